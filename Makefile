@@ -1,0 +1,31 @@
+# One command per job; the same here and in CI.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/.ready          ## environment, then a comparison ending in a table
+	$(BIN)/paceline compare digits --plans sequential,ddp,ring,downpour --workers 2
+
+test: $(VENV)/.ready check    ## everything CI runs
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.ready         ## style, types, architecture
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+bench: $(VENV)/.ready         ## the measured claims, at full size (most of an hour)
+	$(BIN)/python benchmarks/local_speed/run.py
+	$(BIN)/python benchmarks/staying_alive/run.py
+	$(BIN)/python benchmarks/replay/run.py
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[train,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,57 @@
+"""Paceline trains PyTorch models in parallel on the machines you have, and tells you which way pays.
+
+The house, in the order a training walks through it:
+
+    job, jobs    what is trained, and the built-in jobs
+    plan         how: a choice on each axis, with names for the well-known ones
+    core         the algorithms, pure: tables, machines, rules
+    compute      how a worker gets its gradient, and how parameters lie in memory
+    data         which samples a batch holds
+    engines      run a plan: virtual (a clock that jumps), local (processes), replay (a recorded run again)
+    training     `train`: setup, engine, outcome
+    trace, run   what happened, and the folder it is kept in
+    comparison   plans side by side on your own job
+    cli          the command line; testing: the conformance suites
+
+Importing paceline does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.comparison import compare as compare
+    from paceline.engines.replay import replay as replay
+    from paceline.job import Job as Job
+    from paceline.plan import Plan as Plan
+    from paceline.run import Run as Run
+    from paceline.training import train as train
+
+__version__ = "0.1.0"
+
+_FACE = {
+    "Job": "paceline.job",
+    "Plan": "paceline.plan",
+    "Run": "paceline.run",
+    "train": "paceline.training",
+    "compare": "paceline.comparison",
+    "replay": "paceline.engines.replay",
+    "World": "paceline.engines.virtual",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FACE:
+        return getattr(importlib.import_module(_FACE[name]), name)
+    if name[:1].isupper():
+        from paceline.plan import plan_class
+
+        if (build := plan_class(name)) is not None:
+            return build
+    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*_FACE, "__version__"])

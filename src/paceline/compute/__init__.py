@@ -1,0 +1,1 @@
+"""How a worker gets its gradient, and how parameters lie in memory."""

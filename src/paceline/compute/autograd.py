@@ -1,0 +1,101 @@
+"""A replica: one copy of the model in one worker, and the gradient of a chunk by PyTorch's autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.compute.chance import Chance
+from paceline.compute.layout import trainable
+from paceline.core.agenda import Chunk
+from paceline.errors import JobError
+from paceline.job import PRECISIONS, Batch, Job
+
+
+class Replica:
+    """The module of one worker. Gradients of successive chunks add up in `parameter.grad` until `take`."""
+
+    def __init__(self, job: Job, module: nn.Module, moving: tuple[str, ...]) -> None:
+        self.job = job
+        self.device = job.torch_device
+        self.module = module.to(self.device).train()
+        self.parameters = list(trainable(module).values())
+        self.chance = Chance(module, job.seed)
+        self.loss = loss_function(job)
+        self.autocast = PRECISIONS[job.precision]
+        buffers = dict(module.named_buffers())
+        self.moving = [buffers[name] for name in moving]
+
+    def backward(self, chunk: Chunk, batch: Batch, weight: float) -> float:
+        """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""
+        self.chance.begin(chunk.update, chunk.index)
+        if self.job.transform is not None:
+            batch = self.job.transform(batch)
+        if self.device.type != "cpu":
+            batch = to_device(batch, self.device)
+        if self.autocast is None:
+            loss = self.loss(self.module, batch)
+        else:
+            with torch.autocast(self.device.type, dtype=self.autocast):
+                loss = self.loss(self.module, batch)
+        # Seeding the backward pass with the weight costs nothing; scaling the gradient afterwards would be one more pass.
+        loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
+        return float(loss.detach())
+
+    def chunk_weight(self, chunk: Chunk, batch: Batch) -> float:
+        """The chunk's share of its update by samples, or what the job's own `weight` says it divided by."""
+        return chunk.weight if self.job.weight is None else float(self.job.weight(batch))
+
+    def take(self) -> list[Tensor | None]:
+        """The gradients, which now belong to the caller; None for parameters that got none."""
+        gradients = [p.grad for p in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        return gradients
+
+
+def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
+    """step(model, batch), made from `loss` where the job gives one."""
+    if job.step is not None:
+        return job.step
+    loss = job.loss
+    assert loss is not None
+
+    def step(module: nn.Module, batch: Batch) -> Tensor:
+        inputs, target = split_batch(batch)
+        result: Tensor = loss(module(*inputs), target)
+        return result
+
+    return step
+
+
+def split_batch(batch: Batch) -> tuple[tuple[Any, ...], Any]:
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        raise JobError(
+            "loss=f(output, target) needs batches (*inputs, target); for batches of another shape give "
+            "step=f(model, batch) -> loss instead"
+        )
+    return tuple(batch[:-1]), batch[-1]
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(to_device(value, device) for value in batch)
+    return batch
+
+
+def clip_(gradients: list[Tensor | None], limit: float | None) -> None:
+    """Scale all gradients so that their common norm is at most `limit`."""
+    if limit is None:
+        return
+    present = [g for g in gradients if g is not None]
+    if present:
+        norm = nn.utils.get_total_norm(present)
+        torch._foreach_mul_(present, torch.clamp(limit / (norm + 1e-6), max=1.0))

@@ -1,0 +1,47 @@
+"""Chance as a function of (seed, update, chunk, module), never of the worker or of time.
+
+Reseeding the default generator costs about a microsecond (torch.manual_seed, which visits every device, costs a hundred), so
+it is done at the start of every chunk and again before every module that draws: whoever computes a chunk, and in whichever
+part of the model, draws the same numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from paceline.core.chance import mix
+
+_DRAWING = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
+
+
+class Chance:
+    """Ties a module's randomness to the chunk named by `begin`."""
+
+    def __init__(self, module: nn.Module, seed: int) -> None:
+        self._start = mix(seed, 0)
+        self._chunk = 0
+        self._seed = torch.default_generator.manual_seed
+        for number, part in enumerate(module.modules(), start=1):
+            if _draws(part):
+                part.register_forward_pre_hook(self._reseeder(number))
+
+    def begin(self, update: int, chunk: int) -> None:
+        self._chunk = mix(self._start, update, chunk)
+        self._seed(self._chunk)
+
+    def _reseeder(self, number: int):  # type: ignore[no-untyped-def]
+        salt = mix(number)
+
+        def reseed(part: nn.Module, inputs: object) -> None:
+            if part.training:
+                self._seed(self._chunk ^ salt)
+
+        return reseed
+
+
+def _draws(part: nn.Module) -> bool:
+    if not isinstance(part, _DRAWING):
+        return False
+    dropout = getattr(part, "dropout", getattr(part, "p", 1.0))
+    return isinstance(part, nn.RReLU) or dropout > 0

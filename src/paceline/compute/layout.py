@@ -1,0 +1,127 @@
+"""How parameters lie in flat memory.
+
+    shard 0                                   shard 1
+    | weight ---- | bias - | moving buffers | | weight -------- | bias |
+    ^             ^                           every tensor starts at a multiple of 64 bytes
+
+Whole parameters go to shards, balanced by size. Alignment makes the vectorised kernels fast and, as it is the same in every
+process, their bits the same. Buffers that training moves (batch-norm statistics) travel at the end of shard 0: the server
+is their owner, and the last push wins. Their integers are kept as floating-point numbers and rounded on the way back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import JobError
+
+ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Place:
+    name: str
+    shape: tuple[int, ...]
+    start: int  # in elements of the shard
+    size: int
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    parameters: tuple[Place, ...]
+    buffers: tuple[Place, ...]
+    length: int  # elements
+
+    def parameter_views(self, flat: Tensor) -> list[Tensor]:
+        return [flat[p.start : p.start + p.size].view(p.shape) for p in self.parameters]
+
+    def buffer_views(self, flat: Tensor) -> list[Tensor]:
+        return [flat[p.start : p.start + p.size].view(p.shape) for p in self.buffers]
+
+
+@dataclass(frozen=True)
+class Layout:
+    dtype: torch.dtype
+    shards: tuple[ShardLayout, ...]
+
+    @property
+    def buffers(self) -> tuple[Place, ...]:
+        return self.shards[0].buffers
+
+    @property
+    def bytes_per_number(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def numbers(self) -> int:
+        return sum(shard.length for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        return self.numbers * self.bytes_per_number
+
+
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training may change, each once (tied weights share one)."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def lay_out(module: nn.Module, shards: int, moving: Sequence[str]) -> Layout:
+    parameters = trainable(module)
+    if not parameters:
+        raise JobError(f"{type(module).__name__} has no parameter that requires a gradient: nothing to train")
+    dtypes = {p.dtype for p in parameters.values()}
+    if len(dtypes) > 1:
+        raise JobError(
+            f"the model's parameters are of {len(dtypes)} types ({', '.join(sorted(map(str, dtypes)))}); "
+            "make them one, as in model.float()"
+        )
+    (dtype,) = dtypes
+    buffers = dict(module.named_buffers())
+    moved = [(name, tuple(buffers[name].shape)) for name in moving]
+    groups = _balance({name: p.numel() for name, p in parameters.items()}, min(shards, len(parameters)))
+    layouts = [
+        _shard([(name, tuple(parameters[name].shape)) for name in group], moved if number == 0 else [], dtype)
+        for number, group in enumerate(groups)
+    ]
+    return Layout(dtype, tuple(layouts))
+
+
+def _shard(
+    parameters: list[tuple[str, tuple[int, ...]]], buffers: list[tuple[str, tuple[int, ...]]], dtype: torch.dtype
+) -> ShardLayout:
+    step, start = ALIGN // dtype.itemsize, 0
+    places: list[Place] = []
+    for name, shape in [*parameters, *buffers]:
+        places.append(Place(name, shape, start, prod(shape)))
+        start += -(-prod(shape) // step) * step
+    return ShardLayout(tuple(places[: len(parameters)]), tuple(places[len(parameters) :]), start)
+
+
+def _balance(sizes: dict[str, int], count: int) -> list[list[str]]:
+    """Largest first into the lightest group; the model's own order within each."""
+    groups: list[list[str]] = [[] for _ in range(count)]
+    weights = [0] * count
+    for name in sorted(sizes, key=lambda n: -sizes[n]):
+        lightest = min(range(count), key=lambda g: weights[g])
+        groups[lightest].append(name)
+        weights[lightest] += sizes[name]
+    place = {name: number for number, name in enumerate(sizes)}
+    return [sorted(group, key=place.__getitem__) for group in groups]
+
+
+def sha256(module: nn.Module) -> str:
+    """Of every parameter and buffer, by name."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        if isinstance(tensor, Tensor):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            raw = tensor.detach().cpu().contiguous().flatten()
+            digest.update(raw.view(torch.uint8).numpy().tobytes() if raw.numel() else b"")
+    return digest.hexdigest()

@@ -1,0 +1,48 @@
+"""A learner: a replica together with its data; what every worker of every plan does with its chunks of an update."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.compute.autograd import Replica, clip_
+from paceline.compute.payload import Computed
+from paceline.core.agenda import Chunk
+from paceline.data.source import Reader
+
+
+class Learner:
+    def __init__(self, replica: Replica, reader: Reader) -> None:
+        self.replica, self.reader = replica, reader
+        self._moving = replica.moving
+        self._dtype = replica.parameters[0].dtype
+
+    def compute(self, chunks: list[Chunk]) -> Computed:
+        """The weighted sum over these chunks. Each starts from the same buffers, as if all were computed at once."""
+        replica, loss, total, samples = self.replica, 0.0, 0.0, 0
+        start = [b.clone() for b in self._moving] if len(chunks) > 1 else []
+        sums: list[Tensor] = []
+        for number, chunk in enumerate(chunks):
+            if number and start:
+                torch._foreach_copy_(self._moving, start)
+            batch = self.reader.batch(chunk)
+            weight = replica.chunk_weight(chunk, batch)
+            loss += weight * replica.backward(chunk, batch, weight)
+            total += weight
+            samples += chunk.samples
+            if self._moving:
+                mine = [b.to(self._dtype, copy=True).mul_(weight) for b in self._moving]
+                sums = [a.add_(b) for a, b in zip(sums, mine, strict=True)] if sums else mine
+        return Computed(replica.take(), sums, loss, total, samples)
+
+    def settle(self, computed: Computed) -> list[Tensor | None]:
+        """The batch is complete: divide by its weight, take its buffers, clip; the gradients to apply."""
+        if self.replica.job.weight is not None:
+            computed.scale(1.0 / computed.weight)
+        self.set_buffers(computed.buffers)
+        clip_(computed.gradients, self.replica.job.clip_norm)
+        return computed.gradients
+
+    def set_buffers(self, values: list[Tensor]) -> None:
+        for buffer, value in zip(self._moving, values, strict=True):
+            buffer.copy_(value if buffer.is_floating_point() else value.round())

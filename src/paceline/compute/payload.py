@@ -1,0 +1,75 @@
+"""The vector that synchronous workers add up.
+
+    | gradients, as in the layout | moving buffers | which parameters got a gradient | loss | weight |
+
+Every number in it is weighted by the samples it speaks for, so a plain sum is the sample-weighted mean of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.compute.layout import Layout
+
+
+@dataclass
+class Computed:
+    """What a worker knows after its chunks of an update."""
+
+    gradients: list[Tensor | None]
+    buffers: list[Tensor]
+    loss: float
+    weight: float
+    samples: int
+
+    def scale(self, factor: float) -> None:
+        torch._foreach_mul_([g for g in self.gradients if g is not None], factor)
+        if self.buffers:
+            torch._foreach_mul_(self.buffers, factor)
+        self.loss *= factor
+        self.weight *= factor
+
+
+class Payload:
+    def __init__(self, layout: Layout, flat: Tensor) -> None:
+        (shard,) = layout.shards
+        self.flat = flat
+        self.gradients = shard.parameter_views(flat)
+        self.buffers = shard.buffer_views(flat)
+        count = len(shard.parameters)
+        self.present = flat[shard.length : shard.length + count]
+        self.tail = flat[shard.length + count : shard.length + count + 2]
+        flat[: shard.length].zero_()
+
+    @staticmethod
+    def length(layout: Layout) -> int:
+        (shard,) = layout.shards
+        return shard.length + len(shard.parameters) + 2
+
+    def write(self, computed: Computed) -> None:
+        """Lay down what this worker computed; nothing at all when it had no samples."""
+        if not computed.samples:
+            self.flat.zero_()
+            return
+        if None in computed.gradients:
+            for view, gradient in zip(self.gradients, computed.gradients, strict=True):
+                view.zero_() if gradient is None else view.copy_(gradient)
+            self.present.copy_(torch.tensor([0.0 if g is None else 1.0 for g in computed.gradients]))
+        else:
+            torch._foreach_copy_(self.gradients, computed.gradients)
+            self.present.fill_(1.0)
+        if self.buffers:
+            torch._foreach_copy_(self.buffers, computed.buffers)
+        self.tail.copy_(torch.tensor([computed.loss, computed.weight]))
+
+    def read(self, samples: int) -> Computed:
+        """What the whole batch says, after the sum."""
+        loss, weight = self.tail.tolist()
+        gradients: list[Tensor | None] = list(self.gradients)
+        present = self.present.tolist()
+        if not all(present):
+            gradients = [g if there else None for g, there in zip(gradients, present, strict=True)]
+        return Computed(gradients, self.buffers, loss, weight, samples)

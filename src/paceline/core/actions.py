@@ -1,0 +1,43 @@
+"""What a server answers: what the engine must now do."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Lease(NamedTuple):
+    """Compute this batch. It stays the worker's until it says Finish or dies."""
+
+    batch: int
+    again: bool  # its first owner died, perhaps after some of its pushes
+
+
+class Wait(NamedTuple):
+    """Nothing to do yet; ask again when something has changed."""
+
+
+class Done(NamedTuple):
+    """Every batch has been applied: go home."""
+
+
+class Apply(NamedTuple):
+    """Apply the gradient; the shard is then at `version`. It was computed from version `base`."""
+
+    version: int
+    base: int
+
+    @property
+    def staleness(self) -> int:
+        """How many updates came between this worker's pull and its push."""
+        return self.version - 1 - self.base
+
+
+class Drop(NamedTuple):
+    """This shard already has the batch (its first owner died half-way through its pushes): apply nothing."""
+
+
+class Noted(NamedTuple):
+    """Nothing to do."""
+
+
+Action = Lease | Wait | Done | Apply | Drop | Noted

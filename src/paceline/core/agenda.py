@@ -1,0 +1,81 @@
+"""Which samples each update sees: pure arithmetic on positions in an epoch's order.
+
+    epoch   |<-------------------- samples -------------------->|
+    update  |<- batch_size x accumulate ->|<-          ->|<- r ->|    the last one may be smaller
+    chunk   |<-  ->|<-  ->|<-  ->|<-  ->|                             accumulate x parts of them
+
+A chunk is computed in one piece by one worker. Its number, not its worker, decides all chance in it, so the same
+batch in the same chunks is the same mathematics whoever computes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Chunk(NamedTuple):
+    update: int
+    index: int
+    epoch: int
+    start: int  # positions in the epoch's order
+    stop: int
+    weight: float  # this chunk's share of the update's samples
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Agenda:
+    samples: int
+    batch_size: int
+    epochs: int
+    accumulate: int = 1
+    parts: int = 1  # chunks per batch
+    limit: int | None = None  # stop after so many updates
+
+    @property
+    def samples_per_update(self) -> int:
+        return self.batch_size * self.accumulate
+
+    @property
+    def updates_per_epoch(self) -> int:
+        return -(-self.samples // self.samples_per_update)
+
+    @property
+    def updates(self) -> int:
+        whole = self.updates_per_epoch * self.epochs
+        return whole if self.limit is None else min(whole, self.limit)
+
+    def span(self, update: int) -> tuple[int, int, int]:
+        """(epoch, start, stop) of an update."""
+        epoch, step = divmod(update, self.updates_per_epoch)
+        start = step * self.samples_per_update
+        return epoch, start, min(start + self.samples_per_update, self.samples)
+
+    def chunks(self, update: int) -> list[Chunk]:
+        """All chunks of an update; some may be empty when the last batch is smaller than `parts`."""
+        epoch, start, stop = self.span(update)
+        result: list[Chunk] = []
+        for first in range(start, stop, self.batch_size):
+            size = min(first + self.batch_size, stop) - first
+            cuts = [first + size * part // self.parts for part in range(self.parts + 1)]
+            for part in range(self.parts):
+                low, high = cuts[part], cuts[part + 1]
+                result.append(Chunk(update, len(result), epoch, low, high, (high - low) / (stop - start)))
+        return result
+
+    def filled(self, update: int) -> list[Chunk]:
+        """The chunks of an update that hold samples: all of them, but for a last batch smaller than `parts`."""
+        return [c for c in self.chunks(update) if c.samples]
+
+    def mine(self, update: int, part: int) -> list[Chunk]:
+        """The chunks of an update that fall to one of `parts` workers."""
+        return [c for c in self.chunks(update)[part :: self.parts] if c.samples]
+
+    def samples_until(self, update: int) -> int:
+        """Samples seen when `update` updates are done."""
+        epoch, step = divmod(update, self.updates_per_epoch)
+        return epoch * self.samples + min(step * self.samples_per_update, self.samples)

@@ -1,0 +1,44 @@
+"""What can happen to a server: the words a worker says to it, and the news of a death."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Ask(NamedTuple):
+    """A worker wants its next batch."""
+
+    worker: int
+
+
+class Compute(NamedTuple):
+    """A worker computes the gradient of its batch. It concerns nobody else: no machine hears of it."""
+
+    worker: int
+    batch: int
+
+
+class Push(NamedTuple):
+    """A worker brings the gradient of `batch` to one shard, and pulls that shard's newest parameters."""
+
+    worker: int
+    shard: int
+    batch: int
+    again: bool = False  # the batch was leased before, to a worker that died
+
+
+class Finish(NamedTuple):
+    """A worker has pushed `batch` to every shard."""
+
+    worker: int
+    batch: int
+
+
+class Death(NamedTuple):
+    """A worker is gone and will not come back under this number."""
+
+    worker: int
+
+
+Command = Ask | Compute | Push | Finish
+Event = Ask | Push | Finish | Death

@@ -1,0 +1,30 @@
+"""The asynchronous gate: always open.
+
+Dean et al., "Large Scale Distributed Deep Networks", NeurIPS 2012 (Downpour SGD); the same gate is used by Hogwild
+and, under the name "total asynchronous parallel", in Petuum. Staleness is not bounded: with P equal workers it is about
+P - 1, with unequal ones a slow worker's may be anything. Not to be confused with stale-synchronous (a bound), nor with
+gradient accumulation (no staleness at all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    def ints(self, workers: int) -> int:
+        return 0
+
+    def init(self, state: MutableSequence[int], at: int, workers: int) -> None:
+        pass
+
+    def open(self, state: MutableSequence[int], at: int, worker: int) -> bool:
+        return True
+
+    def finished(self, state: MutableSequence[int], at: int, worker: int) -> None:
+        pass
+
+    def died(self, state: MutableSequence[int], at: int, worker: int) -> None:
+        pass

@@ -1,0 +1,19 @@
+"""The plain rule: the optimizer takes the gradient as it is, however old.
+
+    w  <-  optimizer(w, g(w_pulled))
+
+Used by every synchronous plan (where w_pulled = w) and by Downpour SGD (Dean et al., NeurIPS 2012), where it is known as
+"no compensation" or ASGD. Not to be confused with torch.optim.ASGD, which averages the iterates of one process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.core.rules import Arrival, Home
+
+
+@dataclass(frozen=True)
+class Plain:
+    def update(self, home: Home, arrival: Arrival) -> None:
+        home.step(arrival.gradients)

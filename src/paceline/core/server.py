@@ -1,0 +1,141 @@
+"""The parameter server as two machines: the desk hands out batches, each shard counts its versions.
+
+                    Ask                          Push
+        worker ------------> desk    worker ------------> shard (one per part of the parameters)
+               <------------                <------------
+           Lease | Wait | Done              Apply(version, base) | Drop
+
+What holds, whatever the order of events and whoever dies in between:
+
+- every batch is applied exactly once by every shard (`pushed` remembers each worker's last batch: a batch whose
+  owner died between two shards is leased again, and dropped by the shards that already have it);
+- a batch is leased to at most one living worker;
+- the staleness identity: when a worker pulls right after each push, the staleness of all its pushes sums to
+  (position of its last push + 1) - (number of its pushes); see `paceline.testing.staleness_identity`.
+
+State is a flat run of integers owned by the engine (an array here, shared memory there) and changed in place, so a
+decision costs a microsecond; whoever needs all-or-nothing under SIGKILL gives the machine a copy and flips it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence
+
+from paceline.core.actions import Action, Apply, Done, Drop, Lease, Noted, Wait
+from paceline.core.events import Ask, Death, Event, Finish, Push
+from paceline.core.gates import Gate
+from paceline.errors import ProtocolError
+
+Ints = MutableSequence[int]
+NONE = -1  # no batch
+DEAD = -2  # no worker
+
+
+class Desk:
+    """Hands out batches 0..batches-1, each to one worker at a time, until every one is finished.
+
+    state: next | finished | orphans | orphan per worker | lease per worker | the gate's integers
+    An orphan is a batch whose owner died; it lies in its dead owner's cell until somebody takes it.
+    """
+
+    def __init__(self, workers: int, batches: int, gate: Gate) -> None:
+        self.workers, self.batches, self.gate = workers, batches, gate
+        self._orphan, self._lease, self._gate = 3, 3 + workers, 3 + 2 * workers
+        self.ints = self._gate + gate.ints(workers)
+
+    def init(self, state: Ints) -> None:
+        state[0] = state[1] = state[2] = 0
+        for worker in range(self.workers):
+            state[self._orphan + worker] = state[self._lease + worker] = NONE
+        self.gate.init(state, self._gate, self.workers)
+
+    def handle(self, state: Ints, event: Event) -> Action:
+        if isinstance(event, Ask):
+            return self._ask(state, event.worker)
+        if isinstance(event, Finish):
+            lease = self._lease + event.worker
+            if state[lease] != event.batch:
+                raise ProtocolError(f"{event}, but worker {event.worker} holds {state[lease]}")
+            state[lease] = NONE
+            state[1] += 1
+            self.gate.finished(state, self._gate, event.worker)
+            return Noted()
+        if isinstance(event, Death):
+            lease = self._lease + event.worker
+            if state[lease] == DEAD:
+                return Noted()
+            if state[lease] != NONE:
+                state[self._orphan + event.worker] = state[lease]
+                state[2] += 1
+            state[lease] = DEAD
+            self.gate.died(state, self._gate, event.worker)
+            return Noted()
+        raise ProtocolError(f"the desk has no answer to {event}")
+
+    def _ask(self, state: Ints, worker: int) -> Action:
+        lease = self._lease + worker
+        if state[lease] != NONE:
+            raise ProtocolError(f"worker {worker} asks, but its cell says {state[lease]}")
+        if state[1] == self.batches:
+            return Done()
+        if not self.gate.open(state, self._gate, worker):
+            return Wait()
+        if state[2]:
+            return self._adopt(state, lease)
+        if state[0] < self.batches:
+            state[lease] = state[0]
+            state[0] += 1
+            return Lease(state[lease], again=False)
+        return Wait()  # the last batches are with others, one of whom may die
+
+    def _adopt(self, state: Ints, lease: int) -> Lease:
+        cell = next(c for c in range(self._orphan, self._orphan + self.workers) if state[c] != NONE)
+        state[lease], state[cell] = state[cell], NONE
+        state[2] -= 1
+        return Lease(state[lease], again=True)
+
+    def alive(self, state: Ints, worker: int) -> bool:
+        return state[self._lease + worker] != DEAD
+
+    def leased(self, state: Ints) -> list[int]:
+        """The batch of each worker, NONE or DEAD."""
+        return list(state[self._lease : self._lease + self.workers])
+
+    def finished(self, state: Ints) -> int:
+        return state[1]
+
+    def key(self, state: Ints) -> tuple[int, ...]:
+        return tuple(state[: self.ints])
+
+
+class Shard:
+    """Counts the versions of one part of the parameters and refuses what it already has.
+
+    state: version | base per worker (the version it holds) | last batch pushed per worker
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.ints = 1 + 2 * workers
+
+    def init(self, state: Ints) -> None:
+        state[0] = 0
+        for worker in range(self.workers):
+            state[1 + worker] = 0  # every worker starts from version 0
+            state[1 + self.workers + worker] = NONE
+
+    def handle(self, state: Ints, event: Push) -> Apply | Drop:
+        pushed = 1 + self.workers
+        if event.again and event.batch in list(state[pushed : pushed + self.workers]):
+            return Drop()
+        base = state[1 + event.worker]
+        state[0] += 1
+        state[1 + event.worker] = state[0]
+        state[pushed + event.worker] = event.batch
+        return Apply(state[0], base)
+
+    def version(self, state: Ints) -> int:
+        return state[0]
+
+    def key(self, state: Ints) -> tuple[int, ...]:
+        return tuple(state[: self.ints])

@@ -1,0 +1,55 @@
+"""The worker's side of a parameter server, as a machine of three integers.
+
+          +--------------------------------------------------------+
+          v                                                        |
+        [ask] --Lease--> [compute] --> [push shard ...] --> [finish]
+          |  ^                         every shard once, each worker
+        Done  \\-Wait: ask again        starting at another one
+          v
+        [home]
+
+A worker starts with version 0 of every shard in its hands and pulls a shard's newest parameters with each push
+(Downpour with n_fetch = n_push = 1).
+"""
+
+from __future__ import annotations
+
+from paceline.core.actions import Action, Done, Lease, Wait
+from paceline.core.events import Ask, Command, Compute, Finish, Push
+
+ASK, COMPUTE, PUSH, HOME = 0, 1, 2, -1
+
+
+class Worker:
+    def __init__(self, number: int, shards: int) -> None:
+        self.number, self.shards = number, shards
+        # Starting at another shard each, the workers of a round do not queue for the same lock.
+        self.order = [(number + shard) % shards for shard in range(shards)]
+        self.stage, self.batch, self.again = ASK, -1, False
+
+    def command(self) -> Command | None:
+        """What this worker does next; None when it has gone home."""
+        stage = self.stage
+        if stage == HOME:
+            return None
+        if stage == ASK:
+            return Ask(self.number)
+        if stage == COMPUTE:
+            return Compute(self.number, self.batch)
+        if stage < PUSH + self.shards:
+            return Push(self.number, self.order[stage - PUSH], self.batch, self.again)
+        return Finish(self.number, self.batch)
+
+    def answer(self, action: Action) -> None:
+        """What came of it."""
+        if self.stage != ASK:
+            self.stage = ASK if self.stage == PUSH + self.shards else self.stage + 1
+        elif isinstance(action, Lease):
+            self.stage, self.batch, self.again = COMPUTE, action.batch, action.again
+        elif isinstance(action, Done):
+            self.stage = HOME
+        else:
+            assert isinstance(action, Wait), action
+
+    def key(self) -> tuple[int, int, bool]:
+        return self.stage, self.batch, self.again

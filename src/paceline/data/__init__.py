@@ -1,0 +1,1 @@
+"""Where batches come from: the order of an epoch, and the samples at some places of it."""

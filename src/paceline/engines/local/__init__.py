@@ -1,0 +1,12 @@
+"""The local engine: a plan on processes of this machine that share memory.
+
+    engine.py   the parent: starts workers, watches them, drains their traces, decides what a death means
+    worker.py   one worker process: performs what the algorithms say
+    arena.py    the shared memory both look at
+
+There is no server process: the server's machines are integers in the arena, run by whoever holds the lock.
+"""
+
+from paceline.engines.local.engine import train
+
+__all__ = ["train"]

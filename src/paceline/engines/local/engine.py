@@ -1,0 +1,281 @@
+"""The parent of a local run: starts the workers, watches them, drains their traces, and decides what a death means."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from torch import Tensor
+
+from paceline.compute.home import deepcopy_optimizer, state_shapes
+from paceline.compute.layout import trainable
+from paceline.core.events import Death
+from paceline.core.server import Desk
+from paceline.data.source import TensorSource
+from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
+from paceline.engines.local.worker import Assignment, SharedTensors, main
+from paceline.engines.setup import Outcome, Progress, Setup
+from paceline.engines.transports.shared_memory import Bell, RecordLock, Waiter
+from paceline.errors import JobError, RunFailed, WaitedTooLong, WorkerDied, WorkerFailed
+from paceline.trace import Kind, Row, Trace, TraceWriter
+
+HEARTBEAT = 0.1  # seconds between two looks at the workers
+DEADLINE = 120.0
+
+
+def train(setup: Setup, trace_file: Path | None, progress: Progress | None, deadline: float = DEADLINE) -> Outcome:
+    """Run the plan on processes of this machine. Whatever happens, no process is left behind."""
+    snapshots = Path(tempfile.mkdtemp(prefix="paceline-")) if setup.snapshots_every else None
+    crew = Crew(setup, snapshots, deadline)
+    try:
+        crew.start()
+        trace = crew.watch(trace_file, progress)
+        return Outcome(trace, crew.seconds, crew.values(), _found(snapshots, trace))
+    finally:
+        crew.end()
+        if snapshots is not None and not any(snapshots.iterdir()):
+            shutil.rmtree(snapshots, ignore_errors=True)
+
+
+class Crew:
+    """The workers of one run."""
+
+    def __init__(self, setup: Setup, snapshots: Path | None, deadline: float) -> None:
+        self.setup, self.snapshots, self.deadline = setup, snapshots, deadline
+        self.workers = setup.plan.workers
+        self.arena = Arena.create(_shape(setup))
+        self.bells = [Bell(a, b.descriptor) for a, b in zip(self.arena.asleep, self.arena.bells, strict=True)]
+        self.waiter = Waiter(-1, None, lambda: False, deadline, lambda: "after a death")
+        self.processes: list[BaseProcess] = []
+        self.pipes: list[Connection] = []
+        self.home: set[int] = set()
+        self.dead: set[int] = set()
+        self.started_at = 0
+        if setup.plan.gate is not None:
+            self._put_version_0()
+
+    @property
+    def seconds(self) -> float:
+        return (max(self.arena.ended) - self.started_at) / 1e9
+
+    def start(self) -> None:
+        """Start every worker, wait until all are ready, and let them go together."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["paceline.engines.local.worker"])
+        source = self.setup.source
+        tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
+        with _nameless_main():
+            for number in range(self.workers):
+                mine, theirs = context.Pipe(duplex=False)
+                process = context.Process(
+                    target=main, args=(self._assignment(number, tensors is not None), self.arena, tensors, theirs)
+                )
+                process.start()
+                theirs.close()
+                self.processes.append(process)
+                self.pipes.append(mine)
+        ready: set[int] = set()
+        while len(ready) < self.workers:
+            ready |= {n for n, message in self._messages(None) if message[0] == "ready"}
+        self.started_at = time.perf_counter_ns()
+        self.arena.control[GO] = 1
+        for bell in self.bells:
+            bell.ring()
+
+    def watch(self, trace_file: Path | None, progress: Progress | None) -> Trace:
+        """Until everybody is home: drain traces, report progress, react to deaths."""
+        writer = TraceWriter(trace_file, self.started_at)
+        try:
+            while len(self.home | self.dead) < self.workers:
+                for number, message in self._messages(HEARTBEAT):
+                    if message[0] == "finished":
+                        self.home.add(number)
+                    elif message[0] == "died":
+                        self._bury(number, writer)
+                self._drain(writer, progress)
+            if not self.home:
+                raise RunFailed("every worker died; nothing was left to finish the run")
+        finally:
+            self._drain(writer, None)
+            trace = writer.close()
+        return trace
+
+    def values(self) -> list[Tensor]:
+        """Trainable parameters in the module's order, then moving buffers."""
+        layout, named = self.setup.layout, {}
+        for number, shard in enumerate(layout.shards):
+            if self.arena.shards:
+                memory = self.arena.shards[number]
+                flat = memory.slots[memory.twin.current[0]]
+            else:
+                flat = self.arena.result
+            views = [*shard.parameter_views(flat), *shard.buffer_views(flat)]
+            named.update({p.name: v for p, v in zip((*shard.parameters, *shard.buffers), views, strict=True)})
+        return [named[name].clone() for name in (*trainable(self.setup.module), *self.setup.probe.moving)]
+
+    def end(self) -> None:
+        """End what still runs. SIGKILL at once: whatever they still did would be thrown away."""
+        self.arena.control[ABORT] = 1
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+        for process in self.processes:
+            process.join(2)
+            process.close()
+        for pipe in self.pipes:
+            pipe.close()
+        for bell in self.arena.bells:
+            os.close(bell.descriptor)
+        os.close(self.arena.locks.descriptor)
+
+    def _assignment(self, number: int, shared: bool) -> bytes:
+        setup, job = self.setup, self.setup.job
+        data = None if shared else job.data
+        given = Assignment(
+            number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, data,
+            len(setup.source), setup.snapshots_every, self.snapshots, self.deadline,
+        )  # fmt: skip
+        try:
+            return cloudpickle.dumps(given)
+        except Exception as error:
+            raise JobError(
+                f"the job cannot be sent to another process: {error}. Something in its model, loss, optimizer or data "
+                "holds a thing of this process only (an open file, a lock, a generator); make it inside a function"
+            ) from error
+
+    def _messages(self, timeout: float | None) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """What workers said; a pipe that ends before "finished" means death. A failure is raised here."""
+        open_pipes = {self.pipes[n]: n for n in range(self.workers) if n not in self.home | self.dead}
+        for pipe in wait(list(open_pipes), timeout):
+            number = open_pipes[pipe]  # type: ignore[index]
+            try:
+                message = pipe.recv()  # type: ignore[union-attr]
+            except (EOFError, OSError):
+                message = ("died",)
+            if message[0] == "failed":
+                self._failed(number, message)
+            if message[0] == "died" and not self.arena.control[GO]:
+                raise self._death(number)
+            yield number, message
+
+    def _failed(self, number: int, message: tuple[Any, ...]) -> None:
+        _, where, text, kind = message
+        if kind == WaitedTooLong.__name__:
+            raise RunFailed(text.strip().splitlines()[-1].partition(": ")[2])
+        raise WorkerFailed(number, where, text)
+
+    def _death(self, number: int) -> WorkerDied:
+        process = self.processes[number]
+        process.join(1)
+        code = process.exitcode
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        update = self.arena.doing[number]
+        where = f"in update {update}" if update >= 0 else "before its first update"
+        remedy = (
+            "A synchronous plan cannot go on without one of its workers; the others were stopped and are not the cause. "
+            "Under `downpour` the others would have finished its work."
+        )
+        if how == "SIGKILL":
+            remedy += " SIGKILL without a sender is usually the kernel's out-of-memory killer: see `dmesg`."
+        return WorkerDied(number, how, where, remedy)
+
+    def _bury(self, number: int, writer: TraceWriter) -> None:
+        """Under an asynchronous plan the others go on: free the slots the dead worker held, and its batch."""
+        death = self._death(number)
+        if self.setup.plan.gate is None:
+            raise death
+        self.dead.add(number)
+        for place, shard in enumerate(self.arena.shards):
+            with RecordLock(self.arena.locks, place + 1, self.waiter, f"shard {place}").held():
+                shard.holding[number] = -1
+        desk, twin = self.arena.shape.desk, self.arena.desk
+        assert desk is not None and twin is not None
+        with RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk").held():
+            draft = twin.begin()
+            desk.handle(draft, Death(number))
+            twin.commit()
+        for bell in self.bells:
+            bell.ring()
+        at = time.perf_counter_ns()
+        writer.append(Trace.of([Row(Kind.DEATH, number, self.arena.doing[number], start=at, end=at)]).rows)
+
+    def _drain(self, writer: TraceWriter, progress: Progress | None) -> None:
+        rows = [ring.drain() for ring in self.arena.traces]
+        for part in rows:
+            writer.append(part)
+        if progress is None:
+            return
+        losses = [r["value"][r["kind"] == Kind.COMPUTE] for r in rows]
+        latest = [float(values[-1]) for values in losses if len(values)]
+        done = max(self.arena.doing) + 1
+        progress(
+            {
+                "updates": done,
+                "of": self.setup.agenda.updates,
+                "seconds": (time.perf_counter_ns() - self.started_at) / 1e9,
+                "samples": self.setup.agenda.samples_until(done),
+                "loss": sum(latest) / len(latest) if latest else None,
+                "dead": sorted(self.dead),
+            }
+        )
+
+    def _put_version_0(self) -> None:
+        named = dict(self.setup.module.named_parameters()) | dict(self.setup.module.named_buffers())
+        for layout, memory in zip(self.setup.layout.shards, self.arena.shards, strict=True):
+            for place, view in zip(layout.parameters, layout.parameter_views(memory.slots[0]), strict=True):
+                view.copy_(named[place.name].detach())
+            for place, view in zip(layout.buffers, layout.buffer_views(memory.slots[0]), strict=True):
+                view.copy_(named[place.name])
+
+
+def _shape(setup: Setup) -> ArenaShape:
+    plan = setup.plan
+    if plan.gate is None:
+        kind = "alone" if plan.meeting is None else "collective"
+        return ArenaShape(plan.workers, setup.layout, kind, None, ())
+    module = setup.fresh_module()
+    named = trainable(module)
+    optimizer = setup.job.make_optimizer(module, list(named.values()))
+    states = []
+    for shard in setup.layout.shards:
+        mine = [named[place.name] for place in shard.parameters]
+        states.append(tuple(state_shapes(mine, deepcopy_optimizer(optimizer, {p: p for p in mine}))))
+    desk = Desk(plan.workers, setup.agenda.updates, plan.gate)
+    return ArenaShape(plan.workers, setup.layout, "shards", desk, tuple(states))
+
+
+def _found(snapshots: Path | None, trace: Trace) -> list[tuple[int, float, Path]]:
+    if snapshots is None:
+        return []
+    rows = trace.of_kind(Kind.SNAPSHOT)
+    return [(int(r["update"]), float(r["start"]) / 1e9, snapshots / f"{r['update']}.pt") for r in rows]
+
+
+@contextlib.contextmanager
+def _nameless_main() -> Iterator[None]:
+    """Start processes without importing the user's script again in each.
+
+    multiprocessing would run the script of `python train.py` once more per worker, so that every script needed an
+    `if __name__ == "__main__"`. What workers need of it travels by value (cloudpickle) instead.
+    """
+    real = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = real
+
+

@@ -1,0 +1,333 @@
+"""One worker process of the local engine: performs, one after the other, what the algorithm says."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter_ns as now
+
+import torch
+from torch import Tensor
+
+from paceline.compute.autograd import Replica
+from paceline.compute.home import ReplicaHome, SlotHome, deepcopy_optimizer
+from paceline.compute.learner import Learner
+from paceline.compute.payload import Computed, Payload
+from paceline.core.actions import Action, Apply, Noted, Wait
+from paceline.core.agenda import Agenda, Chunk
+from paceline.core.events import Ask, Command, Compute, Finish, Push
+from paceline.core.meetings import Collective, Step
+from paceline.core.rules import Arrival
+from paceline.core.worker import Worker
+from paceline.data.order import Order
+from paceline.data.source import Reader, Source, TensorSource, open_source
+from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena
+from paceline.engines.transports.shared_memory import Bell, Memory, RecordLock, Stopped, Waiter
+from paceline.job import Job
+from paceline.plan import Plan
+from paceline.trace import Kind
+
+PR_SET_PDEATHSIG = 1
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+@dataclass
+class Assignment:
+    """What a worker is told. Pickled with cloudpickle, so functions of a notebook travel too."""
+
+    number: int
+    job: Job  # without its data
+    plan: Plan
+    agenda: Agenda
+    moving: tuple[str, ...]
+    data: object  # a Dataset or a function that makes one; None when the data are shared tensors
+    samples: int
+    snapshots_every: int
+    snapshots: Path | None
+    deadline: float
+
+
+class SharedTensors:
+    """Tensors in shared memory, found there by any process the descriptors were sent to."""
+
+    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
+        self.shapes = [(tuple(t.shape), t.dtype) for t in tensors]
+        self.memory = Memory(sum(-(-t.nbytes // 64) * 64 for t in tensors))
+        for mine, given in zip(self.open(), tensors, strict=True):
+            mine.copy_(given)
+
+    def open(self) -> tuple[Tensor, ...]:
+        self.memory._taken = 0
+        return tuple(
+            self.memory.tensor(torch.Size(shape).numel(), dtype).view(shape) for shape, dtype in self.shapes
+        )
+
+
+def die_with_parent(_: int = 0) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(pickled: bytes, arena: Arena, tensors: SharedTensors | None, pipe: Connection) -> None:
+    """The process's whole life: ready, go, train, finished; or failed, with the traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
+    die_with_parent()
+    # Without this every gradient of more than 128 KiB is a fresh mapping, page-faulted in on each step: 15% of a large one.
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+    libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+    number = -1
+    try:
+        assignment: Assignment = pickle.loads(pickled)
+        number = assignment.number
+        torch.set_num_threads(assignment.plan.threads)
+        source = TensorSource(tensors.open()) if tensors else open_source(assignment.data, assignment.job.seed)
+        worker = LocalWorker(assignment, arena, source)
+        pipe.send(("ready",))
+        worker.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
+        worker.train()
+        arena.ended[number] = now()
+        pipe.send(("finished",))
+    except Stopped:
+        pass
+    except BaseException as error:
+        where = f"in update {arena.doing[number]}" if number >= 0 and arena.doing[number] >= 0 else "before its first update"
+        pipe.send(("failed", where, "".join(traceback.format_exception(error)), type(error).__name__))
+    finally:
+        pipe.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # shared memory has exported views; the kernel takes it all back
+
+
+class LocalWorker:
+    def __init__(self, given: Assignment, arena: Arena, source: Source) -> None:
+        self.given, self.arena, self.number = given, arena, given.number
+        self.job, self.plan, self.agenda = given.job, given.plan, given.agenda
+        self.bells = [Bell(a, b.descriptor) for a, b in zip(arena.asleep, arena.bells, strict=True)]
+        self.waiter = Waiter(
+            self.number,
+            self.bells[self.number],
+            lambda: bool(arena.control[ABORT]),
+            given.deadline,
+            lambda: f"in update {arena.doing[self.number]}",
+        )
+        self.trace = arena.traces[self.number]
+        module = self.job.make_model()
+        self.replica = Replica(self.job, module, given.moving)
+        self.optimizer = self.job.make_optimizer(module, self.replica.parameters)
+        order = Order(given.samples, self.job.seed, self.job.shuffle)
+        self.learner = Learner(self.replica, Reader(source, order, self.job.loader_workers, die_with_parent))
+        if self.plan.gate is not None:
+            self.shards = [ShardClient(self, number) for number in range(len(arena.shards))]
+            self.desk_lock = RecordLock(arena.locks, DESK_LOCK, self.waiter, "the desk")
+
+    def train(self) -> None:
+        if self.plan.gate is not None:
+            self._train_by_shards()
+        elif self.plan.meeting is not None:
+            self._train_by_table()
+        else:
+            self._train_alone()
+
+    def record(self, kind: Kind, *rest: float) -> None:
+        if self.trace.full:
+            self.waiter.until(lambda: not self.trace.full, lambda: "the parent to read the trace")
+        self.trace.write(kind, self.number, *rest)
+
+    def _compute(self, update: int, chunks: list[Chunk], version: int) -> Computed:
+        self.arena.doing[self.number] = update
+        start = now()
+        computed = self.learner.compute(chunks)
+        mean = computed.loss / computed.weight if computed.weight else float("nan")
+        self.record(Kind.COMPUTE, update, -1, version, -1, start, now(), 0, computed.samples, 0, mean)
+        return computed
+
+    # --- alone: no meeting at all ---------------------------------------------------------------------------------
+
+    def _train_alone(self) -> None:
+        """`sequential`; and `ceiling`, where every worker does so with batches of its own."""
+        home = ReplicaHome(self.replica.parameters, self.optimizer, self.job.schedule)
+        updates = range(self.number, self.agenda.updates, self.plan.workers)
+        self.learner.reader.announce(c for u in updates for c in self.agenda.filled(u))
+        for update in updates:
+            self._apply(home, update, self._compute(update, self.agenda.filled(update), home.updates))
+        self._hand_in(home)
+
+    def _apply(self, home: ReplicaHome, update: int, computed: Computed) -> None:
+        start, base = now(), home.updates
+        self.plan.rule.update(home, Arrival(self.learner.settle(computed)))
+        self.record(Kind.APPLY, update, 0, base, home.updates, start, now(), 0, 0, 0, 0.0)
+        if self.number == 0:
+            self._snapshot(update + 1)
+
+    def _hand_in(self, home: ReplicaHome) -> None:
+        if self.number == 0:
+            (shard,) = self.arena.shape.layout.shards
+            torch._foreach_copy_(shard.parameter_views(self.arena.result), [p.detach() for p in home.parameters])
+            for view, buffer in zip(shard.buffer_views(self.arena.result), self.replica.moving, strict=True):
+                view.copy_(buffer)
+
+    # --- by a table: all workers meet in every update ---------------------------------------------------------------
+
+    def _train_by_table(self) -> None:
+        meeting, workers = self.plan.meeting, self.plan.workers
+        home = ReplicaHome(self.replica.parameters, self.optimizer, self.job.schedule)
+        table = TableClient(self, meeting, workers)  # type: ignore[arg-type]
+        updates = range(self.agenda.updates)
+        self.learner.reader.announce(c for u in updates for c in self.agenda.mine(u, self.number))
+        for update in updates:
+            computed = self._compute(update, self.agenda.mine(update, self.number), update)
+            start = now()
+            together, waited, sent = table.meet(update, computed)
+            self.record(Kind.MEET, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
+            self._apply(home, update, together)
+        self._hand_in(home)
+
+    # --- by shards: the server's machines, run by whoever holds the lock --------------------------------------------
+
+    def _train_by_shards(self) -> None:
+        worker = Worker(self.number, len(self.shards))
+        while (command := worker.command()) is not None:
+            worker.answer(self._perform(command))
+
+    def _perform(self, command: Command) -> Action:
+        if isinstance(command, Push):
+            return self.shards[command.shard].push(command, self.gradients)
+        if isinstance(command, Compute):
+            computed = self._compute(command.batch, self.agenda.filled(command.batch), self.shards[0].base)
+            self.gradients = self.learner.settle(computed)
+            return Noted()
+        action = self._tell_desk(command)
+        if isinstance(action, Wait):
+            self.waiter.bell.sleep(lambda: bool(self.arena.control[ABORT]))  # type: ignore[union-attr]
+            if self.arena.control[ABORT]:
+                raise Stopped
+        return action
+
+    def _tell_desk(self, command: Ask | Finish) -> Action:
+        desk, twin = self.arena.shape.desk, self.arena.desk
+        assert desk is not None and twin is not None
+        with self.desk_lock.held():
+            draft = twin.begin()
+            action = desk.handle(draft, command)
+            twin.commit()
+            finished = desk.finished(draft)
+        if isinstance(command, Finish):
+            self._snapshot(finished)
+        return action
+
+    def _snapshot(self, updates: int) -> None:
+        every = self.given.snapshots_every
+        if not every or updates % every or updates >= self.agenda.updates or self.given.snapshots is None:
+            return
+        start = now()
+        torch.save(
+            [t.detach().clone() for t in (*self.replica.parameters, *self.replica.moving)],
+            self.given.snapshots / f"{updates}.pt",
+        )
+        self.record(Kind.SNAPSHOT, updates, -1, -1, -1, start, now(), 0, 0, 0, 0.0)
+
+
+class TableClient:
+    """Executes a collective's table through shared memory: to send is to say that a segment lies ready in one's own payload.
+
+    Payloads are used in turn: nobody writes update u + 2 before everyone has contributed to u + 1, and so is done with u.
+    """
+
+    def __init__(self, worker: LocalWorker, meeting: Collective, workers: int) -> None:
+        self.worker, self.number = worker, worker.number
+        self.steps: list[Step] = list(meeting.steps(worker.number, workers))
+        arena, layout = worker.arena, worker.arena.shape.layout
+        self.offers, self.bells, self.waiter = arena.offers, worker.bells, worker.waiter
+        self.payloads = [Payload(layout, flat) for flat in arena.payloads[worker.number]]
+        length, count = Payload.length(layout), meeting.segments(workers)
+        line = 64 // layout.bytes_per_number
+        cuts = [length * s // count // line * line for s in range(count)] + [length]
+        self.segments = [
+            [[flat[a:b] for a, b in zip(cuts, cuts[1:], strict=False)] for flat in pair] for pair in arena.payloads
+        ]
+        self.bytes = sum((cuts[s.send + 1] - cuts[s.send]) * layout.bytes_per_number for s in self.steps)
+
+    def meet(self, update: int, computed: Computed) -> tuple[Computed, int, int]:
+        """(the whole batch's sum, nanoseconds waited, bytes sent)"""
+        turn, waited, offer = update % 2, 0, update * len(self.steps)
+        payload = self.payloads[turn]
+        payload.write(computed)
+        mine = self.segments[self.number][turn]
+        for step in self.steps:
+            offer += 1
+            self.offers[self.number][0] = offer
+            self.bells[step.send_to].ring()
+            theirs = self.offers[step.receive_from]
+            if theirs[0] < offer:
+                waited += self._wait(theirs, offer, step.receive_from)
+            received = self.segments[step.receive_from][turn][step.receive]
+            if step.reduce:
+                mine[step.receive].add_(received)
+            else:
+                mine[step.receive].copy_(received)
+        return payload.read(computed.samples), waited, self.bytes
+
+    def _wait(self, theirs: memoryview, offer: int, whom: int) -> int:
+        return self.waiter.until(lambda: theirs[0] >= offer, lambda: f"worker {whom}")
+
+
+class ShardClient:
+    """One worker's hands on one shard: under the shard's lock it applies its gradient and pulls in one go."""
+
+    def __init__(self, worker: LocalWorker, number: int) -> None:
+        self.worker, self.number, self.me = worker, number, worker.number
+        self.memory = worker.arena.shards[number]
+        layout = worker.arena.shape.layout.shards[number]
+        self.lock = RecordLock(worker.arena.locks, number + 1, worker.waiter, f"shard {number}")
+        named = dict(worker.replica.module.named_parameters())
+        mine = [named[place.name] for place in layout.parameters]
+        places = {id(p): n for n, p in enumerate(worker.replica.parameters)}
+        self.which = [places[id(p)] for p in mine]
+        optimizer = deepcopy_optimizer(worker.optimizer, {p: p for p in mine})
+        self.home = SlotHome(layout, mine, optimizer, worker.job.schedule, self.memory.slots, self.memory.states)
+        self.moving = worker.replica.moving if number == 0 else []
+        self.bytes = 2 * layout.length * worker.arena.shape.layout.bytes_per_number
+        self.base = 0
+        self.home.hold(0)  # version 0 lies in slot 0, put there by the parent
+
+    def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
+        worker, twin, machine = self.worker, self.memory.twin, self.memory.machine
+        start = now()
+        with self.lock.held() as waited:
+            parity, draft = twin.parity, twin.begin()
+            action = machine.handle(draft[1:], event)
+            if isinstance(action, Apply):
+                slot = self._free(draft[0])
+                self.home.begin(draft[0], slot, parity, action.version - 1)
+                worker.plan.rule.update(self.home, Arrival([gradients[n] for n in self.which]))
+                if self.moving:
+                    self._move_buffers(slot)
+                draft[0] = slot
+                twin.commit()
+                self.memory.holding[self.me] = slot
+                self.base = action.version
+        if isinstance(action, Apply):
+            worker.record(
+                Kind.APPLY, event.batch, self.number, action.base, action.version, start, now(), waited, 0, self.bytes, 0.0
+            )
+        else:
+            worker.record(Kind.DROP, event.batch, self.number, self.base, -1, start, now(), waited, 0, 0, 0.0)
+        return action
+
+    def _free(self, newest: int) -> int:
+        taken = {newest, *self.memory.holding}
+        return next(slot for slot in range(len(self.memory.slots)) if slot not in taken)
+
+    def _move_buffers(self, slot: int) -> None:
+        """The server owns the moving buffers, and the last push wins; this worker goes on from its own, which it just pushed."""
+        for view, buffer in zip(self.home.buffers[slot], self.moving, strict=True):
+            view.copy_(buffer)
+

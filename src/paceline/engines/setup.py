@@ -1,0 +1,166 @@
+"""What every engine needs before the first update, and what it makes of the last one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.compute.evaluate import evaluate
+from paceline.compute.layout import Layout, lay_out, sha256, trainable
+from paceline.compute.probe import Probe, probe
+from paceline.core.agenda import Agenda
+from paceline.core.meetings import Shards
+from paceline.core.proof import prove
+from paceline.data.order import Order
+from paceline.data.source import Source, open_source
+from paceline.errors import PlanError
+from paceline.job import Job
+from paceline.plan import Plan
+from paceline.run import Run, RunFolder, machine, summarise
+from paceline.trace import Trace
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class JobWarning(UserWarning):
+    """Something about the job that changes what parallel training computes."""
+
+
+@dataclass
+class Setup:
+    job: Job
+    plan: Plan
+    source: Source
+    test: Source | None
+    module: nn.Module
+    probe: Probe
+    agenda: Agenda
+    layout: Layout
+    initial_sha256: str
+    engine: str
+    limit: int | None = None
+
+    @property
+    def snapshots_every(self) -> int:
+        """Updates between two evaluations; 0 for none before the last."""
+        return (self.job.evaluate_every or self.agenda.updates_per_epoch) if self.test is not None else 0
+
+    def order(self) -> Order:
+        return Order(len(self.source), self.job.seed, self.job.shuffle)
+
+    def fresh_module(self) -> nn.Module:
+        import copy
+
+        return copy.deepcopy(self.module)
+
+
+def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup:
+    """Make the model, open the data, probe the loss, prove the table: everything that can be refused before the start."""
+    if job.torch_device.type != "cpu" and plan.workers > 1:
+        raise PlanError(
+            f"plan {plan} shares parameters between {plan.workers} workers in this machine's memory, and the job asks "
+            f"for device={job.device!r}; use device='cpu', or plan sequential on the GPU"
+        )
+    source = open_source(job.data, job.seed)
+    test = open_source(job.test, job.seed, "test") if job.test is not None else None
+    module = job.make_model()
+    job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
+    found = probe(job, module, source)
+    for note in found.notes:
+        warnings.warn(note, JobWarning, stacklevel=3)
+    agenda = Agenda(len(source), job.batch_size, job.epochs, job.accumulate, plan.parts, limit)
+    layout = lay_out(module, plan.shards, found.moving)
+    if plan.meeting is not None and not isinstance(plan.meeting, Shards):
+        prove(plan.meeting, plan.workers)
+    return Setup(job, plan, source, test, module, found, agenda, layout, sha256(module), engine, limit)
+
+
+@dataclass
+class Outcome:
+    """What an engine hands back."""
+
+    trace: Trace
+    seconds: float
+    values: list[Tensor]  # trainable parameters, then moving buffers
+    snapshots: list[tuple[int, float, Path]] = field(default_factory=list)  # (updates, seconds, file)
+
+
+def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
+    """A module with these trainable parameters and moving buffers."""
+    module = setup.fresh_module()
+    buffers = dict(module.named_buffers())
+    targets = [*trainable(module).values(), *(buffers[name] for name in setup.probe.moving)]
+    with torch.no_grad():
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value if target.is_floating_point() else value.round())
+    return module
+
+
+def first_record(setup: Setup) -> dict[str, Any]:
+    """run.json as it stands when the run begins."""
+    job, plan = setup.job, setup.plan
+    return {
+        "status": "running",
+        "plan": str(plan),
+        "engine": setup.engine,
+        "compute": "autograd",
+        "workers": plan.workers,
+        "threads": plan.threads,
+        "shards": plan.shards,
+        "limit": setup.limit,
+        "job": {
+            "name": job.name,
+            "batch_size": job.batch_size,
+            "epochs": job.epochs,
+            "accumulate": job.accumulate,
+            "seed": job.seed,
+            "precision": job.precision,
+            "device": str(job.torch_device),
+            "samples": len(setup.source),
+            "parameters": sum(p.numel() for p in trainable(setup.module).values()),
+        },
+        "moving_buffers": {"owner": "shard 0, the last push wins" if plan.gate else "mean over chunks", "names": setup.probe.moving},
+        "data_fingerprint": setup.source.fingerprint(),
+        "initial_sha256": setup.initial_sha256,
+        "notes": setup.probe.notes,
+        "machine": machine(),
+    }
+
+
+def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, Any]) -> Run:
+    """Evaluate the snapshots, outside the timed part; save; and make the run."""
+    trace, agenda = outcome.trace, setup.agenda
+    module = load_values(setup, outcome.values)
+    history: list[dict[str, float]] = []
+    if setup.test is not None:
+        for updates, seconds, file in outcome.snapshots:
+            found = evaluate(setup.job, load_values(setup, torch.load(file)), setup.test)
+            history.append({"updates": updates, "seconds": seconds, **found})
+            file.unlink()
+        history.append(
+            {"updates": agenda.updates, "seconds": outcome.seconds, **evaluate(setup.job, module, setup.test)}
+        )
+    last = history[-1] if history else {}
+    samples = agenda.samples_until(agenda.updates)
+    record = {**record, "status": "done", "history": history}
+    record["summary"] = {
+        "plan": str(setup.plan),
+        "engine": setup.engine,
+        "compute": "autograd",
+        "workers": setup.plan.workers,
+        "epochs": setup.job.epochs,
+        **summarise(trace, outcome.seconds, samples, agenda.updates),
+        **{key: value for key, value in last.items() if key not in ("updates", "seconds")},
+        "run": str(folder.path) if folder.path else None,
+        "parameters_sha256": sha256(module),
+    }
+    if (model_file := folder.file("model.pt")) is not None:
+        torch.save(module.state_dict(), model_file)
+    folder.write(record)
+    return Run(folder.path, trace, record, module, setup.job, history)

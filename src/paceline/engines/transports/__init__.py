@@ -1,0 +1,1 @@
+"""How bytes reach another worker."""

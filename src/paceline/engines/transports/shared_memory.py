@@ -1,0 +1,205 @@
+"""Memory that processes of one machine share, and survive each other's death in.
+
+- `Memory`    a memfd: it has no name, so nothing is left behind by SIGKILL, and a container's small /dev/shm does not bound it
+- `RecordLock`  an fcntl record lock: about a microsecond, and the kernel releases it when its owner dies
+- `Twin`      integers kept twice; changed in the copy and flipped in by one store, so a killed writer changed nothing
+- `Bell`      wakes a sleeping process; spinning first, since most waits on one machine are shorter than a wake-up
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.reduction import DupFd
+
+import torch
+from torch import Tensor
+
+from paceline.errors import WaitedTooLong
+
+SPIN_SECONDS = 50e-6
+NAP_SECONDS = 0.002  # a lost wake-up costs at most this
+PAGE = 4096
+
+
+class Memory:
+    """A run of zeroed bytes. Travels to another process by its descriptor."""
+
+    def __init__(self, size: int) -> None:
+        self.size = max(PAGE, -(-size // PAGE) * PAGE)
+        self.descriptor = os.memfd_create("paceline", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, self.size)
+        self._map()
+
+    def _map(self) -> None:
+        self.raw = memoryview(mmap.mmap(self.descriptor, self.size))
+        self._taken = 0
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"size": self.size, "descriptor": DupFd(self.descriptor)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.size = state["size"]  # type: ignore[assignment]
+        self.descriptor = state["descriptor"].detach()  # type: ignore[attr-defined]
+        self._map()
+
+    def take(self, size: int) -> memoryview:
+        """The next `size` bytes, on a cache line of their own. Whoever takes in the same order gets the same places."""
+        start = self._taken
+        self._taken = start + -(-size // 64) * 64
+        return self.raw[start : start + size]
+
+    def ints(self, count: int) -> memoryview:
+        return self.take(8 * count).cast("q")
+
+    def tensor(self, count: int, dtype: torch.dtype) -> Tensor:
+        if count == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self.take(count * dtype.itemsize), dtype=dtype)
+
+
+class Locks:
+    """A file of record locks. A process loses all its locks when it closes any descriptor of the file: keep one open."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("paceline-locks", os.MFD_CLOEXEC)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"descriptor": DupFd(self.descriptor)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.descriptor = state["descriptor"].detach()  # type: ignore[attr-defined]
+
+
+class RecordLock:
+    def __init__(self, locks: Locks, number: int, waiter: Waiter, what: str) -> None:
+        self._descriptor, self._number, self._waiter, self.what = locks.descriptor, number, waiter, what
+
+    def acquire(self) -> int:
+        """Take the lock; the nanoseconds it was waited for."""
+        if self._try():
+            return 0
+        return self._waiter.until(self._try, self._holder)
+
+    def release(self) -> None:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._number)
+
+    @contextmanager
+    def held(self) -> Iterator[int]:
+        waited = self.acquire()
+        try:
+            yield waited
+        finally:
+            self.release()
+
+    def _try(self) -> bool:
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._number)
+        except OSError:
+            return False
+        return True
+
+    def _holder(self) -> str:
+        question = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, self._number, 1, 0)
+        answer = struct.unpack("hhqqi4x", fcntl.fcntl(self._descriptor, fcntl.F_GETLK, question))
+        return f"process {answer[4]}, which holds {self.what}"
+
+
+class Twin:
+    """Integers kept twice. `current` is the valid copy; `begin` gives the other one to change, `commit` makes it valid.
+
+    Nobody may call these without holding the lock that goes with them. The commit is one aligned eight-byte store.
+    """
+
+    def __init__(self, memory: Memory, count: int) -> None:
+        self._flip = memory.ints(1)
+        self._copies = (memory.ints(count), memory.ints(count))
+
+    @property
+    def parity(self) -> int:
+        return self._flip[0]
+
+    @property
+    def current(self) -> memoryview:
+        return self._copies[self._flip[0]]
+
+    def begin(self) -> memoryview:
+        valid = self._flip[0]
+        draft = self._copies[1 - valid]
+        draft[:] = self._copies[valid]
+        return draft
+
+    def commit(self) -> None:
+        self._flip[0] = 1 - self._flip[0]
+
+
+class Stopped(Exception):
+    """The engine called the run off; the worker goes home without a word."""
+
+
+class Waiter:
+    """How one worker waits: it spins briefly, then sleeps on its bell, never past the deadline, never past an abort."""
+
+    def __init__(
+        self, worker: int, bell: Bell | None, aborted: Callable[[], bool], deadline: float, where: Callable[[], str]
+    ) -> None:
+        self.worker, self.bell, self.deadline = worker, bell, deadline
+        self._aborted, self._where = aborted, where
+
+    def until(self, ready: Callable[[], bool], whom: Callable[[], str]) -> int:
+        """Return when `ready()`; the nanoseconds it took."""
+        start = time.perf_counter_ns()
+        spin_end = start + int(SPIN_SECONDS * 1e9)
+        while time.perf_counter_ns() < spin_end:
+            if ready():
+                return time.perf_counter_ns() - start
+        give_up = start + int(self.deadline * 1e9)
+        while not ready():
+            if self._aborted():
+                raise Stopped
+            if time.perf_counter_ns() > give_up:
+                raise WaitedTooLong(self.worker, whom(), self.deadline, self._where())
+            if self.bell is None:
+                time.sleep(SPIN_SECONDS)
+            else:
+                self.bell.sleep(ready)
+        return time.perf_counter_ns() - start
+
+
+class Bell:
+    """An eventfd and a flag saying that its owner sleeps: ringing costs nothing while nobody does."""
+
+    def __init__(self, asleep: memoryview, descriptor: int) -> None:
+        self._asleep, self._descriptor = asleep, descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+
+    def ring(self) -> None:
+        if self._asleep[0]:
+            os.eventfd_write(self._descriptor, 1)
+
+    def sleep(self, ready: Callable[[], bool]) -> None:
+        """Sleep until rung; a ring that slips between the flag and the sleep costs one nap."""
+        self._asleep[0] = 1
+        if not ready() and self._poll.poll(NAP_SECONDS * 1000):
+            os.eventfd_read(self._descriptor)
+        self._asleep[0] = 0
+
+
+class BellDescriptor:
+    """What travels to another process instead of a bell."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"descriptor": DupFd(self.descriptor)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.descriptor = state["descriptor"].detach()  # type: ignore[attr-defined]

@@ -1,0 +1,126 @@
+"""The run folder: everything about one training, openable at any moment, also after a crash.
+
+    run.json      plan, job, machine, versions, threads, seeds, fingerprint, status, summary   (replaced atomically)
+    trace.arrow   what happened
+    model.pt      the trained parameters (a state_dict)
+    job.pickle    the job itself, without tensors too large to copy                            (for replay)
+    source.py     the text of the job's file, where there is one
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import RunFolderError
+from paceline.trace import Kind, Trace, percentile
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from paceline.job import Job
+
+
+@dataclass
+class Run:
+    """One finished training."""
+
+    path: Path | None
+    trace: Trace
+    record: dict[str, Any]  # what run.json holds
+    model: nn.Module
+    job: Job
+    history: list[dict[str, float]] = field(default_factory=list)  # evaluations, in order
+
+    def summary(self) -> dict[str, Any]:
+        return dict(self.record["summary"])
+
+
+class RunFolder:
+    """Writes a run's folder while it goes on."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        if path is None:
+            return
+        try:
+            path.mkdir(parents=True, exist_ok=False)
+        except OSError as error:
+            raise RunFolderError(f"the run's folder {path} cannot be made: {error.strerror}; give another folder=") from error
+
+    def file(self, name: str) -> Path | None:
+        return self.path / name if self.path else None
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self.path:
+            draft = self.path / "run.json.new"
+            draft.write_text(json.dumps(record, indent=1, default=str) + "\n")
+            os.replace(draft, self.path / "run.json")
+
+
+def new_folder(base: Path, name: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for number in range(1000):
+        path = base / f"{stamp}-{name}{f'-{number}' if number else ''}"
+        if not path.exists():
+            return path
+    raise RunFolderError(f"{base} already holds a thousand runs of this second; clean it up")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((path / "run.json").read_text())
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is not a run's folder: it has no run.json") from None
+    except ValueError as error:
+        raise RunFolderError(f"{path}/run.json is damaged: {error}") from None
+    return dict(record)
+
+
+def machine() -> dict[str, Any]:
+    import numpy
+    import torch
+
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def summarise(trace: Trace, seconds: float, samples: int, updates: int) -> dict[str, Any]:
+    """The figures that follow from the trace alone."""
+    stale = trace.staleness()
+    updates_seen, losses = trace.loss_curve()
+    return {
+        "updates": updates,
+        "samples": samples,
+        "seconds": seconds,
+        "samples_per_second": samples / seconds if seconds > 0 else 0.0,
+        "train_loss": float(losses[-1]) if len(updates_seen) else None,
+        "staleness": {
+            "mean": float(stale.mean()) if len(stale) else 0.0,
+            "p95": percentile(stale, 95),
+            "max": int(stale.max()) if len(stale) else 0,
+        },
+        "bytes_sent": trace.bytes_sent(),
+        "wait_fraction": trace.wait_fraction(),
+        "deaths": [int(worker) for worker in trace.of_kind(Kind.DEATH)["worker"]],
+    }

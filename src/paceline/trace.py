@@ -1,0 +1,187 @@
+"""The trace: what happened, one row per event, with versions. Every engine writes the same kind.
+
+    column    meaning
+    kind      COMPUTE a gradient, MEET the others, APPLY to parameters, DROP, DEATH, SNAPSHOT
+    worker    who
+    update    the number of the update (synchronous) or of the batch (asynchronous)
+    shard     which part of the parameters, -1 where it does not matter
+    base      the version the gradient was computed from
+    version   the version it made
+    start     nanoseconds since the run's start
+    end
+    waited    nanoseconds of it spent waiting for others
+    samples
+    bytes     moved between workers
+    value     the loss of a COMPUTE
+
+Workers write rows into a ring of shared memory each (about 200 ns a row); whoever runs the engine drains the rings into an
+Arrow stream, which opens whole up to the last drain even when everything was killed.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+class Kind(IntEnum):
+    COMPUTE = 1
+    MEET = 2
+    APPLY = 3
+    DROP = 4
+    DEATH = 5
+    SNAPSHOT = 6
+
+
+class Row(NamedTuple):
+    kind: int
+    worker: int
+    update: int
+    shard: int = -1
+    base: int = -1
+    version: int = -1
+    start: int = 0
+    end: int = 0
+    waited: int = 0
+    samples: int = 0
+    bytes: int = 0
+    value: float = math.nan
+
+
+ROW = struct.Struct("<11qd")
+DTYPE = np.dtype([(name, "<f8" if name == "value" else "<i8") for name in Row._fields])
+SCHEMA = pa.schema([(name, pa.float64() if name == "value" else pa.int64()) for name in Row._fields])
+Columns = npt.NDArray[np.void]
+
+
+class TraceRing:
+    """One worker's rows in shared memory: `head` counts rows written, `tail` rows drained. One writer, one reader."""
+
+    ROWS = 16384
+
+    def __init__(self, raw: memoryview) -> None:
+        self._ends = raw[:16].cast("q")
+        self._raw = raw[64 : 64 + self.ROWS * ROW.size]
+        self._rows = np.frombuffer(self._raw, DTYPE)
+        self._head = 0
+
+    @classmethod
+    def size(cls) -> int:
+        return 64 + cls.ROWS * ROW.size
+
+    @property
+    def full(self) -> bool:
+        return self._head - self._ends[1] >= self.ROWS
+
+    def write(self, *row: float) -> None:
+        ROW.pack_into(self._raw, (self._head % self.ROWS) * ROW.size, *row)
+        self._head += 1
+        self._ends[0] = self._head
+
+    def drain(self) -> Columns:
+        head, tail = self._ends[0], self._ends[1]
+        places = np.arange(tail, head) % self.ROWS
+        rows = self._rows[places]
+        self._ends[1] = head
+        return rows
+
+
+class TraceWriter:
+    """Appends drained rows to the run folder's Arrow stream; `path` None keeps them in memory only."""
+
+    def __init__(self, path: Path | None, start: int) -> None:
+        self._file = pa.OSFile(str(path), "wb") if path else None
+        self._stream = pa.ipc.new_stream(self._file, SCHEMA) if self._file else None
+        self._parts: list[Columns] = []
+        self.origin = start
+
+    def append(self, rows: Columns) -> None:
+        if not len(rows):
+            return
+        rows["start"] -= self.origin
+        rows["end"] -= self.origin
+        self._parts.append(rows)
+        if self._stream:
+            self._stream.write_batch(pa.record_batch([pa.array(rows[n]) for n in Row._fields], schema=SCHEMA))
+            self._file.flush()
+
+    def close(self) -> Trace:
+        if self._stream:
+            self._stream.close()
+            self._file.close()
+        rows = np.concatenate(self._parts) if self._parts else np.empty(0, DTYPE)
+        return Trace(rows[np.argsort(rows["end"], kind="stable")])
+
+
+class Trace:
+    """What happened, in the order in which it ended."""
+
+    def __init__(self, rows: Columns) -> None:
+        self.rows = rows
+
+    @staticmethod
+    def of(rows: Iterable[Row]) -> Trace:
+        return Trace(np.array([tuple(row) for row in rows], DTYPE))
+
+    @staticmethod
+    def open(path: Path) -> Trace:
+        """Read a trace; one cut off by a crash opens up to its last whole record."""
+        parts: list[Columns] = []
+        with pa.OSFile(str(path), "rb") as file:
+            stream = pa.ipc.open_stream(file)
+            while True:
+                try:
+                    batch = stream.read_next_batch()
+                except (StopIteration, pa.ArrowInvalid, OSError):
+                    break
+                part = np.empty(batch.num_rows, DTYPE)
+                for name in Row._fields:
+                    part[name] = batch.column(name).to_numpy()
+                parts.append(part)
+        rows = np.concatenate(parts) if parts else np.empty(0, DTYPE)
+        return Trace(rows[np.argsort(rows["end"], kind="stable")])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def of_kind(self, *kinds: Kind) -> Columns:
+        return self.rows[np.isin(self.rows["kind"], kinds)]
+
+    def staleness(self) -> npt.NDArray[np.int64]:
+        """Per push to a shard: how many updates came between the worker's pull and this push."""
+        rows = self.of_kind(Kind.APPLY)
+        stale: npt.NDArray[np.int64] = rows["version"] - 1 - rows["base"]
+        return stale
+
+    def wait_fraction(self) -> float:
+        """The share of all workers' time that went into waiting for others."""
+        rows = self.rows
+        total = sum(_span(rows[rows["worker"] == worker]) for worker in np.unique(rows["worker"]))
+        return float(rows["waited"].sum()) / total if total else 0.0
+
+    def bytes_sent(self) -> int:
+        return int(self.rows["bytes"].sum())
+
+    def loss_curve(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """(update, sample-weighted mean loss of its chunks), by update."""
+        rows = self.of_kind(Kind.COMPUTE)
+        updates, place = np.unique(rows["update"], return_inverse=True)
+        weights = np.bincount(place, rows["samples"], len(updates))
+        sums = np.bincount(place, rows["samples"] * rows["value"], len(updates))
+        return updates, sums / np.maximum(weights, 1)
+
+
+def _span(rows: Columns) -> int:
+    return int(rows["end"].max() - rows["start"].min()) if len(rows) else 0
+
+
+def percentile(values: Sequence[int] | npt.NDArray[np.int64], share: float) -> float:
+    return float(np.percentile(values, share)) if len(values) else 0.0
