@@ -1,8 +1,7 @@
 """Homes: where parameters live and the user's own optimizer changes them.
 
-A `ReplicaHome` is a worker's private copy. A `SlotHome` is one shard of a server: it reads the newest version from one
-slot of memory and writes the next to another, so that whoever is killed in between leaves the newest version whole; the
-optimizer's state is double-buffered with it. Slots may lie in shared memory: any process with the same layout can take the next step.
+A `ReplicaHome` is a worker's private copy of everything. A `ShardHome` is one worker's hands on a shard of a server: any
+process that sees the same memory can take the next step, and undo the step of one that was killed in the middle.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -151,8 +151,13 @@ def _up(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-class SlotHome:
-    """One shard of a server, in slots. `begin` names the slots of the next step, `step` takes it."""
+class ShardHome:
+    """One shard of a server, in memory that may be shared, seen by one worker.
+
+    The worker computes with its own `copy`. To change the shard it takes the shard's newest values into that copy first, which
+    makes the copy an undo record should the worker be killed half-way; changes the shard in place; and pulls the
+    result. In place, because lines of memory that one core writes and others only read are slow to write again.
+    """
 
     def __init__(
         self,
@@ -160,43 +165,46 @@ class SlotHome:
         parameters: list[nn.Parameter],
         optimizer: Optimizer,
         schedule: Schedule | None,
-        slots: list[Tensor],
-        states: tuple[StateMemory, StateMemory],
+        memory: ShardTensors,
     ) -> None:
-        self.parameters, self.optimizer = parameters, optimizer
-        self.slots, self.states = slots, states
-        self.views = [layout.parameter_views(slot) for slot in slots]
-        self.buffers = [layout.buffer_views(slot) for slot in slots]
+        self.parameters, self.optimizer, self.memory = parameters, optimizer, memory
         self.pace = Pace(optimizer, schedule)
-        self.remembers = any(states[0].shapes)
+        self.updates = 0
+        self._ours, self._mine = layout.parameter_views(memory.newest), layout.parameter_views(memory.copy)
+        self.buffers = layout.buffer_views(memory.newest)
+        self._remembers = any(memory.state.shapes)
+        self.pull()
+        self._look_at(self._mine)
 
-    def hold(self, slot: int) -> None:
-        """Let the module compute with the parameters in this slot."""
-        for parameter, view in zip(self.parameters, self.views[slot], strict=True):
-            parameter.data = view
+    def pull(self) -> None:
+        self.memory.copy.copy_(self.memory.newest)
 
-    def begin(self, old: int, new: int, parity: int, version: int) -> None:
-        """The next step reads slot `old` and state `parity`, writes slot `new` and the other state."""
-        self.slots[new].copy_(self.slots[old])
-        self.hold(new)
-        self._next = self.states[1 - parity]
-        if self.remembers:
-            self._next.raw.copy_(self.states[parity].raw)
-        self._version = version
+    def save(self) -> None:
+        """Make the copy the undo record of the step that follows."""
+        self.memory.copy.copy_(self.memory.newest)
+        if self._remembers:
+            self.memory.undo.raw.copy_(self.memory.state.raw)
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
+        """Let the optimizer apply these gradients to the newest values; `updates` says how many came before."""
+        self._look_at(self._ours)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        self.pace.advance(self._version)
-        if self.remembers:
+        self.pace.advance(self.updates)
+        if self._remembers:
             self._step_with_memory()
         else:
             self.optimizer.step()
         for parameter in self.parameters:
             parameter.grad = None
+        self._look_at(self._mine)
+
+    def _look_at(self, views: list[Tensor]) -> None:
+        for parameter, view in zip(self.parameters, views, strict=True):
+            parameter.data = view
 
     def _step_with_memory(self) -> None:
-        state, memory = self.optimizer.state, self._next
+        state, memory = self.optimizer.state, self.memory.state
         present = memory.present.tolist()
         for number, parameter in enumerate(self.parameters):
             if present[number]:
@@ -207,3 +215,18 @@ class SlotHome:
         for number, parameter in enumerate(self.parameters):
             if state.get(parameter):
                 memory.keep(number, state[parameter])
+
+
+@dataclass(frozen=True)
+class ShardTensors:
+    """The memory of one shard as one worker sees it."""
+
+    newest: Tensor
+    state: StateMemory
+    copy: Tensor  # this worker's
+    undo: StateMemory  # this worker's
+
+    def restore(self) -> None:
+        """Take back a step that its worker did not finish."""
+        self.newest.copy_(self.copy)
+        self.state.raw.copy_(self.undo.raw)

@@ -39,9 +39,7 @@ class Payload:
         self.flat = flat
         self.gradients = shard.parameter_views(flat)
         self.buffers = shard.buffer_views(flat)
-        count = len(shard.parameters)
-        self.present = flat[shard.length : shard.length + count]
-        self.tail = flat[shard.length + count : shard.length + count + 2]
+        self.tail = flat[shard.length :]
         flat[: shard.length].zero_()
 
     @staticmethod
@@ -54,22 +52,20 @@ class Payload:
         if not computed.samples:
             self.flat.zero_()
             return
-        if None in computed.gradients:
+        present = [0.0 if g is None else 1.0 for g in computed.gradients]  # `None in` would compare tensors
+        if all(present):
+            torch._foreach_copy_(self.gradients, computed.gradients)
+        else:
             for view, gradient in zip(self.gradients, computed.gradients, strict=True):
                 view.zero_() if gradient is None else view.copy_(gradient)
-            self.present.copy_(torch.tensor([0.0 if g is None else 1.0 for g in computed.gradients]))
-        else:
-            torch._foreach_copy_(self.gradients, computed.gradients)
-            self.present.fill_(1.0)
         if self.buffers:
             torch._foreach_copy_(self.buffers, computed.buffers)
-        self.tail.copy_(torch.tensor([computed.loss, computed.weight]))
+        self.tail.copy_(torch.tensor([*present, computed.loss, computed.weight], dtype=self.flat.dtype))
 
     def read(self, samples: int) -> Computed:
         """What the whole batch says, after the sum."""
-        loss, weight = self.tail.tolist()
+        *present, loss, weight = self.tail.tolist()
         gradients: list[Tensor | None] = list(self.gradients)
-        present = self.present.tolist()
         if not all(present):
             gradients = [g if there else None for g, there in zip(gradients, present, strict=True)]
         return Computed(gradients, self.buffers, loss, weight, samples)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Ask(NamedTuple):
-    """A worker wants its next batch."""
+    """A worker wants a batch: its first, or again after Wait."""
 
     worker: int
 
@@ -28,7 +28,7 @@ class Push(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """A worker has pushed `batch` to every shard."""
+    """A worker has pushed `batch` to every shard, and wants its next one."""
 
     worker: int
     batch: int

@@ -1,6 +1,6 @@
 """The parameter server as two machines: the desk hands out batches, each shard counts its versions.
 
-                    Ask                          Push
+              Ask, Finish                        Push
         worker ------------> desk    worker ------------> shard (one per part of the parameters)
                <------------                <------------
            Lease | Wait | Done              Apply(version, base) | Drop
@@ -59,7 +59,7 @@ class Desk:
             state[lease] = NONE
             state[1] += 1
             self.gate.finished(state, self._gate, event.worker)
-            return Noted()
+            return self._ask(state, event.worker)
         if isinstance(event, Death):
             lease = self._lease + event.worker
             if state[lease] == DEAD:

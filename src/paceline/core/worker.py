@@ -1,11 +1,9 @@
 """The worker's side of a parameter server, as a machine of three integers.
 
-          +--------------------------------------------------------+
-          v                                                        |
-        [ask] --Lease--> [compute] --> [push shard ...] --> [finish]
-          |  ^                         every shard once, each worker
-        Done  \\-Wait: ask again        starting at another one
-          v
+        [ask] --Lease--> [compute] --> [push shard ...] --> [finish] --Lease--> [compute] ...
+          |  ^           every shard once, each worker         |
+        Done  \\-Wait--    starting at another one             +--Wait--> [ask]
+          v                                                    +--Done--> [home]
         [home]
 
 A worker starts with version 0 of every shard in its hands and pulls a shard's newest parameters with each push
@@ -42,14 +40,15 @@ class Worker:
 
     def answer(self, action: Action) -> None:
         """What came of it."""
-        if self.stage != ASK:
-            self.stage = ASK if self.stage == PUSH + self.shards else self.stage + 1
+        if COMPUTE <= self.stage < PUSH + self.shards:
+            self.stage += 1
         elif isinstance(action, Lease):
             self.stage, self.batch, self.again = COMPUTE, action.batch, action.again
         elif isinstance(action, Done):
             self.stage = HOME
         else:
             assert isinstance(action, Wait), action
+            self.stage = ASK
 
     def key(self) -> tuple[int, int, bool]:
         return self.stage, self.batch, self.again

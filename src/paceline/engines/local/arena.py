@@ -3,12 +3,13 @@
     control     abort, go | per worker: what it does now, when it ended, asleep, offers of the collective
     traces      a ring of rows per worker
     desk        the desk's integers, twice
-    per shard   the shard's integers twice | which slot each worker holds | W + 2 slots of parameters | optimizer state twice
+    per shard   the shard's integers twice | mark | parameters, optimizer state | per worker a copy of both
     payloads    of a collective: two per worker, used in turn
     results     parameters and buffers of a worker that trained a replica of its own
 
-A worker computes with the parameters of the slot it holds, without copying them; the newest version is in the current
-slot; so with one more to write the next into, W + 2 slots are always enough, and hold no more than W copies and two would.
+A step on a shard is all or nothing under SIGKILL. The worker copies the newest values aside, leaves its mark, changes them in
+place, and commits by flipping the integers. The mark names the worker and the side of the flip it started from, so the one
+store that commits also voids the mark; whoever next takes the lock and finds a valid mark first takes that step back.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from paceline.compute.home import StateMemory, StateShape
+from paceline.compute.home import ShardTensors, StateMemory, StateShape
 from paceline.compute.layout import Layout
 from paceline.compute.payload import Payload
 from paceline.core.server import Desk, Shard
@@ -38,18 +38,23 @@ class ArenaShape:
     desk: Desk | None
     states: tuple[tuple[StateShape, ...], ...]  # per shard, per parameter
 
-    @property
-    def slots(self) -> int:
-        return self.workers + 2
-
 
 @dataclass
 class ShardMemory:
     machine: Shard
-    twin: Twin  # [slot of the newest version, *the machine's integers]
-    holding: memoryview
-    slots: list[Tensor]
-    states: tuple[StateMemory, StateMemory]
+    twin: Twin
+    mark: memoryview
+    seen_by: list[ShardTensors]  # per worker
+
+    def leave_mark(self, worker: int) -> None:
+        self.mark[0] = 2 * (worker + 1) + self.twin.parity
+
+    def heal(self) -> None:
+        """To be called by whoever just took the lock: undo the step of a worker that was killed in the middle of it."""
+        worker, parity = divmod(self.mark[0], 2)
+        if worker and parity == self.twin.parity:
+            self.seen_by[worker - 1].restore()
+            self.mark[0] = 0
 
 
 class Arena:
@@ -72,11 +77,13 @@ class Arena:
         memory, workers = self.memory, self.shape.workers
         layout, states = self.shape.layout.shards[number], list(self.shape.states[number])
         machine = Shard(workers)
-        twin, holding = Twin(memory, 1 + machine.ints), memory.ints(workers)
-        slots = [memory.tensor(layout.length, self.shape.layout.dtype) for _ in range(self.shape.slots)]
-        size = StateMemory.size(states)
-        raws = [memory.tensor(size, torch.uint8) for _ in range(2)]
-        return ShardMemory(machine, twin, holding, slots, (StateMemory(states, raws[0]), StateMemory(states, raws[1])))
+        twin, mark, size = Twin(memory, machine.ints), memory.ints(1), StateMemory.size(states)
+        flats = [memory.tensor(layout.length, self.shape.layout.dtype) for _ in range(1 + workers)]
+        memories = [StateMemory(states, memory.tensor(size, torch.uint8)) for _ in range(1 + workers)]
+        seen_by = [
+            ShardTensors(flats[0], memories[0], flat, undo) for flat, undo in zip(flats[1:], memories[1:], strict=True)
+        ]
+        return ShardMemory(machine, twin, mark, seen_by)
 
     @staticmethod
     def create(shape: ArenaShape) -> Arena:
@@ -84,7 +91,7 @@ class Arena:
         if shape.desk and arena.desk:
             shape.desk.init(arena.desk.current)
         for shard in arena.shards:
-            shard.machine.init(shard.twin.current[1:])
+            shard.machine.init(shard.twin.current)
         for worker in range(shape.workers):
             arena.doing[worker] = -1
         return arena
@@ -100,7 +107,8 @@ def _size(shape: ArenaShape) -> int:
     if shape.desk:
         size += 2 * 8 * shape.desk.ints
         for layout, states in zip(shape.layout.shards, shape.states, strict=True):
-            size += shape.slots * (layout.length * number + 64) + 2 * StateMemory.size(list(states)) + 64 * (workers + 8)
+            tensors = layout.length * number + StateMemory.size(list(states)) + 2 * 64
+            size += (1 + workers) * tensors + 64 * (workers + 8)
     else:
         size += shape.layout.bytes
     if shape.kind == "collective":

@@ -108,6 +108,8 @@ class Crew:
                 self._drain(writer, progress)
             if not self.home:
                 raise RunFailed("every worker died; nothing was left to finish the run")
+            for shard in self.arena.shards:
+                shard.heal()  # the last to die may have died in a step that nobody came to undo
         finally:
             self._drain(writer, None)
             trace = writer.close()
@@ -118,8 +120,7 @@ class Crew:
         layout, named = self.setup.layout, {}
         for number, shard in enumerate(layout.shards):
             if self.arena.shards:
-                memory = self.arena.shards[number]
-                flat = memory.slots[memory.twin.current[0]]
+                flat = self.arena.shards[number].seen_by[0].newest
             else:
                 flat = self.arena.result
             views = [*shard.parameter_views(flat), *shard.buffer_views(flat)]
@@ -193,14 +194,11 @@ class Crew:
         return WorkerDied(number, how, where, remedy)
 
     def _bury(self, number: int, writer: TraceWriter) -> None:
-        """Under an asynchronous plan the others go on: free the slots the dead worker held, and its batch."""
+        """Under an asynchronous plan the others go on: give the dead worker's batch to one of them."""
         death = self._death(number)
         if self.setup.plan.gate is None:
             raise death
         self.dead.add(number)
-        for place, shard in enumerate(self.arena.shards):
-            with RecordLock(self.arena.locks, place + 1, self.waiter, f"shard {place}").held():
-                shard.holding[number] = -1
         desk, twin = self.arena.shape.desk, self.arena.desk
         assert desk is not None and twin is not None
         with RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk").held():
@@ -235,10 +233,10 @@ class Crew:
     def _put_version_0(self) -> None:
         named = dict(self.setup.module.named_parameters()) | dict(self.setup.module.named_buffers())
         for layout, memory in zip(self.setup.layout.shards, self.arena.shards, strict=True):
-            for place, view in zip(layout.parameters, layout.parameter_views(memory.slots[0]), strict=True):
+            newest = memory.seen_by[0].newest
+            views = [*layout.parameter_views(newest), *layout.buffer_views(newest)]
+            for place, view in zip((*layout.parameters, *layout.buffers), views, strict=True):
                 view.copy_(named[place.name].detach())
-            for place, view in zip(layout.buffers, layout.buffer_views(memory.slots[0]), strict=True):
-                view.copy_(named[place.name])
 
 
 def _shape(setup: Setup) -> ArenaShape:

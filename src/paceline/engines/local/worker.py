@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.compute.autograd import Replica
-from paceline.compute.home import ReplicaHome, SlotHome, deepcopy_optimizer
+from paceline.compute.home import ReplicaHome, ShardHome, deepcopy_optimizer
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed, Payload
 from paceline.core.actions import Action, Apply, Noted, Wait
@@ -34,7 +34,7 @@ from paceline.job import Job
 from paceline.plan import Plan
 from paceline.trace import Kind
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
@@ -80,6 +80,7 @@ def main(pickled: bytes, arena: Arena, tensors: SharedTensors | None, pipe: Conn
     die_with_parent()
     # Without this every gradient of more than 128 KiB is a fresh mapping, page-faulted in on each step: 15% of a large one.
     libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_TIMERSLACK, 1)  # nanosecond: or every short sleep lasts 50 microseconds longer
     libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
     libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
     number = -1
@@ -292,27 +293,27 @@ class ShardClient:
         places = {id(p): n for n, p in enumerate(worker.replica.parameters)}
         self.which = [places[id(p)] for p in mine]
         optimizer = deepcopy_optimizer(worker.optimizer, {p: p for p in mine})
-        self.home = SlotHome(layout, mine, optimizer, worker.job.schedule, self.memory.slots, self.memory.states)
+        self.home = ShardHome(layout, mine, optimizer, worker.job.schedule, self.memory.seen_by[self.me])
         self.moving = worker.replica.moving if number == 0 else []
         self.bytes = 2 * layout.length * worker.arena.shape.layout.bytes_per_number
-        self.base = 0
-        self.home.hold(0)  # version 0 lies in slot 0, put there by the parent
+        self.base = 0  # version 0 was put there by the parent
 
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
         worker, twin, machine = self.worker, self.memory.twin, self.memory.machine
         start = now()
         with self.lock.held() as waited:
-            parity, draft = twin.parity, twin.begin()
-            action = machine.handle(draft[1:], event)
+            self.memory.heal()
+            action = machine.handle(twin.begin(), event)
             if isinstance(action, Apply):
-                slot = self._free(draft[0])
-                self.home.begin(draft[0], slot, parity, action.version - 1)
+                self.home.save()
+                self.memory.leave_mark(self.me)
+                self.home.updates = action.version - 1
                 worker.plan.rule.update(self.home, Arrival([gradients[n] for n in self.which]))
-                if self.moving:
-                    self._move_buffers(slot)
-                draft[0] = slot
+                # The server owns the moving buffers and the last push wins; each worker goes on from its own.
+                for view, buffer in zip(self.home.buffers, self.moving, strict=True):
+                    view.copy_(buffer)
                 twin.commit()
-                self.memory.holding[self.me] = slot
+                self.home.pull()
                 self.base = action.version
         if isinstance(action, Apply):
             worker.record(
@@ -321,13 +322,3 @@ class ShardClient:
         else:
             worker.record(Kind.DROP, event.batch, self.number, self.base, -1, start, now(), waited, 0, 0, 0.0)
         return action
-
-    def _free(self, newest: int) -> int:
-        taken = {newest, *self.memory.holding}
-        return next(slot for slot in range(len(self.memory.slots)) if slot not in taken)
-
-    def _move_buffers(self, slot: int) -> None:
-        """The server owns the moving buffers, and the last push wins; this worker goes on from its own, which it just pushed."""
-        for view, buffer in zip(self.home.buffers[slot], self.moving, strict=True):
-            view.copy_(buffer)
-

@@ -85,7 +85,7 @@ class RecordLock:
         """Take the lock; the nanoseconds it was waited for."""
         if self._try():
             return 0
-        return self._waiter.until(self._try, self._holder)
+        return self._waiter.until(self._try, self._holder, rung=False)
 
     def release(self) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._number)
@@ -152,8 +152,8 @@ class Waiter:
         self.worker, self.bell, self.deadline = worker, bell, deadline
         self._aborted, self._where = aborted, where
 
-    def until(self, ready: Callable[[], bool], whom: Callable[[], str]) -> int:
-        """Return when `ready()`; the nanoseconds it took."""
+    def until(self, ready: Callable[[], bool], whom: Callable[[], str], rung: bool = True) -> int:
+        """Return when `ready()`; the nanoseconds it took. `rung`: whoever makes it so rings our bell."""
         start = time.perf_counter_ns()
         spin_end = start + int(SPIN_SECONDS * 1e9)
         while time.perf_counter_ns() < spin_end:
@@ -165,10 +165,10 @@ class Waiter:
                 raise Stopped
             if time.perf_counter_ns() > give_up:
                 raise WaitedTooLong(self.worker, whom(), self.deadline, self._where())
-            if self.bell is None:
-                time.sleep(SPIN_SECONDS)
-            else:
+            if rung and self.bell is not None:
                 self.bell.sleep(ready)
+            else:
+                time.sleep(SPIN_SECONDS)
         return time.perf_counter_ns() - start
 
 
