@@ -55,6 +55,7 @@ class Job:
     weight: Callable[[Batch], float] | None = None
     transform: Callable[[Batch], Batch] | None = None
     name: str = "job"
+    origin: str = ""  # where the command line found it
 
     def __post_init__(self) -> None:
         faults = list(self._faults())
@@ -163,6 +164,4 @@ def _from_file(path: str, name: str) -> Job:
     if not isinstance(job, Job):
         found = [key for key, value in vars(module).items() if isinstance(value, Job)]
         raise JobError(f"{path} has no Job called {name!r}; it has {', '.join(found) or 'none'}")
-    if job.name == "job":
-        job.name = file.stem
-    return job
+    return job.with_(name=file.stem if job.name == "job" else job.name, origin=f"{file}:{name}")

@@ -24,7 +24,6 @@ from paceline.core.rules.plain import Plain
 from paceline.errors import PlanError, suggest
 
 Option = int
-NATIVE_DDP = "ddp"
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,13 @@ class Plan:
     meeting: Collective | Shards | None = None
     gate: Gate | None = None
     rule: Rule = field(default_factory=Plain)
+    native: bool = False  # PyTorch's own DDP does the meeting
     options: dict[str, Option] = field(default_factory=dict)  # as the user gave them
 
     @property
     def parts(self) -> int:
         """Into how many chunks a batch is split."""
-        return self.workers if self.synchronous else self.chunks
+        return self.workers if self.synchronous or self.native else self.chunks
 
     @property
     def synchronous(self) -> bool:
@@ -91,7 +91,7 @@ def _ceiling(workers: int, threads: int) -> Plan:
 
 
 def _ddp(workers: int, threads: int) -> Plan:
-    return Plan(NATIVE_DDP, workers=workers, threads=threads)
+    return Plan("ddp", workers=workers, threads=threads, native=True)
 
 
 RECIPES: dict[str, Recipe] = {
@@ -101,7 +101,7 @@ RECIPES: dict[str, Recipe] = {
         "asynchronous parameter server", _downpour, {"workers": 2, "shards": 1, "threads": 1}
     ),
     "ceiling": Recipe("workers that never meet: the speed nobody can beat", _ceiling, {"workers": 2, "threads": 1}),
-    NATIVE_DDP: Recipe("PyTorch's DistributedDataParallel over gloo", _ddp, {"workers": 2, "threads": 1}),
+    "ddp": Recipe("PyTorch's DistributedDataParallel over gloo", _ddp, {"workers": 2, "threads": 1}),
 }
 
 

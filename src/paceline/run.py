@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import RunFolderError
-from paceline.trace import Kind, Trace, percentile
+from paceline.trace import Kind, Trace, TraceWriter, percentile
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,6 +56,13 @@ class RunFolder:
 
     def file(self, name: str) -> Path | None:
         return self.path / name if self.path else None
+
+    def keep_trace(self, trace: Trace) -> None:
+        """Write a trace that was made in memory."""
+        if self.path:
+            writer = TraceWriter(self.path / "trace.arrow", 0)
+            writer.append(trace.rows)
+            writer.close()
 
     def write(self, record: dict[str, Any]) -> None:
         if self.path:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.engines.setup import Progress, first_record, finish, set_up
+from paceline.engines.setup import Progress, finish, first_record, keep_job, set_up
 from paceline.errors import PlanError, suggest
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.run import Run, RunFolder, new_folder
+
+if TYPE_CHECKING:
+    from paceline.engines.virtual import World
 
 ENGINES = ("local", "virtual")
 RUNS = Path("runs")
@@ -24,25 +29,35 @@ def train(
     progress: Progress | None = None,
     updates: int | None = None,
     deadline: float = 120.0,
+    world: World | None = None,
 ) -> Run:
     """Train `job` by `plan` and return the run.
 
     folder    where run folders go; None keeps nothing on disk
     updates   stop after so many updates instead of `job.epochs`
+    world     of the virtual engine: speeds, network, faults
     deadline  seconds a worker may wait for another before the run is called off, naming whom it waited for
     """
-    from paceline.engines import local
+    from paceline.engines import local, virtual
 
     chosen = Plan.parse(plan, workers)
     if engine not in ENGINES:
         raise PlanError(f"there is no engine {engine!r}; {suggest(engine, ENGINES)}")
+    if chosen.native and engine != "local":
+        raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")
     setup = set_up(job, chosen, engine, updates)
     place = RunFolder(new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None)
     record = first_record(setup)
     place.write(record)
+    keep_job(place, job)
     try:
-        outcome = local.train(setup, place.file("trace.arrow"), progress, deadline)
+        with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
+            if engine == "virtual":
+                outcome = virtual.train(setup, world or virtual.World())
+                place.keep_trace(outcome.trace)
+            else:
+                outcome = local.train(setup, Path(scratch), place.file("trace.arrow"), progress, deadline)
+            return finish(setup, outcome, place, record)
     except BaseException as error:
         place.write({**record, "status": "failed", "error": f"{type(error).__name__}: {error}"})
         raise
-    return finish(setup, outcome, place, record)

@@ -176,6 +176,10 @@ class ShardHome:
         self.pull()
         self._look_at(self._mine)
 
+    def look(self) -> None:
+        """Let the module compute with this worker's copy."""
+        self._look_at(self._mine)
+
     def pull(self) -> None:
         self.memory.copy.copy_(self.memory.newest)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import cloudpickle
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +21,7 @@ from paceline.core.meetings import Shards
 from paceline.core.proof import prove
 from paceline.data.order import Order
 from paceline.data.source import Source, open_source
-from paceline.errors import PlanError
+from paceline.errors import JobError, PlanError
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.run import Run, RunFolder, machine, summarise
@@ -81,6 +83,39 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     return Setup(job, plan, source, test, module, found, agenda, layout, sha256(module), engine, limit)
 
 
+SMALL = 64 << 20  # bytes of tensors that are still copied into the run's folder
+
+
+def keep_job(folder: RunFolder, job: Job) -> None:
+    """Write the job for a later replay; large tensors stay out, and `origin` says where they came from."""
+    file = folder.file("job.pickle")
+    if file is None:
+        return
+    large = sum(t.nbytes for t in _tensors(job.data)) > SMALL
+    slim = job.with_(data=None if large else job.data, test=None)
+    try:
+        file.write_bytes(cloudpickle.dumps(slim))
+    except Exception as error:
+        raise JobError(f"the job cannot be pickled: {error}") from error
+    source = Path(job.origin.partition(":")[0])
+    if source.suffix == ".py" and source.is_file():
+        shutil.copy(source, folder.file("source.py"))  # type: ignore[arg-type]
+
+
+def _tensors(data: Any) -> list[Tensor]:
+    if isinstance(data, Tensor):
+        return [data]
+    return [t for t in data if isinstance(t, Tensor)] if isinstance(data, tuple | list) else []
+
+
+class Snapshot(NamedTuple):
+    """The parameters and moving buffers after so many updates, in memory or in a file."""
+
+    updates: int
+    seconds: float
+    values: list[Tensor] | Path
+
+
 @dataclass
 class Outcome:
     """What an engine hands back."""
@@ -88,7 +123,7 @@ class Outcome:
     trace: Trace
     seconds: float
     values: list[Tensor]  # trainable parameters, then moving buffers
-    snapshots: list[tuple[int, float, Path]] = field(default_factory=list)  # (updates, seconds, file)
+    snapshots: list[Snapshot] = field(default_factory=list)
 
 
 def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
@@ -116,6 +151,7 @@ def first_record(setup: Setup) -> dict[str, Any]:
         "limit": setup.limit,
         "job": {
             "name": job.name,
+            "origin": job.origin,
             "batch_size": job.batch_size,
             "epochs": job.epochs,
             "accumulate": job.accumulate,
@@ -139,10 +175,10 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
     module = load_values(setup, outcome.values)
     history: list[dict[str, float]] = []
     if setup.test is not None:
-        for updates, seconds, file in outcome.snapshots:
-            found = evaluate(setup.job, load_values(setup, torch.load(file)), setup.test)
+        for updates, seconds, kept in outcome.snapshots:
+            values = torch.load(kept) if isinstance(kept, Path) else kept
+            found = evaluate(setup.job, load_values(setup, values), setup.test)
             history.append({"updates": updates, "seconds": seconds, **found})
-            file.unlink()
         history.append(
             {"updates": agenda.updates, "seconds": outcome.seconds, **evaluate(setup.job, module, setup.test)}
         )

@@ -36,3 +36,9 @@ class Shards:
     """The parameters lie in `count` shards, each updated under one lock (or by one server)."""
 
     count: int = 1
+
+
+def segment_cuts(length: int, count: int, bytes_per_number: int) -> list[int]:
+    """Where a vector is cut into segments: on cache lines, so that two workers never write the same one."""
+    line = 64 // bytes_per_number
+    return [length * segment // count // line * line for segment in range(count)] + [length]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 import types
 from collections.abc import Iterator
@@ -27,34 +25,32 @@ from paceline.core.server import Desk
 from paceline.data.source import TensorSource
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
 from paceline.engines.local.worker import Assignment, SharedTensors, main
-from paceline.engines.setup import Outcome, Progress, Setup
+from paceline.engines.setup import Outcome, Progress, Setup, Snapshot
 from paceline.engines.transports.shared_memory import Bell, RecordLock, Waiter
 from paceline.errors import JobError, RunFailed, WaitedTooLong, WorkerDied, WorkerFailed
 from paceline.trace import Kind, Row, Trace, TraceWriter
 
 HEARTBEAT = 0.1  # seconds between two looks at the workers
-DEADLINE = 120.0
 
 
-def train(setup: Setup, trace_file: Path | None, progress: Progress | None, deadline: float = DEADLINE) -> Outcome:
+def train(
+    setup: Setup, scratch: Path, trace_file: Path | None, progress: Progress | None, deadline: float
+) -> Outcome:
     """Run the plan on processes of this machine. Whatever happens, no process is left behind."""
-    snapshots = Path(tempfile.mkdtemp(prefix="paceline-")) if setup.snapshots_every else None
-    crew = Crew(setup, snapshots, deadline)
+    crew = Crew(setup, scratch, deadline)
     try:
         crew.start()
         trace = crew.watch(trace_file, progress)
-        return Outcome(trace, crew.seconds, crew.values(), _found(snapshots, trace))
+        return Outcome(trace, crew.seconds, crew.values(), _snapshots(scratch, trace))
     finally:
         crew.end()
-        if snapshots is not None and not any(snapshots.iterdir()):
-            shutil.rmtree(snapshots, ignore_errors=True)
 
 
 class Crew:
     """The workers of one run."""
 
-    def __init__(self, setup: Setup, snapshots: Path | None, deadline: float) -> None:
-        self.setup, self.snapshots, self.deadline = setup, snapshots, deadline
+    def __init__(self, setup: Setup, folder: Path, deadline: float) -> None:
+        self.setup, self.folder, self.deadline = setup, folder, deadline
         self.workers = setup.plan.workers
         self.arena = Arena.create(_shape(setup))
         self.bells = [Bell(a, b.descriptor) for a, b in zip(self.arena.asleep, self.arena.bells, strict=True)]
@@ -147,7 +143,7 @@ class Crew:
         data = None if shared else job.data
         given = Assignment(
             number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, data,
-            len(setup.source), setup.snapshots_every, self.snapshots, self.deadline,
+            len(setup.source), setup.snapshots_every, self.folder, self.folder / "ddp", self.deadline,
         )  # fmt: skip
         try:
             return cloudpickle.dumps(given)
@@ -255,11 +251,9 @@ def _shape(setup: Setup) -> ArenaShape:
     return ArenaShape(plan.workers, setup.layout, "shards", desk, tuple(states))
 
 
-def _found(snapshots: Path | None, trace: Trace) -> list[tuple[int, float, Path]]:
-    if snapshots is None:
-        return []
+def _snapshots(folder: Path, trace: Trace) -> list[Snapshot]:
     rows = trace.of_kind(Kind.SNAPSHOT)
-    return [(int(r["update"]), float(r["start"]) / 1e9, snapshots / f"{r['update']}.pt") for r in rows]
+    return [Snapshot(int(r["update"]), float(r["start"]) / 1e9, folder / f"{r['update']}.pt") for r in rows]
 
 
 @contextlib.contextmanager

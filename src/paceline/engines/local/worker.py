@@ -23,7 +23,7 @@ from paceline.compute.payload import Computed, Payload
 from paceline.core.actions import Action, Apply, Noted, Wait
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.events import Ask, Command, Compute, Finish, Push
-from paceline.core.meetings import Collective, Step
+from paceline.core.meetings import Collective, Step, segment_cuts
 from paceline.core.rules import Arrival
 from paceline.core.worker import Worker
 from paceline.data.order import Order
@@ -50,7 +50,8 @@ class Assignment:
     data: object  # a Dataset or a function that makes one; None when the data are shared tensors
     samples: int
     snapshots_every: int
-    snapshots: Path | None
+    snapshots: Path  # a folder
+    meeting_place: Path  # a file through which PyTorch's processes find each other
     deadline: float
 
 
@@ -120,6 +121,7 @@ class LocalWorker:
             lambda: f"in update {arena.doing[self.number]}",
         )
         self.trace = arena.traces[self.number]
+        self.kept_alive: object = None
         module = self.job.make_model()
         self.replica = Replica(self.job, module, given.moving)
         self.optimizer = self.job.make_optimizer(module, self.replica.parameters)
@@ -130,7 +132,11 @@ class LocalWorker:
             self.desk_lock = RecordLock(arena.locks, DESK_LOCK, self.waiter, "the desk")
 
     def train(self) -> None:
-        if self.plan.gate is not None:
+        if self.plan.native:
+            from paceline.engines.local.ddp import train_by_ddp  # half a second of imports that others need not pay
+
+            train_by_ddp(self, self.given.meeting_place)
+        elif self.plan.gate is not None:
             self._train_by_shards()
         elif self.plan.meeting is not None:
             self._train_by_table()
@@ -159,19 +165,19 @@ class LocalWorker:
         self.learner.reader.announce(c for u in updates for c in self.agenda.filled(u))
         for update in updates:
             self._apply(home, update, self._compute(update, self.agenda.filled(update), home.updates))
-        self._hand_in(home)
+        self.hand_in()
 
     def _apply(self, home: ReplicaHome, update: int, computed: Computed) -> None:
         start, base = now(), home.updates
         self.plan.rule.update(home, Arrival(self.learner.settle(computed)))
         self.record(Kind.APPLY, update, 0, base, home.updates, start, now(), 0, 0, 0, 0.0)
         if self.number == 0:
-            self._snapshot(update + 1)
+            self.snapshot(update + 1)
 
-    def _hand_in(self, home: ReplicaHome) -> None:
+    def hand_in(self) -> None:
         if self.number == 0:
             (shard,) = self.arena.shape.layout.shards
-            torch._foreach_copy_(shard.parameter_views(self.arena.result), [p.detach() for p in home.parameters])
+            torch._foreach_copy_(shard.parameter_views(self.arena.result), [p.detach() for p in self.replica.parameters])
             for view, buffer in zip(shard.buffer_views(self.arena.result), self.replica.moving, strict=True):
                 view.copy_(buffer)
 
@@ -189,7 +195,7 @@ class LocalWorker:
             together, waited, sent = table.meet(update, computed)
             self.record(Kind.MEET, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
             self._apply(home, update, together)
-        self._hand_in(home)
+        self.hand_in()
 
     # --- by shards: the server's machines, run by whoever holds the lock --------------------------------------------
 
@@ -221,12 +227,12 @@ class LocalWorker:
             twin.commit()
             finished = desk.finished(draft)
         if isinstance(command, Finish):
-            self._snapshot(finished)
+            self.snapshot(finished)
         return action
 
-    def _snapshot(self, updates: int) -> None:
+    def snapshot(self, updates: int) -> None:
         every = self.given.snapshots_every
-        if not every or updates % every or updates >= self.agenda.updates or self.given.snapshots is None:
+        if not every or updates % every or updates >= self.agenda.updates:
             return
         start = now()
         torch.save(
@@ -249,8 +255,7 @@ class TableClient:
         self.offers, self.bells, self.waiter = arena.offers, worker.bells, worker.waiter
         self.payloads = [Payload(layout, flat) for flat in arena.payloads[worker.number]]
         length, count = Payload.length(layout), meeting.segments(workers)
-        line = 64 // layout.bytes_per_number
-        cuts = [length * s // count // line * line for s in range(count)] + [length]
+        cuts = segment_cuts(length, count, layout.bytes_per_number)
         self.segments = [
             [[flat[a:b] for a, b in zip(cuts, cuts[1:], strict=False)] for flat in pair] for pair in arena.payloads
         ]
@@ -312,13 +317,15 @@ class ShardClient:
                 # The server owns the moving buffers and the last push wins; each worker goes on from its own.
                 for view, buffer in zip(self.home.buffers, self.moving, strict=True):
                     view.copy_(buffer)
+                # Written before the commit: no version without its row. A worker killed between the two leaves a row
+                # too many, known by a later one of the same version.
+                version = action.version
+                worker.record(
+                    Kind.APPLY, event.batch, self.number, self.base, version, start, now(), waited, 0, self.bytes, 0.0
+                )
                 twin.commit()
                 self.home.pull()
-                self.base = action.version
-        if isinstance(action, Apply):
-            worker.record(
-                Kind.APPLY, event.batch, self.number, action.base, action.version, start, now(), waited, 0, self.bytes, 0.0
-            )
-        else:
-            worker.record(Kind.DROP, event.batch, self.number, self.base, -1, start, now(), waited, 0, 0, 0.0)
+                self.base = version
+                return action
+        worker.record(Kind.DROP, event.batch, self.number, self.base, -1, start, now(), waited, 0, 0, 0.0)
         return action

@@ -1,0 +1,3 @@
+from paceline.cli import main
+
+main()

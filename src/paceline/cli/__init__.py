@@ -1,0 +1,64 @@
+"""The command line: a file per command, no logic. What is for people goes to standard error, `--json` to standard output.
+
+Exit codes: 0 done, 1 a failed run, 2 wrong use, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import typer
+from rich.console import Console
+
+from paceline.errors import PacelineError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train PyTorch models in parallel on the machines you have, and learn which way pays.",
+)
+console = Console(stderr=True, highlight=False)
+
+
+@app.callback()
+def paceline(debug: bool = typer.Option(False, "--debug", help="Show the whole traceback of an error.")) -> None:
+    global _debug
+    _debug = debug
+
+
+_debug = False
+
+
+def main() -> None:
+    """Run a command; every error of ours is one block without a traceback."""
+    from paceline.cli import compare, replay, train
+
+    app.command()(train.train)
+    app.command()(compare.compare)
+    app.command()(replay.replay)
+    warnings.showwarning = _say_warning
+    if not sys.platform.startswith("linux"):
+        console.print("Paceline needs Linux: its shared memory and its record locks are the kernel's.", style="red")
+        sys.exit(2)
+    try:
+        app()
+    except PacelineError as error:
+        if _debug:
+            raise
+        console.print(f"{type(error).__name__}: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        console.print("interrupted; every worker was stopped", style="yellow")
+        sys.exit(130)
+    except ModuleNotFoundError as error:
+        if _debug or error.name not in ("torch", "numpy", "pyarrow", "cloudpickle"):
+            raise
+        console.print(f"{error.name} is missing: training needs `pip install 'paceline[train]'`", style="red", markup=False)
+        sys.exit(2)
+
+
+def _say_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+    if category.__module__.startswith("paceline"):
+        console.print(f"note: {message}", style="yellow", markup=False, soft_wrap=True)

@@ -1,0 +1,32 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from paceline.job import Job
+
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="A Python file with a module-level `job` (or file.py:name), or a built-in job.")
+]
+Workers = Annotated[Optional[int], typer.Option("--workers", "-w", min=1, help="How many workers.")]  # noqa: UP045
+Epochs = Annotated[Optional[int], typer.Option(min=1, help="Passes over the data, instead of the job's.")]  # noqa: UP045
+BatchSize = Annotated[Optional[int], typer.Option(min=1, help="Samples per batch, instead of the job's.")]  # noqa: UP045
+Seed = Annotated[Optional[int], typer.Option(help="The seed of all chance, instead of the job's.")]  # noqa: UP045
+DataDir = Annotated[Optional[str], typer.Option(help="Where MNIST-format IDX files lie.")]  # noqa: UP045
+Runs = Annotated[Path, typer.Option(help="Where run folders go.")]
+Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
+
+
+def open_job(where: str, data_dir: str | None, **changes: Any) -> Job:
+    """The job, with the settings given on the command line."""
+    from paceline.job import load_job
+    from paceline.jobs import BUILT_IN, built_in
+
+    job = built_in(where, data_dir) if where in BUILT_IN else load_job(where)
+    given = {key: value for key, value in changes.items() if value is not None}
+    return job.with_(**given) if given else job

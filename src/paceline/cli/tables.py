@@ -1,0 +1,88 @@
+"""How results are shown to people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from paceline.cli import console
+
+if TYPE_CHECKING:
+    from paceline.comparison import Comparison, Row
+
+
+def show_summary(summary: dict[str, Any]) -> None:
+    stale = summary["staleness"]
+    lines = {
+        "plan": f"{summary['plan']} on {summary['workers']} worker{'s' * (summary['workers'] > 1)}, engine {summary['engine']}",
+        "speed": f"{summary['samples_per_second']:,.0f} samples/s: {summary['updates']} updates in {summary['seconds']:.2f} s",
+        "train loss": _number(summary["train_loss"], "{:.4f}"),
+        "test": f"accuracy {_number(summary.get('test_accuracy'), '{:.2%}')}, loss {_number(summary.get('test_loss'), '{:.4f}')}",
+        "staleness": f"mean {stale['mean']:.2f}, 95% {stale['p95']:.0f}, max {stale['max']}",
+        "waiting": f"{summary['wait_fraction']:.1%} of the workers' time; {_bytes(summary['bytes_sent'])} moved",
+        "parameters": summary["parameters_sha256"][:16],
+        "run": str(summary["run"]),
+    }
+    if summary["deaths"]:
+        lines["died"] = f"workers {summary['deaths']}; the others finished their work"
+    for word, line in lines.items():
+        console.print(f"{word:>11}  {line}", markup=False, soft_wrap=True)
+
+
+def show_comparison(found: Comparison) -> None:
+    table = Table(title=f"{found.job}: plans side by side", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("plan")
+    for name in ("samples/s", "±", "speed", "effic.", "ceil.", "acc.", "common", "stale", "KB/up", "wait"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found.rows:
+        table.add_row(*_cells(row))
+    console.print(table)
+    common = "" if found.common_accuracy is None else f" common: when it reached {found.common_accuracy:.1%}, as all did."
+    console.print(
+        f"speed: over the best single process ({found.best_single}: {found.best_single_samples_per_second:,.0f} "
+        f"samples/s); effic.: that per worker. ceil.: share of what as many workers do that never meet.{common} "
+        f"Medians of {found.rounds} rounds in turn, ± half the range.",
+        style="dim",
+        markup=False,
+    )
+    slow = [row.plan for row in found.rows if row.workers > 1 and row.speedup < 1]
+    if slow:
+        console.print(f"On this job {', '.join(slow)} is slower than one process.", style="yellow", markup=False)
+
+
+def _cells(row: Row) -> list[str]:
+    half = (row.spread[1] - row.spread[0]) / 2
+    return [
+        _short(row),
+        f"{row.samples_per_second:,.0f}",
+        f"{half / row.samples_per_second:.0%}",
+        f"{row.speedup:.2f}",
+        f"{row.efficiency:.0%}",
+        _number(row.ceiling_share, "{:.0%}"),
+        _number(row.test_accuracy, "{:.1%}"),
+        _number(row.seconds_to_common_accuracy, "{:.2f} s"),
+        f"{row.staleness:.1f}",
+        f"{row.bytes_per_update / 1000:,.0f}",
+        f"{row.wait_fraction:.0%}",
+    ]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _short(row: Row) -> str:
+    """The plan without the number of workers, which the table's caption or its speed-up already tells."""
+    name, _, options = row.plan.partition(":")
+    rest = [option for option in options.split(",") if option and not option.startswith("workers=")]
+    return f"{name} x{row.workers}{''.join(' ' + option for option in rest)}" if row.workers > 1 else row.plan

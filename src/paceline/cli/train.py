@@ -1,0 +1,50 @@
+"""paceline train"""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.progress import Progress
+
+
+def train(
+    job: options.JobArgument,
+    plan: Annotated[str, typer.Option("--plan", "-p", help="How: a plan's name and options, as in downpour:workers=4")] = "sequential",
+    workers: options.Workers = None,
+    engine: Annotated[str, typer.Option(help="local: processes of this machine; virtual: a clock that jumps.")] = "local",
+    epochs: options.Epochs = None,
+    batch_size: options.BatchSize = None,
+    seed: options.Seed = None,
+    updates: Annotated[int | None, typer.Option(min=1, help="Stop after so many updates.")] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds a worker may wait for another.")] = 120.0,
+    data_dir: options.DataDir = None,
+    runs: options.Runs = Path("runs"),
+    json: options.Json = False,
+) -> None:
+    """Train JOB by one plan, and keep what happened in a run folder.
+
+    The parameters, the trace and the job itself are kept, so that `paceline replay` can run it again, bit for bit.
+    """
+    from paceline.training import train as run_training
+
+    chosen = options.open_job(job, data_dir, epochs=epochs, batch_size=batch_size, seed=seed)
+    progress = Progress(f"{chosen.name} by {plan}")
+    try:
+        run = run_training(
+            chosen, plan, workers, engine=engine, folder=runs, progress=progress, updates=updates, deadline=deadline
+        )
+    finally:
+        progress.close()
+    summary = run.summary()
+    if json:
+        sys.stdout.write(json_module.dumps(summary) + "\n")
+        return
+    from paceline.cli.tables import show_summary
+
+    show_summary(summary)

@@ -1,0 +1,170 @@
+"""`compare`: plans side by side on your own job, against the best single process and against the ceiling.
+
+What is timed, in turn (A B C, A B C, ...), so that a machine that slows down slows all of them down:
+
+- each plan,
+- the *ceiling* of each plan: as many workers, computing batches of the same size, that never meet,
+- one process, with 1 thread and with as many as there are cores; the best of them is what a speed-up is against.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.job import Job
+from paceline.plan import Plan, make
+from paceline.run import Run
+from paceline.training import RUNS, train
+
+Say = Callable[[str], None]
+DEFAULT_PLANS = ("sequential", "ddp", "ring", "downpour")
+SHORT = 0.7  # seconds of one timed round, unless the user says how long
+
+
+@dataclass
+class Row:
+    """One plan's line of the table."""
+
+    plan: str
+    workers: int
+    samples_per_second: float
+    spread: tuple[float, float]
+    ceiling_share: float | None
+    speedup: float
+    efficiency: float
+    test_accuracy: float | None
+    test_loss: float | None
+    seconds_to_common_accuracy: float | None
+    staleness: float
+    bytes_per_update: float
+    wait_fraction: float
+    run: str | None
+
+
+@dataclass
+class Comparison:
+    job: str
+    rows: list[Row]
+    best_single: str
+    best_single_samples_per_second: float
+    common_accuracy: float | None
+    rounds: int
+    runs: list[Run] = field(repr=False, default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        found = {key: value for key, value in self.__dict__.items() if key not in ("rows", "runs")}
+        return {**found, "plans": [asdict(row) for row in self.rows]}
+
+
+@dataclass
+class _Entrant:
+    """Somebody to be timed: a plan on the job, for `updates` updates a round."""
+
+    name: str
+    plan: Plan
+    job: Job
+    speeds: list[float] = field(default_factory=list)
+    updates: int | None = None
+
+    def race(self, seconds: float) -> None:
+        """One round: train for about so many seconds; the first finds out how many updates that is."""
+        if self.updates is None:
+            first = train(self.job, self.plan, folder=None, updates=20 * self.plan.workers)
+            summary = first.summary()
+            self.updates = max(20, math.ceil(seconds * summary["updates"] / summary["seconds"]))
+        # As many epochs as it takes: the round's length is in `updates`.
+        job = self.job.with_(epochs=10**6)
+        self.speeds.append(train(job, self.plan, folder=None, updates=self.updates).summary()["samples_per_second"])
+
+    @property
+    def speed(self) -> float:
+        return statistics.median(self.speeds)
+
+
+def compare(
+    job: Job,
+    plans: Sequence[str | Plan] = DEFAULT_PLANS,
+    workers: int | None = 2,
+    *,
+    seconds: float | None = None,
+    folder: str | Path | None = RUNS,
+    say: Say = lambda line: None,
+) -> Comparison:
+    """Train the whole job by every plan, then time them all in turn.
+
+    seconds   timed seconds per plan, in five rounds; without it three short rounds
+    say       is told in plain lines what goes on
+    """
+    chosen = [Plan.parse(plan, workers) for plan in plans]
+    runs = []
+    for plan in chosen:
+        say(f"training {job.name} by {plan} ...")
+        runs.append(train(job, plan, folder=folder))
+    rounds, length = (5, seconds / 5) if seconds else (3, SHORT)
+    bare = job.with_(test=None)
+    entrants = [_Entrant(str(plan), plan, bare) for plan in chosen]
+    singles = [_Entrant(f"{t} thread{'s' * (t > 1)}", make("sequential", threads=t), bare) for t in _thread_counts()]
+    ceilings = {key: _ceiling(bare, *key) for key in {_ceiling_key(bare, plan) for plan in chosen} if key[0] > 1}
+    for number in range(rounds):
+        say(f"timing, round {number + 1} of {rounds} ...")
+        for entrant in (*entrants, *singles, *ceilings.values()):
+            entrant.race(length)
+    best = max(singles, key=lambda single: single.speed)
+    common = _common_accuracy(runs)
+    rows = [
+        _row(entrant, run, best.speed, ceilings.get(_ceiling_key(bare, entrant.plan)), common)
+        for entrant, run in zip(entrants, runs, strict=True)
+    ]
+    return Comparison(job.name, rows, best.name, best.speed, common, rounds, runs)
+
+
+def _thread_counts() -> list[int]:
+    cores = len(os.sched_getaffinity(0))
+    return sorted({1, 2, cores} & set(range(1, cores + 1)))
+
+
+def _ceiling_key(job: Job, plan: Plan) -> tuple[int, int]:
+    """(workers, samples that one worker computes in one piece)"""
+    return plan.workers, math.ceil(job.batch_size / plan.parts) if plan.workers > 1 else job.batch_size
+
+
+def _ceiling(job: Job, workers: int, batch: int) -> _Entrant:
+    return _Entrant(f"ceiling of {workers} x {batch}", make("ceiling", workers=workers), job.with_(batch_size=batch))
+
+
+def _common_accuracy(runs: Sequence[Run]) -> float | None:
+    """The best test accuracy that every run reached."""
+    best = [max((h["test_accuracy"] for h in run.history if "test_accuracy" in h), default=None) for run in runs]
+    return None if not best or None in best else min(b for b in best if b is not None)
+
+
+def _seconds_to(run: Run, accuracy: float | None) -> float | None:
+    if accuracy is None:
+        return None
+    return next((h["seconds"] for h in run.history if h.get("test_accuracy", -1.0) >= accuracy), None)
+
+
+def _row(entrant: _Entrant, run: Run, single: float, ceiling: _Entrant | None, common: float | None) -> Row:
+    summary, speed = run.summary(), entrant.speed
+    return Row(
+        plan=entrant.name,
+        workers=entrant.plan.workers,
+        samples_per_second=speed,
+        spread=(min(entrant.speeds), max(entrant.speeds)),
+        ceiling_share=speed / ceiling.speed if ceiling else None,
+        speedup=speed / single,
+        efficiency=speed / single / entrant.plan.workers,
+        test_accuracy=summary.get("test_accuracy"),
+        test_loss=summary.get("test_loss"),
+        seconds_to_common_accuracy=_seconds_to(run, common),
+        staleness=summary["staleness"]["mean"],
+        bytes_per_update=summary["bytes_sent"] / max(1, summary["updates"]),
+        wait_fraction=summary["wait_fraction"],
+        run=summary["run"],
+    )

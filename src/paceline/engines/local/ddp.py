@@ -1,0 +1,53 @@
+"""PyTorch's own DistributedDataParallel over gloo, for comparison: the same chunks, the same processes, its meeting."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from time import perf_counter_ns as now
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.trace import Kind
+
+if TYPE_CHECKING:
+    from paceline.engines.local.worker import LocalWorker
+
+
+def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    workers, agenda, replica = worker.plan.workers, worker.agenda, worker.replica
+    dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=worker.number, world_size=workers)
+    wrapped = DistributedDataParallel(replica.module)
+    pace = worker.optimizer if worker.job.schedule is None else worker.job.schedule(worker.optimizer)
+    for update in range(agenda.updates):
+        worker.arena.doing[worker.number] = update
+        start, losses, samples = now(), 0.0, 0
+        worker.optimizer.zero_grad()
+        # One pass per update on every rank, whatever falls to it: DDP meets in each backward.
+        chunks = agenda.mine(update, worker.number) or [agenda.filled(update)[0]]
+        mine = len(agenda.mine(update, worker.number)) > 0
+        for number, chunk in enumerate(chunks):
+            batch = worker.learner.reader.batch(chunk)
+            replica.chance.begin(chunk.update, chunk.index)
+            wrapped.require_backward_grad_sync = number == len(chunks) - 1
+            loss = replica.loss(wrapped, batch)
+            (loss * (chunk.weight * workers * mine)).backward()
+            losses, samples = losses + float(loss.detach()) * chunk.samples, samples + chunk.samples * mine
+        if worker.job.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(replica.parameters, worker.job.clip_norm)
+        worker.record(Kind.COMPUTE, update, -1, update, -1, start, now(), 0, samples, 0, losses / max(samples, 1))
+        start = now()
+        worker.optimizer.step()
+        if pace is not worker.optimizer:
+            pace.step()
+        worker.record(Kind.APPLY, update, 0, update, update + 1, start, now(), 0, 0, 0, 0.0)
+        if worker.number == 0:
+            worker.snapshot(update + 1)
+    worker.hand_in()
+    # Ending the group, or DDP's own destructor, now and then waits for ever (torch 2.13, gloo). The process ends instead.
+    dist.barrier()
+    worker.kept_alive = wrapped

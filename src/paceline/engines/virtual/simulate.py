@@ -1,0 +1,248 @@
+"""A plan in a virtual world: in time only (`simulate`), or with the job's real arithmetic (`train`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from paceline.compute.payload import Computed, Payload
+from paceline.core.actions import Apply, Drop, Wait
+from paceline.core.agenda import Agenda, Chunk
+from paceline.core.events import Compute, Death, Push
+from paceline.core.meetings import Collective
+from paceline.core.server import Desk, Shard
+from paceline.core.worker import HOME, Worker
+from paceline.engines.arithmetic import Apart, Together, threads
+from paceline.engines.setup import Outcome, Setup, Snapshot
+from paceline.engines.virtual.clock import Clock
+from paceline.engines.virtual.world import Fate, World
+from paceline.errors import RunFailed, WorkerDied
+from paceline.plan import Plan
+from paceline.trace import Kind, Row, Trace
+
+CLOSED_FORM_FROM = 65  # workers: up to 64 the closed form is proved equal to the table, which is then executed
+
+
+class ShardSums(Protocol):
+    """The arithmetic of an asynchronous plan: `engines.arithmetic.Apart`, or none."""
+
+    def compute(self, worker: int, chunks: list[Chunk]) -> Computed: ...
+
+    def push(self, worker: int, shard: int, version: int) -> None: ...
+
+    def keep(self, updates: int, seconds: float) -> None: ...
+
+
+def train(setup: Setup, world: World) -> Outcome:
+    """The job's real arithmetic, in virtual time."""
+    with threads(setup.plan.threads):
+        return _train(setup, world)
+
+
+def _train(setup: Setup, world: World) -> Outcome:
+    numbers = setup.layout.bytes
+    if setup.plan.gate is not None:
+        apart = Apart(setup)
+        rows = _by_shards(setup.plan, setup.agenda, world, numbers, apart)
+        return _outcome(rows, apart.values(), apart.snapshots)
+    together = Together(setup)
+    if setup.plan.meeting is not None:
+        numbers = Payload.length(setup.layout) * setup.layout.bytes_per_number
+    rows = _in_step(setup.plan, setup.agenda, world, numbers, together)
+    return _outcome(rows, together.values(), together.snapshots)
+
+
+def simulate(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 220_200) -> Trace:
+    """Time only: what the plan would do in this world, without a model."""
+    run = _by_shards if plan.gate is not None else _in_step
+    return Trace.of(sorted(run(plan, agenda, world, parameter_bytes, None), key=lambda row: row.end))
+
+
+def _outcome(rows: list[Row], values: list[Tensor], snapshots: list[Snapshot]) -> Outcome:
+    trace = Trace.of(sorted(rows, key=lambda row: row.end))
+    return Outcome(trace, max((row.end for row in rows), default=0) / 1e9, values, snapshots)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+# --- plans that keep step -------------------------------------------------------------------------------------------
+
+
+def _in_step(plan: Plan, agenda: Agenda, world: World, size: int, sums: Together | None) -> list[Row]:
+    fate, rows, ready = Fate(world, plan.workers), [], [0.0] * plan.workers
+    meeting: Collective | None = plan.meeting if plan.synchronous else None  # type: ignore[assignment]
+    alone = meeting is None
+    for update in range(agenda.updates):
+        if alone:
+            who = update % plan.workers
+            parts = [(who, agenda.filled(update))]
+        else:
+            parts = [(worker, agenda.mine(update, worker)) for worker in range(plan.workers)]
+        shares = []
+        for worker, chunks in parts:
+            samples, start = sum(c.samples for c in chunks), ready[worker]
+            ready[worker] = start + fate.compute_seconds(worker, samples)
+            if world.deaths.get(worker, math.inf) < ready[worker]:
+                raise WorkerDied(worker, "as the world willed", f"in update {update}", "The plan cannot go on without it.")
+            loss = math.nan
+            if sums is not None and (worker == 0 or not alone):
+                shares.append(sums.compute(chunks))
+                loss = shares[-1].loss / shares[-1].weight if shares[-1].weight else math.nan
+            times = _ns(start), _ns(ready[worker])
+            rows.append(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, samples=samples, value=loss))
+        if meeting is not None:
+            rows += _meet(meeting, plan.workers, world, size, ready, update)
+        if shares and sums is not None:
+            sums.apply(shares)
+            sums.keep(update + 1, max(ready))
+        for worker, _ in parts:
+            start = ready[worker]
+            ready[worker] += world.update
+            rows.append(Row(Kind.APPLY, worker, update, 0, update, update + 1, _ns(start), _ns(ready[worker])))
+    return rows
+
+
+def _meet(
+    meeting: Collective, workers: int, world: World, size: int, ready: list[float], update: int
+) -> list[Row]:
+    """Move every worker's clock to the end of the collective; one row each."""
+    came, piece = list(ready), size / meeting.segments(workers)
+    waited, sent = [0.0] * workers, [0] * workers
+    if workers >= CLOSED_FORM_FROM:
+        end = max(came) + meeting.seconds(workers, size, world.latency, world.bandwidth)
+        ready[:] = [end] * workers
+        waited = [max(came) - c for c in came]
+    else:
+        for row in zip(*(meeting.steps(worker, workers) for worker in range(workers)), strict=True):
+            offered = list(ready)
+            for worker, step in enumerate(row):
+                waited[worker] += max(0.0, offered[step.receive_from] - offered[worker])
+                ready[worker] = max(offered[worker], offered[step.receive_from] + world.travel(piece))
+                sent[worker] += round(piece)
+    return [
+        Row(Kind.MEET, w, update, -1, update, -1, _ns(came[w]), _ns(ready[w]), _ns(waited[w]), 0, sent[w], 0.0)
+        for w in range(workers)
+    ]
+
+
+# --- plans with a server --------------------------------------------------------------------------------------------
+
+
+def _by_shards(plan: Plan, agenda: Agenda, world: World, size: int, sums: ShardSums | None) -> list[Row]:
+    server = _Server(plan, agenda, world, size, sums)
+    server.run()
+    return server.rows
+
+
+class _Server:
+    """Desk, shards and workers on one clock. Every shard serves one push at a time, in the order of arrival."""
+
+    def __init__(self, plan: Plan, agenda: Agenda, world: World, size: int, sums: ShardSums | None) -> None:
+        assert plan.gate is not None
+        self.plan, self.agenda, self.world, self.sums = plan, agenda, world, sums
+        self.clock, self.fate, self.rows = Clock(), Fate(world, plan.workers), list[Row]()
+        shards = plan.shards
+        self.piece = size // shards
+        self.desk = Desk(plan.workers, agenda.updates, plan.gate)
+        self.desk_state = [0] * self.desk.ints
+        self.desk.init(self.desk_state)
+        self.shard = Shard(plan.workers)
+        self.states = [[0] * self.shard.ints for _ in range(shards)]
+        for state in self.states:
+            self.shard.init(state)
+        self.free = [0.0] * shards
+        self.workers = [Worker(number, shards) for number in range(plan.workers)]
+        self.waiting: dict[int, float] = {}
+        self.dead: set[int] = set()
+
+    def run(self) -> None:
+        for worker, when in self.world.deaths.items():
+            if worker < self.plan.workers:
+                self.clock.at(when, self._death(worker))
+        for worker in self.workers:
+            self.clock.at(0.0, self._next(worker))
+        self.clock.run()
+        if self.desk.finished(self.desk_state) < self.agenda.updates:
+            raise RunFailed("every worker died; nothing was left to finish the run")
+
+    def _next(self, worker: Worker) -> Callable[[], None]:
+        return lambda: None if worker.number in self.dead else self._advance(worker)
+
+    def _advance(self, worker: Worker) -> None:
+        command, now = worker.command(), self.clock.now
+        if isinstance(command, Compute):
+            self.clock.at(now + self._compute(worker, command), self._next(worker))
+        elif isinstance(command, Push):
+            arrives = now + self.world.travel(self.piece)
+            self.clock.at(arrives, lambda: self._arrive(worker, command, now))
+        elif command is not None:
+            action = self.desk.handle(self.desk_state, command)
+            worker.answer(action)
+            if isinstance(action, Wait):
+                self.waiting[worker.number] = now
+            elif worker.stage != HOME:
+                self._advance(worker)
+            self._wake()
+
+    def _wake(self) -> None:
+        """Something changed at the desk: those who wait may ask again."""
+        for number in list(self.waiting):
+            if number in self.dead or self.desk_state[2] or self.desk.finished(self.desk_state) == self.agenda.updates:
+                del self.waiting[number]
+                self.clock.at(self.clock.now, self._next(self.workers[number]))
+
+    def _compute(self, worker: Worker, command: Compute) -> float:
+        number, chunks = worker.number, self.agenda.filled(command.batch)
+        samples, now = sum(c.samples for c in chunks), self.clock.now
+        seconds, loss = self.fate.compute_seconds(number, samples), math.nan
+        if self.sums is not None:
+            computed = self.sums.compute(number, chunks)
+            loss = computed.loss / computed.weight
+        base = self.states[0][1 + number]
+        times = _ns(now), _ns(now + seconds)
+        if self.world.deaths.get(number, math.inf) > now + seconds:
+            self.rows.append(Row(Kind.COMPUTE, number, command.batch, -1, base, -1, *times, samples=samples, value=loss))
+        worker.answer(Drop())  # any answer moves it on
+        return seconds
+
+    def _arrive(self, worker: Worker, command: Push, sent: float) -> None:
+        if worker.number in self.dead:
+            return  # the message died with its sender
+        shard, now = command.shard, self.clock.now
+        action = self.shard.handle(self.states[shard], command)
+        start = max(now, self.free[shard])
+        end = start + (self.world.update if isinstance(action, Apply) else 0.0)
+        self.free[shard] = end
+        back = end + self.world.travel(self.piece)
+        if isinstance(action, Apply):
+            if self.sums is not None:
+                self.sums.push(worker.number, shard, action.version)
+                if shard == 0:
+                    self.sums.keep(action.version, end)
+            self.rows.append(
+                Row(
+                    Kind.APPLY, worker.number, command.batch, shard, action.base, action.version,
+                    _ns(sent), _ns(end), _ns(start - now), 0, 2 * self.piece, 0.0,
+                )
+            )  # fmt: skip
+        else:
+            self.rows.append(Row(Kind.DROP, worker.number, command.batch, shard, start=_ns(sent), end=_ns(end)))
+        worker.answer(action)
+        self.clock.at(back, self._next(worker))
+
+    def _death(self, worker: int) -> Callable[[], None]:
+        def die() -> None:
+            if self.workers[worker].stage == HOME:
+                return
+            self.dead.add(worker)
+            self.desk.handle(self.desk_state, Death(worker))
+            at = _ns(self.clock.now)
+            self.rows.append(Row(Kind.DEATH, worker, self.workers[worker].batch, start=at, end=at))
+            self._wake()
+
+        return die
