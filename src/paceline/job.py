@@ -116,7 +116,7 @@ class Job:
 
     @property
     def torch_device(self) -> torch.device:
-        """"auto" is the CPU wherever workers share memory; name "cuda" to train sequentially on a GPU."""
+        """ "auto" is the CPU wherever workers share memory; name "cuda" to train sequentially on a GPU."""
         return torch.device("cpu" if self.device == "auto" else self.device)
 
 
@@ -151,7 +151,8 @@ def _from_file(path: str, name: str) -> Job:
     if not file.is_file():
         raise JobError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(f"paceline_job_{file.stem}", file)
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(file.parent))

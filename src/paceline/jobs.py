@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,9 @@ class IdxMissing(UserWarning):
 
 
 def digits(size: int, copies: int) -> tuple[Pair, Pair]:
-    """(train, test): a fifth of the images is kept for testing; the rest are shifted by up to a tenth, `copies` times."""
+    """(train, test): a fifth of the images is kept for testing; the rest are shifted by up to a tenth, `copies`
+    times.
+    """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -89,7 +92,7 @@ def _idx_pair(folder: Path, part: str) -> Pair:
     return torch.from_numpy(x), torch.from_numpy(_read_idx(folder, f"{part}-labels-idx1-ubyte").astype(np.int64))
 
 
-def _read_idx(folder: Path, name: str) -> np.ndarray:  # type: ignore[type-arg]
+def _read_idx(folder: Path, name: str) -> np.ndarray:
     file = _idx_file(folder, name)
     if file is None:
         raise JobError(f"{folder} holds no {name}[.gz]")
@@ -188,14 +191,14 @@ class TinyTransformer(nn.Module):
 # --- jobs -----------------------------------------------------------------------------------------------------------
 
 
-def _job(name: str, model: Callable[[], nn.Module], data: tuple[Pair, Pair], **rest: object) -> Job:
+def _job(name: str, model: Callable[[], nn.Module], data: tuple[Pair, Pair], **rest: Any) -> Job:
     train, test = data
-    defaults: dict[str, object] = {
+    defaults: dict[str, Any] = {
         "loss": nn.CrossEntropyLoss(),
         "optimizer": partial(torch.optim.SGD, lr=0.1),
         "batch_size": 100,
     }
-    return Job(model=model, data=train, test=test, name=name, origin=name, **{**defaults, **rest})  # type: ignore[arg-type]
+    return Job(model=model, data=train, test=test, name=name, origin=name, **{**defaults, **rest})
 
 
 def _tanh_sgd() -> Callable[..., torch.optim.Optimizer]:

@@ -97,9 +97,7 @@ def _ddp(workers: int, threads: int) -> Plan:
 RECIPES: dict[str, Recipe] = {
     "sequential": Recipe("one process; chunks=N is the oracle of N workers", _sequential, {"chunks": 1, "threads": 1}),
     "ring": Recipe("synchronous all-reduce around a ring", _ring, {"workers": 2, "threads": 1}),
-    "downpour": Recipe(
-        "asynchronous parameter server", _downpour, {"workers": 2, "shards": 1, "threads": 1}
-    ),
+    "downpour": Recipe("asynchronous parameter server", _downpour, {"workers": 2, "shards": 1, "threads": 1}),
     "ceiling": Recipe("workers that never meet: the speed nobody can beat", _ceiling, {"workers": 2, "threads": 1}),
     "ddp": Recipe("PyTorch's DistributedDataParallel over gloo", _ddp, {"workers": 2, "threads": 1}),
 }

@@ -1,10 +1,10 @@
 """The run folder: everything about one training, openable at any moment, also after a crash.
 
-    run.json      plan, job, machine, versions, threads, seeds, fingerprint, status, summary   (replaced atomically)
-    trace.arrow   what happened
-    model.pt      the trained parameters (a state_dict)
-    job.pickle    the job itself, without tensors too large to copy                            (for replay)
-    source.py     the text of the job's file, where there is one
+run.json      plan, job, machine, versions, threads, seeds, fingerprint, status, summary   (replaced atomically)
+trace.arrow   what happened
+model.pt      the trained parameters (a state_dict)
+job.pickle    the job itself, without tensors too large to copy                            (for replay)
+source.py     the text of the job's file, where there is one
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=False)
         except OSError as error:
-            raise RunFolderError(f"the run's folder {path} cannot be made: {error.strerror}; give another folder=") from error
+            raise RunFolderError(
+                f"the run's folder {path} cannot be made: {error.strerror}; give another folder="
+            ) from error
 
     def file(self, name: str) -> Path | None:
         return self.path / name if self.path else None

@@ -1,6 +1,6 @@
 """Stories: how any interleaving or failure is told.
 
-    A story is a list of steps (who, what), told one per line under a headline, with the broken rule at the end.
+A story is a list of steps (who, what), told one per line under a headline, with the broken rule at the end.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@
     bytes     moved between workers
     value     the loss of a COMPUTE
 
-Workers write rows into a ring of shared memory each (about 200 ns a row); whoever runs the engine drains the rings into an
-Arrow stream, which opens whole up to the last drain even when everything was killed.
+Workers write rows into a ring of shared memory each (about 200 ns a row); whoever runs the engine drains the rings
+into an Arrow stream, which opens whole up to the last drain even when everything was killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -98,8 +98,8 @@ class TraceWriter:
     """Appends drained rows to the run folder's Arrow stream; `path` None keeps them in memory only."""
 
     def __init__(self, path: Path | None, start: int) -> None:
-        self._file = pa.OSFile(str(path), "wb") if path else None
-        self._stream = pa.ipc.new_stream(self._file, SCHEMA) if self._file else None
+        self._file: Any = pa.OSFile(str(path), "wb") if path else None
+        self._stream: Any = pa.ipc.new_stream(self._file, SCHEMA) if path else None
         self._parts: list[Columns] = []
         self.origin = start
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,12 +50,11 @@ def train(
     place.write(record)
     keep_job(place, job)
     try:
-        with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
-            if engine == "virtual":
-                outcome = virtual.train(setup, world or virtual.World())
-                place.keep_trace(outcome.trace)
-            else:
-                outcome = local.train(setup, Path(scratch), place.file("trace.arrow"), progress, deadline)
+        if engine == "virtual":
+            outcome = virtual.train(setup, world or virtual.World())
+            place.keep_trace(outcome.trace)
+            return finish(setup, outcome, place, record)
+        with local.train(setup, place.file("trace.arrow"), progress, deadline) as outcome:
             return finish(setup, outcome, place, record)
     except BaseException as error:
         place.write({**record, "status": "failed", "error": f"{type(error).__name__}: {error}"})

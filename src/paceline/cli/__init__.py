@@ -1,4 +1,5 @@
-"""The command line: a file per command, no logic. What is for people goes to standard error, `--json` to standard output.
+"""The command line: a file per command, no logic. What is for people goes to standard error, `--json` to standard
+output.
 
 Exit codes: 0 done, 1 a failed run, 2 wrong use, 130 interrupted.
 """
@@ -23,7 +24,9 @@ console = Console(stderr=True, highlight=False)
 
 
 @app.callback()
-def paceline(debug: bool = typer.Option(False, "--debug", help="Show the whole traceback of an error.")) -> None:
+def paceline(
+    debug: bool = typer.Option(False, "--debug", help="Show the whole traceback of an error."),
+) -> None:
     global _debug
     _debug = debug
 
@@ -38,7 +41,7 @@ def main() -> None:
     app.command()(train.train)
     app.command()(compare.compare)
     app.command()(replay.replay)
-    warnings.showwarning = _say_warning
+    warnings.showwarning = _say_warning  # type: ignore[assignment]
     if not sys.platform.startswith("linux"):
         console.print("Paceline needs Linux: its shared memory and its record locks are the kernel's.", style="red")
         sys.exit(2)
@@ -55,7 +58,11 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if _debug or error.name not in ("torch", "numpy", "pyarrow", "cloudpickle"):
             raise
-        console.print(f"{error.name} is missing: training needs `pip install 'paceline[train]'`", style="red", markup=False)
+        console.print(
+            f"{error.name} is missing: training needs `pip install 'paceline[train]'`",
+            style="red",
+            markup=False,
+        )
         sys.exit(2)
 
 

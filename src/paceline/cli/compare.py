@@ -33,7 +33,12 @@ def compare(
 
     chosen = options.open_job(job, data_dir, epochs=epochs, batch_size=batch_size, seed=seed)
     found = run_comparison(
-        chosen, split_plans(plans), workers, seconds=seconds, folder=runs, say=lambda line: console.print(line, style="dim")
+        chosen,
+        split_plans(plans),
+        workers,
+        seconds=seconds,
+        folder=runs,
+        say=lambda line: console.print(line, style="dim"),
     )
     if json:
         sys.stdout.write(json_module.dumps(found.as_dict()) + "\n")

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from paceline.job import Job
 
 JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="A Python file with a module-level `job` (or file.py:name), or a built-in job.")
+    str,
+    typer.Argument(metavar="JOB", help="A Python file with a module-level `job` (or file.py:name), or a built-in job."),
 ]
 Workers = Annotated[Optional[int], typer.Option("--workers", "-w", min=1, help="How many workers.")]  # noqa: UP045
 Epochs = Annotated[Optional[int], typer.Option(min=1, help="Passes over the data, instead of the job's.")]  # noqa: UP045

@@ -15,7 +15,8 @@ from paceline.cli import console, options
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     until: Annotated[
-        str | None, typer.Option(help="Stop after this update, or `nan`: before the first update that is not finite.")
+        str | None,
+        typer.Option(help="Stop after this update, or `nan`: before the first update that is not finite."),
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the model (and the guilty batch) to this file.")] = None,
     json: options.Json = False,
@@ -30,7 +31,10 @@ def replay(
 
     found = run_again(run, until)
     if save is not None:
-        torch.save({"model": found.model.state_dict(), "batch": found.guilty_batch, "samples": found.guilty_samples}, save)
+        torch.save(
+            {"model": found.model.state_dict(), "batch": found.guilty_batch, "samples": found.guilty_samples},
+            save,
+        )
     if json:
         sys.stdout.write(
             json_module.dumps(
@@ -47,7 +51,10 @@ def replay(
         )
         return
     if found.matches:
-        console.print(f"the same bits: {found.updates} updates, parameters {found.parameters_sha256[:16]}", style="green")
+        console.print(
+            f"the same bits: {found.updates} updates, parameters {found.parameters_sha256[:16]}",
+            style="green",
+        )
         return
     console.print(f"replayed {found.updates} updates; parameters {found.parameters_sha256[:16]}")
     if found.guilty_samples is not None:

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 
 def show_summary(summary: dict[str, Any]) -> None:
-    stale = summary["staleness"]
+    stale, workers = summary["staleness"], summary["workers"]
+    updates, rate = summary["updates"], summary["samples_per_second"]
+    accuracy, loss = _number(summary.get("test_accuracy"), "{:.2%}"), _number(summary.get("test_loss"), "{:.4f}")
     lines = {
-        "plan": f"{summary['plan']} on {summary['workers']} worker{'s' * (summary['workers'] > 1)}, engine {summary['engine']}",
-        "speed": f"{summary['samples_per_second']:,.0f} samples/s: {summary['updates']} updates in {summary['seconds']:.2f} s",
+        "plan": f"{summary['plan']} on {workers} worker{'s' * (workers > 1)}, engine {summary['engine']}",
+        "speed": f"{rate:,.0f} samples/s: {updates} updates in {summary['seconds']:.2f} s",
         "train loss": _number(summary["train_loss"], "{:.4f}"),
-        "test": f"accuracy {_number(summary.get('test_accuracy'), '{:.2%}')}, loss {_number(summary.get('test_loss'), '{:.4f}')}",
+        "test": f"accuracy {accuracy}, loss {loss}",
         "staleness": f"mean {stale['mean']:.2f}, 95% {stale['p95']:.0f}, max {stale['max']}",
         "waiting": f"{summary['wait_fraction']:.1%} of the workers' time; {_bytes(summary['bytes_sent'])} moved",
         "parameters": summary["parameters_sha256"][:16],
@@ -38,7 +40,9 @@ def show_comparison(found: Comparison) -> None:
     for row in found.rows:
         table.add_row(*_cells(row))
     console.print(table)
-    common = "" if found.common_accuracy is None else f" common: when it reached {found.common_accuracy:.1%}, as all did."
+    common = (
+        "" if found.common_accuracy is None else f" common: when it reached {found.common_accuracy:.1%}, as all did."
+    )
     console.print(
         f"speed: over the best single process ({found.best_single}: {found.best_single_samples_per_second:,.0f} "
         f"samples/s); effic.: that per worker. ceil.: share of what as many workers do that never meet.{common} "

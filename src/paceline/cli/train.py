@@ -15,9 +15,13 @@ from paceline.cli.progress import Progress
 
 def train(
     job: options.JobArgument,
-    plan: Annotated[str, typer.Option("--plan", "-p", help="How: a plan's name and options, as in downpour:workers=4")] = "sequential",
+    plan: Annotated[
+        str, typer.Option("--plan", "-p", help="How: a plan's name and options, as in downpour:workers=4")
+    ] = "sequential",
     workers: options.Workers = None,
-    engine: Annotated[str, typer.Option(help="local: processes of this machine; virtual: a clock that jumps.")] = "local",
+    engine: Annotated[
+        str, typer.Option(help="local: processes of this machine; virtual: a clock that jumps.")
+    ] = "local",
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
@@ -37,7 +41,14 @@ def train(
     progress = Progress(f"{chosen.name} by {plan}")
     try:
         run = run_training(
-            chosen, plan, workers, engine=engine, folder=runs, progress=progress, updates=updates, deadline=deadline
+            chosen,
+            plan,
+            workers,
+            engine=engine,
+            folder=runs,
+            progress=progress,
+            updates=updates,
+            deadline=deadline,
         )
     finally:
         progress.close()

@@ -31,7 +31,7 @@ class Replica:
 
     def backward(self, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""
-        self.chance.begin(chunk.update, chunk.index)
+        self.chance.begin(chunk.update, chunk.number)
         if self.job.transform is not None:
             batch = self.job.transform(batch)
         if self.device.type != "cpu":
@@ -41,7 +41,8 @@ class Replica:
         else:
             with torch.autocast(self.device.type, dtype=self.autocast):
                 loss = self.loss(self.module, batch)
-        # Seeding the backward pass with the weight costs nothing; scaling the gradient afterwards would be one more pass.
+        # Seeding the backward pass with the weight costs nothing; scaling the gradient afterwards would be one more
+        # pass.
         loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
         return float(loss.detach())
 

@@ -1,8 +1,8 @@
 """Chance as a function of (seed, update, chunk, module), never of the worker or of time.
 
-Reseeding the default generator costs about a microsecond (torch.manual_seed, which visits every device, costs a hundred), so
-it is done at the start of every chunk and again before every module that draws: whoever computes a chunk, and in whichever
-part of the model, draws the same numbers.
+Reseeding the default generator costs about a microsecond (torch.manual_seed, which visits every device, costs a
+hundred), so it is done at the start of every chunk and again before every module that draws: whoever computes a
+chunk, and in whichever part of the model, draws the same numbers.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Homes: where parameters live and the user's own optimizer changes them.
 
-A `ReplicaHome` is a worker's private copy of everything. A `ShardHome` is one worker's hands on a shard of a server: any
-process that sees the same memory can take the next step, and undo the step of one that was killed in the middle.
+A `ReplicaHome` is a worker's private copy of everything. A `ShardHome` is one worker's hands on a shard of a server:
+any process that sees the same memory can take the next step, and undo the step of one that was killed in the middle.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,7 +78,7 @@ def state_shapes(parameters: list[nn.Parameter], optimizer: Optimizer) -> list[S
     copies = {p: nn.Parameter(p.detach().clone()) for p in parameters}
     for twin_of in copies.values():
         twin_of.grad = torch.zeros_like(twin_of)
-    twin = deepcopy_optimizer(optimizer, copies)
+    twin = optimizer_over(optimizer, copies)
     twin.step()
     return [
         {key: _cell(key, value, type(optimizer).__name__) for key, value in twin.state.get(twin_of, {}).items()}
@@ -87,9 +86,10 @@ def state_shapes(parameters: list[nn.Parameter], optimizer: Optimizer) -> list[S
     ]
 
 
-def deepcopy_optimizer(optimizer: Optimizer, parameters: dict[nn.Parameter, nn.Parameter]) -> Optimizer:
+def optimizer_over(optimizer: Optimizer, parameters: dict[nn.Parameter, nn.Parameter]) -> Optimizer:
     """The same optimizer, without memory, over other parameters; groups keep only those in `parameters`."""
-    twin = copy.copy(optimizer)
+    twin: Optimizer = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)  # copy.copy would keep only what an optimizer pickles
     twin.state = defaultdict(dict)
     twin.param_groups = [
         {**group, "params": [parameters[p] for p in group["params"] if p in parameters]}
@@ -154,9 +154,10 @@ def _up(size: int) -> int:
 class ShardHome:
     """One shard of a server, in memory that may be shared, seen by one worker.
 
-    The worker computes with its own `copy`. To change the shard it takes the shard's newest values into that copy first, which
-    makes the copy an undo record should the worker be killed half-way; changes the shard in place; and pulls the
-    result. In place, because lines of memory that one core writes and others only read are slow to write again.
+    The worker computes with its own `copy`. To change the shard it takes the shard's newest values into that copy
+    first, which makes the copy an undo record should the worker be killed half-way; changes the shard in place; and
+    pulls the result. In place, because lines of memory that one core writes and others only read are slow to write
+    again.
     """
 
     def __init__(

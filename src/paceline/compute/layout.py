@@ -4,9 +4,10 @@
     | weight ---- | bias - | moving buffers | | weight -------- | bias |
     ^             ^                           every tensor starts at a multiple of 64 bytes
 
-Whole parameters go to shards, balanced by size. Alignment makes the vectorised kernels fast and, as it is the same in every
-process, their bits the same. Buffers that training moves (batch-norm statistics) travel at the end of shard 0: the server
-is their owner, and the last push wins. Their integers are kept as floating-point numbers and rounded on the way back.
+Whole parameters go to shards, balanced by size. Alignment makes the vectorised kernels fast and, as it is the same
+in every process, their bits the same. Buffers that training moves (batch-norm statistics) travel at the end of shard
+0: the server is their owner, and the last push wins. Their integers are kept as floating-point numbers and rounded
+on the way back.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
-def lay_out(module: nn.Module, shards: int, moving: Sequence[str]) -> Layout:
+def check_trainable(module: nn.Module) -> torch.dtype:
+    """Refuse a module with nothing to train, or with parameters of several types; else their type."""
     parameters = trainable(module)
     if not parameters:
         raise JobError(f"{type(module).__name__} has no parameter that requires a gradient: nothing to train")
@@ -82,7 +84,11 @@ def lay_out(module: nn.Module, shards: int, moving: Sequence[str]) -> Layout:
             f"the model's parameters are of {len(dtypes)} types ({', '.join(sorted(map(str, dtypes)))}); "
             "make them one, as in model.float()"
         )
-    (dtype,) = dtypes
+    return dtypes.pop()
+
+
+def lay_out(module: nn.Module, shards: int, moving: Sequence[str]) -> Layout:
+    dtype, parameters = check_trainable(module), trainable(module)
     buffers = dict(module.named_buffers())
     moved = [(name, tuple(buffers[name].shape)) for name in moving]
     groups = _balance({name: p.numel() for name, p in parameters.items()}, min(shards, len(parameters)))
@@ -94,7 +100,9 @@ def lay_out(module: nn.Module, shards: int, moving: Sequence[str]) -> Layout:
 
 
 def _shard(
-    parameters: list[tuple[str, tuple[int, ...]]], buffers: list[tuple[str, tuple[int, ...]]], dtype: torch.dtype
+    parameters: list[tuple[str, tuple[int, ...]]],
+    buffers: list[tuple[str, tuple[int, ...]]],
+    dtype: torch.dtype,
 ) -> ShardLayout:
     step, start = ALIGN // dtype.itemsize, 0
     places: list[Place] = []

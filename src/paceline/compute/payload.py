@@ -54,7 +54,7 @@ class Payload:
             return
         present = [0.0 if g is None else 1.0 for g in computed.gradients]  # `None in` would compare tensors
         if all(present):
-            torch._foreach_copy_(self.gradients, computed.gradients)
+            torch._foreach_copy_(self.gradients, computed.gradients)  # type: ignore[arg-type]
         else:
             for view, gradient in zip(self.gradients, computed.gradients, strict=True):
                 view.zero_() if gradient is None else view.copy_(gradient)

@@ -14,7 +14,7 @@ from paceline.data.order import Order
 from paceline.data.source import Source
 from paceline.job import Job
 
-TOLERANCE = 1e-3  # of the gradient's norm: float32 rounding stays two orders below
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # of the gradient's norm: rounding stays an order or two below
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,12 @@ def probe(job: Job, module: nn.Module, source: Source) -> Probe:
     )
     replica.take()
     twin.eval()  # chunks have their own dropout and batch-norm statistics on purpose; the loss is what is asked about
-    gap = _gap(_gradient(replica, source, order, [whole]), _gradient(replica, source, order, [c for c in agenda.chunks(0) if c.samples]))
+    gap = _gap(
+        _gradient(replica, source, order, [whole]),
+        _gradient(replica, source, order, [c for c in agenda.chunks(0) if c.samples]),
+    )
     notes = []
-    if gap > TOLERANCE:
+    if gap > TOLERANCE[job.precision]:
         notes.append(
             f"the loss is not a mean over samples: the gradient of one batch differs from the mean over its two halves "
             f"by {gap:.1%} (class weights, ignore_index, a sum, or pairs of samples?). Plans that split a batch train "

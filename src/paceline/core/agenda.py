@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 class Chunk(NamedTuple):
     update: int
-    index: int
+    number: int  # within its update
     epoch: int
     start: int  # positions in the epoch's order
     stop: int

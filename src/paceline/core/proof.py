@@ -1,8 +1,9 @@
 """Proving a collective's table before a process starts.
 
 The table is executed with symbols: the segment of each worker is the multiset of contributions in it. Proved are: every
-offer has its taker in the same step and the other way round (so nobody waits for ever: at each step all waits are for the
-step's own offers, which need nothing of that step), and at the end every worker has every contribution exactly once.
+offer has its taker in the same step and the other way round (so nobody waits for ever: at each step all waits are
+for the step's own offers, which need nothing of that step), and at the end every worker has every contribution
+exactly once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def prove(meeting: Collective, workers: int) -> int:
         for worker, step in enumerate(row):
             taken = before[step.receive_from][step.receive]
             held[worker][step.receive] = held[worker][step.receive] + taken if step.reduce else taken
-    complete = Counter({worker: 1 for worker in range(workers)})
+    complete = Counter(dict.fromkeys(range(workers), 1))
     for worker, mine in enumerate(held):
         for segment, contributions in enumerate(mine):
             if contributions != complete:

@@ -19,14 +19,16 @@ decision costs a microsecond; whoever needs all-or-nothing under SIGKILL gives t
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
+from typing import TYPE_CHECKING
 
 from paceline.core.actions import Action, Apply, Done, Drop, Lease, Noted, Wait
 from paceline.core.events import Ask, Death, Event, Finish, Push
 from paceline.core.gates import Gate
 from paceline.errors import ProtocolError
 
-Ints = MutableSequence[int]
+if TYPE_CHECKING:
+    from paceline.core.state import State
+
 NONE = -1  # no batch
 DEAD = -2  # no worker
 
@@ -43,13 +45,13 @@ class Desk:
         self._orphan, self._lease, self._gate = 3, 3 + workers, 3 + 2 * workers
         self.ints = self._gate + gate.ints(workers)
 
-    def init(self, state: Ints) -> None:
+    def init(self, state: State) -> None:
         state[0] = state[1] = state[2] = 0
         for worker in range(self.workers):
             state[self._orphan + worker] = state[self._lease + worker] = NONE
         self.gate.init(state, self._gate, self.workers)
 
-    def handle(self, state: Ints, event: Event) -> Action:
+    def handle(self, state: State, event: Event) -> Action:
         if isinstance(event, Ask):
             return self._ask(state, event.worker)
         if isinstance(event, Finish):
@@ -72,7 +74,7 @@ class Desk:
             return Noted()
         raise ProtocolError(f"the desk has no answer to {event}")
 
-    def _ask(self, state: Ints, worker: int) -> Action:
+    def _ask(self, state: State, worker: int) -> Action:
         lease = self._lease + worker
         if state[lease] != NONE:
             raise ProtocolError(f"worker {worker} asks, but its cell says {state[lease]}")
@@ -88,23 +90,23 @@ class Desk:
             return Lease(state[lease], again=False)
         return Wait()  # the last batches are with others, one of whom may die
 
-    def _adopt(self, state: Ints, lease: int) -> Lease:
+    def _adopt(self, state: State, lease: int) -> Lease:
         cell = next(c for c in range(self._orphan, self._orphan + self.workers) if state[c] != NONE)
         state[lease], state[cell] = state[cell], NONE
         state[2] -= 1
         return Lease(state[lease], again=True)
 
-    def alive(self, state: Ints, worker: int) -> bool:
+    def alive(self, state: State, worker: int) -> bool:
         return state[self._lease + worker] != DEAD
 
-    def leased(self, state: Ints) -> list[int]:
+    def leased(self, state: State) -> list[int]:
         """The batch of each worker, NONE or DEAD."""
         return list(state[self._lease : self._lease + self.workers])
 
-    def finished(self, state: Ints) -> int:
+    def finished(self, state: State) -> int:
         return state[1]
 
-    def key(self, state: Ints) -> tuple[int, ...]:
+    def key(self, state: State) -> tuple[int, ...]:
         return tuple(state[: self.ints])
 
 
@@ -118,13 +120,13 @@ class Shard:
         self.workers = workers
         self.ints = 1 + 2 * workers
 
-    def init(self, state: Ints) -> None:
+    def init(self, state: State) -> None:
         state[0] = 0
         for worker in range(self.workers):
             state[1 + worker] = 0  # every worker starts from version 0
             state[1 + self.workers + worker] = NONE
 
-    def handle(self, state: Ints, event: Push) -> Apply | Drop:
+    def handle(self, state: State, event: Push) -> Apply | Drop:
         pushed = 1 + self.workers
         if event.again and event.batch in list(state[pushed : pushed + self.workers]):
             return Drop()
@@ -134,8 +136,8 @@ class Shard:
         state[pushed + event.worker] = event.batch
         return Apply(state[0], base)
 
-    def version(self, state: Ints) -> int:
+    def version(self, state: State) -> int:
         return state[0]
 
-    def key(self, state: Ints) -> tuple[int, ...]:
+    def key(self, state: State) -> tuple[int, ...]:
         return tuple(state[: self.ints])

@@ -10,7 +10,9 @@ from paceline.core.agenda import Chunk
 
 
 class Order:
-    """`order.indices(chunk)`: which samples a chunk holds. Keeps the two epochs that asynchronous workers may straddle."""
+    """`order.indices(chunk)`: which samples a chunk holds. Keeps the two epochs that asynchronous workers may
+    straddle.
+    """
 
     def __init__(self, samples: int, seed: int, shuffle: bool) -> None:
         self.samples, self.seed, self.shuffle = samples, seed, shuffle

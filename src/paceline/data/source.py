@@ -1,7 +1,8 @@
-"""Sources: samples by number. Tensors are indexed; a Dataset is asked one sample at a time, with chance seeded per sample.
+"""Sources: samples by number. Tensors are indexed; a Dataset is asked one sample at a time, with chance seeded per
+sample.
 
-`open_source` makes one from whatever a job's `data` is. A source can be moved to another process with cloudpickle; tensors that
-lie in shared memory travel as they are.
+`open_source` makes one from whatever a job's `data` is. A source can be moved to another process with cloudpickle;
+tensors that lie in shared memory travel as they are.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class DatasetSource:
 
 
 def open_source(data: Any, seed: int, what: str = "data") -> Source:
-    if callable(data) and not hasattr(data, "__getitem__"):
+    if isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__")):
         data = data()
     if isinstance(data, TensorSource):
         return data
@@ -133,7 +134,7 @@ class Reader:
             assert isinstance(source, DatasetSource)
             loader: DataLoader[Any] = DataLoader(
                 _Addressed(source),  # type: ignore[arg-type]
-                batch_sampler=self._keys(),  # type: ignore[arg-type]
+                batch_sampler=self._keys(),
                 num_workers=loader_workers,
                 worker_init_fn=end_with_parent,
                 multiprocessing_context="fork",

@@ -1,1 +1,3 @@
-"""Engines run plans: `virtual` on a clock that jumps, `local` on this machine's processes, `replay` a recorded run again."""
+"""Engines run plans: `virtual` on a clock that jumps, `local` on this machine's processes, `replay` a recorded run
+again.
+"""

@@ -1,7 +1,7 @@
 """Everybody's arithmetic in one process: what the virtual engine computes and what a replay computes again.
 
-One module serves all workers in turn. The operations, their order and the layout of memory are those of the local engine, so
-the bits are too.
+One module serves all workers in turn. The operations, their order and the layout of memory are those of the local
+engine, so the bits are too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.compute.home import (
     ShardHome,
     ShardTensors,
     StateMemory,
-    deepcopy_optimizer,
+    optimizer_over,
     state_shapes,
 )
 from paceline.compute.layout import Layout
@@ -43,7 +43,8 @@ class _Snapshots:
     def keep(self, updates: int, seconds: float) -> None:
         every = self.setup.snapshots_every
         if every and updates % every == 0 and updates < self.setup.agenda.updates:
-            self.snapshots.append(Snapshot(updates, seconds, self.values()))
+            values = self.values()
+            self.snapshots.append(Snapshot(updates, seconds, lambda: values))
 
 
 @contextmanager
@@ -128,7 +129,7 @@ class Apart(_Snapshots):
         for layout in setup.layout.shards:
             mine = [named[p.name] for p in layout.parameters]
             self.which.append([place[id(p)] for p in mine])
-            twin = deepcopy_optimizer(optimizer, {p: p for p in mine})
+            twin = optimizer_over(optimizer, {p: p for p in mine})
             shapes = state_shapes(mine, twin)
             newest = torch.zeros(layout.length, dtype=setup.layout.dtype)
             for view, parameter in zip(layout.parameter_views(newest), mine, strict=True):
@@ -139,7 +140,7 @@ class Apart(_Snapshots):
                     ShardHome(
                         layout,
                         mine,
-                        deepcopy_optimizer(twin, {p: p for p in mine}),
+                        optimizer_over(twin, {p: p for p in mine}),
                         setup.job.schedule,
                         ShardTensors(newest, memory, torch.zeros_like(newest), memory),
                     )

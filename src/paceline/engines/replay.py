@@ -1,8 +1,8 @@
 """A recorded run again, in one process, bit for bit.
 
-A synchronous plan needs only its table. An asynchronous one needs the trace: it says which version of each shard a worker held
-when it computed, and in which order the shards took the pushes; everything else follows. Rows are taken worker by worker in
-their order, each push waiting for its shard to come to its turn, so no clock has to be trusted.
+A synchronous plan needs only its table. An asynchronous one needs the trace: it says which version of each shard a
+worker held when it computed, and in which order the shards took the pushes; everything else follows. Rows are taken
+worker by worker in their order, each push waiting for its shard to come to its turn, so no clock has to be trusted.
 
     replay(run)                 the same bits, or ReplayDiverged
     replay(run, until=120)      the model as it was after update 120, and the batch of the next update
@@ -71,26 +71,28 @@ def replay(
     run: Run | str | Path, until: str | int | None = None, *, data: Any = None, job: Job | None = None
 ) -> Replay:
     """Run a recorded run again. `data` (or `job`) is needed only where the folder could not keep it."""
-    if isinstance(until, str) and until != "nan":
-        if not until.isdigit():
-            raise UsageError(f"until={until!r} is neither an update number nor 'nan'")
-        until = int(until)
+    if isinstance(until, str) and until != "nan" and not until.isdigit():
+        raise UsageError(f"until={until!r} is neither an update number nor 'nan'")
     opened, record, trace = _open(run, data, job)
     plan = Plan.parse(record["plan"])
     if plan.native:
-        raise UsageError("a run of PyTorch's own DDP cannot be replayed: Paceline does not know in which order it summed")
+        raise UsageError(
+            "a run of PyTorch's own DDP cannot be replayed: Paceline does not know in which order it summed"
+        )
     with threads(record["threads"]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)  # it was said when the run was made
             setup = set_up(opened, plan, "replay", record["limit"])
         _check_same_start(setup, record)
+        shard, stop = 0, None if until in (None, "nan") else int(until)
         if until == "nan":
-            until = _first_bad(setup, trace)
-            if until is None:
+            bad = _first_bad(setup, trace)
+            if bad is None:
                 raise UsageError("nothing in this run was not finite: there is no NaN to stop before")
-        if isinstance(until, int) and not 0 <= until <= setup.agenda.updates:
-            raise UsageError(f"until={until}, but the run had updates 0 to {setup.agenda.updates}")
-        return _run(setup, trace, until, record)
+            shard, stop = bad.shard, bad.version - 1
+        if stop is not None and not 0 <= stop <= setup.agenda.updates:
+            raise UsageError(f"until={stop}, but the run had updates 0 to {setup.agenda.updates}")
+        return _run(setup, trace, stop, shard, record)
 
 
 def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, dict[str, Any], Trace]:
@@ -105,7 +107,9 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, dict[
             raise RunFolderError(f"{path} has no job.pickle; give the job: replay(path, job=job)") from None
         if data is None and opened.data is None:
             if not opened.origin:
-                raise RunFolderError(f"{path} did not keep its data, which is large; give it: replay(path, data=(x, y))")
+                raise RunFolderError(
+                    f"{path} did not keep its data, which is large; give it: replay(path, data=(x, y))"
+                )
             data = load_job(opened.origin).data
         job = opened if data is None else opened.with_(data=data)
     return job, record, Trace.open(path / "trace.arrow")
@@ -124,14 +128,14 @@ def _check_same_start(setup: Setup, record: dict[str, Any]) -> None:
         )
 
 
-def _run(setup: Setup, trace: Trace, until: int | None, record: dict[str, Any]) -> Replay:
+def _run(setup: Setup, trace: Trace, until: int | None, shard: int, record: dict[str, Any]) -> Replay:
     player = _player(setup, trace)
     for _ in player.play(until):
         pass
     module = load_values(setup, player.values())
     found = Replay(module, player.done, sha256(module), None)
     if until is not None and until < player.last:
-        guilty = player.next(until)
+        guilty = player.next(shard, until)
         chunks = setup.agenda.filled(guilty.update)
         order = setup.order()
         found.guilty_update, found.guilty_worker, found.loss = guilty.update, guilty.worker, guilty.loss
@@ -141,21 +145,22 @@ def _run(setup: Setup, trace: Trace, until: int | None, record: dict[str, Any]) 
         found.matches = found.parameters_sha256 == record["summary"]["parameters_sha256"]
         if not found.matches:
             raise ReplayDiverged(
-                f"replayed {player.done} updates, but the parameters are {found.parameters_sha256[:16]}, not the recorded "
-                f"{record['summary']['parameters_sha256'][:16]}. Does the job draw chance that the seed does not reach?"
+                f"replayed {player.done} updates, but the parameters are {found.parameters_sha256[:16]}, "
+                f"not the recorded {record['summary']['parameters_sha256'][:16]}. "
+                "Does the job draw chance that the seed does not reach?"
             )
     return found
 
 
-def _first_bad(setup: Setup, trace: Trace) -> int | None:
-    """The last version at which every shard is still finite, if a later one is not."""
+def _first_bad(setup: Setup, trace: Trace) -> Played | None:
+    """The lowest version of any shard that is not finite, or came from something that was not."""
     player, bad = _player(setup, trace), None
     for played in player.play(None):
-        if not played.finite:
-            bad = min(played.version, bad or played.version)
-        if bad is not None and player.done >= bad:
+        if not played.finite and (bad is None or played.version < bad.version):
+            bad = played
+        if bad is not None and player.done >= bad.version:
             break
-    return None if bad is None else bad - 1
+    return bad
 
 
 class _InStep:
@@ -177,7 +182,7 @@ class _InStep:
             good = good and all(bool(p.isfinite().all()) for p in self.sums.learner.replica.parameters)
             yield Played(0, self.done, good)
 
-    def next(self, until: int) -> Guilty:
+    def next(self, shard: int, until: int) -> Guilty:
         shares = self._shares(self.updates[until])
         bad = next((n for n, share in enumerate(shares) if not _finite(share)), 0)
         return Guilty(self.updates[until], bad, sum(s.loss for s in shares) / sum(s.weight for s in shares))
@@ -219,8 +224,8 @@ class _ByTrace:
                     yield from self._perform(line[places[worker]])
                     places[worker], moved = places[worker] + 1, True
 
-    def next(self, until: int) -> Guilty:
-        row = self.true_rows[0, until + 1]
+    def next(self, shard: int, until: int) -> Guilty:
+        row = self.true_rows[shard, until + 1]
         batch, loss, _ = self.losses.get(int(row["worker"]), (-1, 0.0, True))
         return Guilty(int(row["update"]), int(row["worker"]), loss if batch == row["update"] else None)
 
@@ -255,7 +260,8 @@ def _player(setup: Setup, trace: Trace) -> _InStep | _ByTrace:
 def _line(rows: Columns, worker: int) -> Columns:
     """One worker's computations and pushes, in its own order."""
     mine = rows[(rows["worker"] == worker) & np.isin(rows["kind"], (Kind.COMPUTE, Kind.APPLY))]
-    return mine[np.argsort(mine["end"], kind="stable")]
+    ordered: Columns = mine[np.argsort(mine["end"], kind="stable")]
+    return ordered
 
 
 def _finite(computed: Computed) -> bool:

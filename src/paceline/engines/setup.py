@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.compute.evaluate import evaluate
-from paceline.compute.layout import Layout, lay_out, sha256, trainable
+from paceline.compute.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.compute.probe import Probe, probe
 from paceline.core.agenda import Agenda
 from paceline.core.meetings import Shards
@@ -63,7 +63,9 @@ class Setup:
 
 
 def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup:
-    """Make the model, open the data, probe the loss, prove the table: everything that can be refused before the start."""
+    """Make the model, open the data, probe the loss, prove the table: everything that can be refused before the
+    start.
+    """
     if job.torch_device.type != "cpu" and plan.workers > 1:
         raise PlanError(
             f"plan {plan} shares parameters between {plan.workers} workers in this machine's memory, and the job asks "
@@ -72,6 +74,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     source = open_source(job.data, job.seed)
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
     module = job.make_model()
+    check_trainable(module)
     job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
     found = probe(job, module, source)
     for note in found.notes:
@@ -97,9 +100,9 @@ def keep_job(folder: RunFolder, job: Job) -> None:
         file.write_bytes(cloudpickle.dumps(slim))
     except Exception as error:
         raise JobError(f"the job cannot be pickled: {error}") from error
-    source = Path(job.origin.partition(":")[0])
-    if source.suffix == ".py" and source.is_file():
-        shutil.copy(source, folder.file("source.py"))  # type: ignore[arg-type]
+    source, copy = Path(job.origin.partition(":")[0]), folder.file("source.py")
+    if source.suffix == ".py" and source.is_file() and copy is not None:
+        shutil.copy(source, copy)
 
 
 def _tensors(data: Any) -> list[Tensor]:
@@ -109,11 +112,11 @@ def _tensors(data: Any) -> list[Tensor]:
 
 
 class Snapshot(NamedTuple):
-    """The parameters and moving buffers after so many updates, in memory or in a file."""
+    """The parameters and moving buffers after so many updates."""
 
     updates: int
     seconds: float
-    values: list[Tensor] | Path
+    values: Callable[[], list[Tensor]]
 
 
 @dataclass
@@ -161,7 +164,10 @@ def first_record(setup: Setup) -> dict[str, Any]:
             "samples": len(setup.source),
             "parameters": sum(p.numel() for p in trainable(setup.module).values()),
         },
-        "moving_buffers": {"owner": "shard 0, the last push wins" if plan.gate else "mean over chunks", "names": setup.probe.moving},
+        "moving_buffers": {
+            "owner": "shard 0, the last push wins" if plan.gate else "mean over chunks",
+            "names": setup.probe.moving,
+        },
         "data_fingerprint": setup.source.fingerprint(),
         "initial_sha256": setup.initial_sha256,
         "notes": setup.probe.notes,
@@ -175,9 +181,8 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
     module = load_values(setup, outcome.values)
     history: list[dict[str, float]] = []
     if setup.test is not None:
-        for updates, seconds, kept in outcome.snapshots:
-            values = torch.load(kept) if isinstance(kept, Path) else kept
-            found = evaluate(setup.job, load_values(setup, values), setup.test)
+        for updates, seconds, values in outcome.snapshots:
+            found = evaluate(setup.job, load_values(setup, values()), setup.test)
             history.append({"updates": updates, "seconds": seconds, **found})
         history.append(
             {"updates": agenda.updates, "seconds": outcome.seconds, **evaluate(setup.job, module, setup.test)}

@@ -5,19 +5,21 @@ One file per published method. A gate keeps its integers at `state[at:]`; it nev
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from paceline.core.state import State
 
 
 class Gate(Protocol):
     def ints(self, workers: int) -> int:
         """How many integers it keeps."""
 
-    def init(self, state: MutableSequence[int], at: int, workers: int) -> None: ...
+    def init(self, state: State, at: int, workers: int) -> None: ...
 
-    def open(self, state: MutableSequence[int], at: int, worker: int) -> bool:
+    def open(self, state: State, at: int, worker: int) -> bool:
         """May this worker start another batch now?"""
 
-    def finished(self, state: MutableSequence[int], at: int, worker: int) -> None: ...
+    def finished(self, state: State, at: int, worker: int) -> None: ...
 
-    def died(self, state: MutableSequence[int], at: int, worker: int) -> None: ...
+    def died(self, state: State, at: int, worker: int) -> None: ...

@@ -8,8 +8,11 @@ gradient accumulation (no staleness at all).
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.core.state import State
 
 
 @dataclass(frozen=True)
@@ -17,14 +20,14 @@ class Asynchronous:
     def ints(self, workers: int) -> int:
         return 0
 
-    def init(self, state: MutableSequence[int], at: int, workers: int) -> None:
+    def init(self, state: State, at: int, workers: int) -> None:
         pass
 
-    def open(self, state: MutableSequence[int], at: int, worker: int) -> bool:
+    def open(self, state: State, at: int, worker: int) -> bool:
         return True
 
-    def finished(self, state: MutableSequence[int], at: int, worker: int) -> None:
+    def finished(self, state: State, at: int, worker: int) -> None:
         pass
 
-    def died(self, state: MutableSequence[int], at: int, worker: int) -> None:
+    def died(self, state: State, at: int, worker: int) -> None:
         pass

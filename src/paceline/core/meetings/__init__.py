@@ -1,8 +1,8 @@
 """Meetings: where workers meet. A collective is a table; a server is a place (its machines are in `core.server`).
 
 A collective's table lists, for one worker, what it sends and receives, step by step, over a vector cut into as many
-segments as it says. The same table is executed by the local engine, timed by the virtual one, and proved free of deadlock
-by `core.proof`. One file per published method.
+segments as it says. The same table is executed by the local engine, timed by the virtual one, and proved free of
+deadlock by `core.proof`. One file per published method.
 """
 
 from __future__ import annotations

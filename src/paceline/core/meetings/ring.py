@@ -1,8 +1,8 @@
 """Ring all-reduce: reduce-scatter once around, then all-gather once around.
 
-Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009; brought to deep learning
-by Baidu (2017) and Horovod. Each of P workers sends 2 (P-1)/P of the vector, whatever P: optimal in bandwidth, poor in
-latency (2 (P-1) steps). Three workers, segments a b c, capital = sum complete:
+Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009; brought to deep
+learning by Baidu (2017) and Horovod. Each of P workers sends 2 (P-1)/P of the vector, whatever P: optimal in
+bandwidth, poor in latency (2 (P-1) steps). Three workers, segments a b c, capital = sum complete:
 
     step        worker 0          worker 1          worker 2
     reduce 0    sends a, adds c   sends b, adds a   sends c, adds b

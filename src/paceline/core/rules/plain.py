@@ -2,8 +2,9 @@
 
     w  <-  optimizer(w, g(w_pulled))
 
-Used by every synchronous plan (where w_pulled = w) and by Downpour SGD (Dean et al., NeurIPS 2012), where it is known as
-"no compensation" or ASGD. Not to be confused with torch.optim.ASGD, which averages the iterates of one process.
+Used by every synchronous plan (where w_pulled = w) and by Downpour SGD (Dean et al., NeurIPS 2012), where it is
+known as "no compensation" or ASGD. Not to be confused with torch.optim.ASGD, which averages the iterates of one
+process.
 """
 
 from __future__ import annotations

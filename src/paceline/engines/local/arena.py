@@ -7,9 +7,10 @@
     payloads    of a collective: two per worker, used in turn
     results     parameters and buffers of a worker that trained a replica of its own
 
-A step on a shard is all or nothing under SIGKILL. The worker copies the newest values aside, leaves its mark, changes them in
-place, and commits by flipping the integers. The mark names the worker and the side of the flip it started from, so the one
-store that commits also voids the mark; whoever next takes the lock and finds a valid mark first takes that step back.
+A step on a shard is all or nothing under SIGKILL. The worker copies the newest values aside, leaves its mark,
+changes them in place, and commits by flipping the integers. The mark names the worker and the side of the flip it
+started from, so the one store that commits also voids the mark; whoever next takes the lock and finds a valid mark
+first takes that step back.
 """
 
 from __future__ import annotations

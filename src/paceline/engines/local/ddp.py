@@ -32,7 +32,7 @@ def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
         mine = len(agenda.mine(update, worker.number)) > 0
         for number, chunk in enumerate(chunks):
             batch = worker.learner.reader.batch(chunk)
-            replica.chance.begin(chunk.update, chunk.index)
+            replica.chance.begin(chunk.update, chunk.number)
             wrapped.require_backward_grad_sync = number == len(chunks) - 1
             loss = replica.loss(wrapped, batch)
             (loss * (chunk.weight * workers * mine)).backward()
@@ -48,6 +48,7 @@ def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
         if worker.number == 0:
             worker.snapshot(update + 1)
     worker.hand_in()
-    # Ending the group, or DDP's own destructor, now and then waits for ever (torch 2.13, gloo). The process ends instead.
+    # Ending the group, or DDP's own destructor, now and then waits for ever (torch 2.13, gloo). The process ends
+    # instead.
     dist.barrier()
     worker.kept_alive = wrapped

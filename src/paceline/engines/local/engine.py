@@ -7,9 +7,11 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,12 +20,13 @@ from typing import Any
 import cloudpickle
 from torch import Tensor
 
-from paceline.compute.home import deepcopy_optimizer, state_shapes
+from paceline.compute.home import optimizer_over, state_shapes
 from paceline.compute.layout import trainable
 from paceline.core.events import Death
 from paceline.core.server import Desk
 from paceline.data.source import TensorSource
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
+from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.worker import Assignment, SharedTensors, main
 from paceline.engines.setup import Outcome, Progress, Setup, Snapshot
 from paceline.engines.transports.shared_memory import Bell, RecordLock, Waiter
@@ -33,24 +36,26 @@ from paceline.trace import Kind, Row, Trace, TraceWriter
 HEARTBEAT = 0.1  # seconds between two looks at the workers
 
 
-def train(
-    setup: Setup, scratch: Path, trace_file: Path | None, progress: Progress | None, deadline: float
-) -> Outcome:
-    """Run the plan on processes of this machine. Whatever happens, no process is left behind."""
-    crew = Crew(setup, scratch, deadline)
+@contextlib.contextmanager
+def train(setup: Setup, trace_file: Path | None, progress: Progress | None, deadline: float) -> Iterator[Outcome]:
+    """Run the plan on processes of this machine. Whatever happens, nothing is left behind."""
+    crew = Crew(setup, deadline)
     try:
-        crew.start()
-        trace = crew.watch(trace_file, progress)
-        return Outcome(trace, crew.seconds, crew.values(), _snapshots(scratch, trace))
+        try:
+            crew.start()
+            trace = crew.watch(trace_file, progress)
+        finally:
+            crew.end()
+        yield Outcome(trace, crew.seconds, crew.values(), crew.snapshots(trace))
     finally:
-        crew.end()
+        crew.close()
 
 
 class Crew:
     """The workers of one run."""
 
-    def __init__(self, setup: Setup, folder: Path, deadline: float) -> None:
-        self.setup, self.folder, self.deadline = setup, folder, deadline
+    def __init__(self, setup: Setup, deadline: float) -> None:
+        self.setup, self.deadline = setup, deadline
         self.workers = setup.plan.workers
         self.arena = Arena.create(_shape(setup))
         self.bells = [Bell(a, b.descriptor) for a, b in zip(self.arena.asleep, self.arena.bells, strict=True)]
@@ -60,6 +65,10 @@ class Crew:
         self.home: set[int] = set()
         self.dead: set[int] = set()
         self.started_at = 0
+        source = setup.source
+        self.snapshot_file = _snapshot_file(setup)
+        self.meeting_folder = tempfile.TemporaryDirectory(prefix="paceline-") if setup.plan.native else None
+        self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         if setup.plan.gate is not None:
             self._put_version_0()
 
@@ -71,13 +80,12 @@ class Crew:
         """Start every worker, wait until all are ready, and let them go together."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["paceline.engines.local.worker"])
-        source = self.setup.source
-        tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         with _nameless_main():
             for number in range(self.workers):
                 mine, theirs = context.Pipe(duplex=False)
                 process = context.Process(
-                    target=main, args=(self._assignment(number, tensors is not None), self.arena, tensors, theirs)
+                    target=main,
+                    args=(self._assignment(number), self.arena, self.tensors, self.snapshot_file, theirs),
                 )
                 process.start()
                 theirs.close()
@@ -115,10 +123,7 @@ class Crew:
         """Trainable parameters in the module's order, then moving buffers."""
         layout, named = self.setup.layout, {}
         for number, shard in enumerate(layout.shards):
-            if self.arena.shards:
-                flat = self.arena.shards[number].seen_by[0].newest
-            else:
-                flat = self.arena.result
+            flat = self.arena.shards[number].seen_by[0].newest if self.arena.shards else self.arena.result
             views = [*shard.parameter_views(flat), *shard.buffer_views(flat)]
             named.update({p.name: v for p, v in zip((*shard.parameters, *shard.buffers), views, strict=True)})
         return [named[name].clone() for name in (*trainable(self.setup.module), *self.setup.probe.moving)]
@@ -134,32 +139,54 @@ class Crew:
             process.close()
         for pipe in self.pipes:
             pipe.close()
+
+    def snapshots(self, trace: Trace) -> list[Snapshot]:
+        if self.snapshot_file is None:
+            return []
+        rows = trace.of_kind(Kind.SNAPSHOT)
+        return [
+            Snapshot(int(r["update"]), float(r["start"]) / 1e9, partial(self.snapshot_file.read, int(r["update"])))
+            for r in rows
+        ]
+
+    def close(self) -> None:
+        """Let go of every descriptor. The memory goes with the last tensor that looks at it."""
+        if self.snapshot_file is not None:
+            self.snapshot_file.close()
+        if self.meeting_folder is not None:
+            self.meeting_folder.cleanup()
         for bell in self.arena.bells:
             os.close(bell.descriptor)
         os.close(self.arena.locks.descriptor)
+        self.arena.memory.close()
+        if self.tensors is not None:
+            self.tensors.memory.close()
 
-    def _assignment(self, number: int, shared: bool) -> bytes:
+    def _assignment(self, number: int) -> bytes:
         setup, job = self.setup, self.setup.job
-        data = None if shared else job.data
+        data = job.data if self.tensors is None else None
         given = Assignment(
             number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, data,
-            len(setup.source), setup.snapshots_every, self.folder, self.folder / "ddp", self.deadline,
+            len(setup.source), Path(self.meeting_folder.name, "ddp") if self.meeting_folder else None, self.deadline,
         )  # fmt: skip
         try:
-            return cloudpickle.dumps(given)
+            pickled: bytes = cloudpickle.dumps(given)
         except Exception as error:
             raise JobError(
                 f"the job cannot be sent to another process: {error}. Something in its model, loss, optimizer or data "
                 "holds a thing of this process only (an open file, a lock, a generator); make it inside a function"
             ) from error
+        return pickled
 
     def _messages(self, timeout: float | None) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """What workers said; a pipe that ends before "finished" means death. A failure is raised here."""
-        open_pipes = {self.pipes[n]: n for n in range(self.workers) if n not in self.home | self.dead}
-        for pipe in wait(list(open_pipes), timeout):
-            number = open_pipes[pipe]  # type: ignore[index]
+        numbers = {id(self.pipes[n]): n for n in range(self.workers) if n not in self.home | self.dead}
+        for pipe in wait([self.pipes[n] for n in numbers.values()], timeout):
+            assert isinstance(pipe, Connection)
+            number = numbers[id(pipe)]
+            message: tuple[Any, ...]
             try:
-                message = pipe.recv()  # type: ignore[union-attr]
+                message = pipe.recv()
             except (EOFError, OSError):
                 message = ("died",)
             if message[0] == "failed":
@@ -182,8 +209,8 @@ class Crew:
         update = self.arena.doing[number]
         where = f"in update {update}" if update >= 0 else "before its first update"
         remedy = (
-            "A synchronous plan cannot go on without one of its workers; the others were stopped and are not the cause. "
-            "Under `downpour` the others would have finished its work."
+            "A synchronous plan cannot go on without one of its workers; the others were stopped and are not the "
+            "cause. Under `downpour` the others would have finished its work."
         )
         if how == "SIGKILL":
             remedy += " SIGKILL without a sender is usually the kernel's out-of-memory killer: see `dmesg`."
@@ -196,7 +223,8 @@ class Crew:
             raise death
         self.dead.add(number)
         desk, twin = self.arena.shape.desk, self.arena.desk
-        assert desk is not None and twin is not None
+        assert desk is not None
+        assert twin is not None
         with RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk").held():
             draft = twin.begin()
             desk.handle(draft, Death(number))
@@ -246,14 +274,17 @@ def _shape(setup: Setup) -> ArenaShape:
     states = []
     for shard in setup.layout.shards:
         mine = [named[place.name] for place in shard.parameters]
-        states.append(tuple(state_shapes(mine, deepcopy_optimizer(optimizer, {p: p for p in mine}))))
+        states.append(tuple(state_shapes(mine, optimizer_over(optimizer, {p: p for p in mine}))))
     desk = Desk(plan.workers, setup.agenda.updates, plan.gate)
     return ArenaShape(plan.workers, setup.layout, "shards", desk, tuple(states))
 
 
-def _snapshots(folder: Path, trace: Trace) -> list[Snapshot]:
-    rows = trace.of_kind(Kind.SNAPSHOT)
-    return [Snapshot(int(r["update"]), float(r["start"]) / 1e9, folder / f"{r['update']}.pt") for r in rows]
+def _snapshot_file(setup: Setup) -> SnapshotFile | None:
+    if not setup.snapshots_every:
+        return None
+    buffers = dict(setup.module.named_buffers())
+    tensors = [*trainable(setup.module).values(), *(buffers[name] for name in setup.probe.moving)]
+    return SnapshotFile([tuple(t.shape) for t in tensors], setup.layout.dtype, setup.snapshots_every)
 
 
 @contextlib.contextmanager
@@ -269,5 +300,3 @@ def _nameless_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = real
-
-

@@ -9,6 +9,8 @@ import signal
 import sys
 import traceback
 from dataclasses import dataclass
+from itertools import pairwise
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter_ns as now
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.compute.autograd import Replica
-from paceline.compute.home import ReplicaHome, ShardHome, deepcopy_optimizer
+from paceline.compute.home import ReplicaHome, ShardHome, optimizer_over
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed, Payload
 from paceline.core.actions import Action, Apply, Noted, Wait
@@ -29,6 +31,7 @@ from paceline.core.worker import Worker
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source, TensorSource, open_source
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena
+from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.transports.shared_memory import Bell, Memory, RecordLock, Stopped, Waiter
 from paceline.job import Job
 from paceline.plan import Plan
@@ -49,9 +52,7 @@ class Assignment:
     moving: tuple[str, ...]
     data: object  # a Dataset or a function that makes one; None when the data are shared tensors
     samples: int
-    snapshots_every: int
-    snapshots: Path  # a folder
-    meeting_place: Path  # a file through which PyTorch's processes find each other
+    meeting_place: Path | None  # a file through which PyTorch's own processes find each other
     deadline: float
 
 
@@ -66,20 +67,28 @@ class SharedTensors:
 
     def open(self) -> tuple[Tensor, ...]:
         self.memory._taken = 0
-        return tuple(
-            self.memory.tensor(torch.Size(shape).numel(), dtype).view(shape) for shape, dtype in self.shapes
-        )
+        return tuple(self.memory.tensor(torch.Size(shape).numel(), dtype).view(shape) for shape, dtype in self.shapes)
 
 
 def die_with_parent(_: int = 0) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main(pickled: bytes, arena: Arena, tensors: SharedTensors | None, pipe: Connection) -> None:
+def main(
+    pickled: bytes,
+    arena: Arena,
+    tensors: SharedTensors | None,
+    snapshots: SnapshotFile | None,
+    pipe: Connection,
+) -> None:
     """The process's whole life: ready, go, train, finished; or failed, with the traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
+    # The forkserver ends with the parent, unless a worker too holds the pipe that tells; and a worker ends with the
+    # forkserver.
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     die_with_parent()
-    # Without this every gradient of more than 128 KiB is a fresh mapping, page-faulted in on each step: 15% of a large one.
+    # Without this every gradient of more than 128 KiB is a fresh mapping, page-faulted in on each step: 15% of a
+    # large one.
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_TIMERSLACK, 1)  # nanosecond: or every short sleep lasts 50 microseconds longer
     libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
@@ -90,7 +99,7 @@ def main(pickled: bytes, arena: Arena, tensors: SharedTensors | None, pipe: Conn
         number = assignment.number
         torch.set_num_threads(assignment.plan.threads)
         source = TensorSource(tensors.open()) if tensors else open_source(assignment.data, assignment.job.seed)
-        worker = LocalWorker(assignment, arena, source)
+        worker = LocalWorker(assignment, arena, source, snapshots)
         pipe.send(("ready",))
         worker.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
         worker.train()
@@ -99,7 +108,11 @@ def main(pickled: bytes, arena: Arena, tensors: SharedTensors | None, pipe: Conn
     except Stopped:
         pass
     except BaseException as error:
-        where = f"in update {arena.doing[number]}" if number >= 0 and arena.doing[number] >= 0 else "before its first update"
+        where = (
+            f"in update {arena.doing[number]}"
+            if number >= 0 and arena.doing[number] >= 0
+            else "before its first update"
+        )
         pipe.send(("failed", where, "".join(traceback.format_exception(error)), type(error).__name__))
     finally:
         pipe.close()
@@ -109,8 +122,8 @@ def main(pickled: bytes, arena: Arena, tensors: SharedTensors | None, pipe: Conn
 
 
 class LocalWorker:
-    def __init__(self, given: Assignment, arena: Arena, source: Source) -> None:
-        self.given, self.arena, self.number = given, arena, given.number
+    def __init__(self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None) -> None:
+        self.given, self.arena, self.number, self.snapshots = given, arena, given.number, snapshots
         self.job, self.plan, self.agenda = given.job, given.plan, given.agenda
         self.bells = [Bell(a, b.descriptor) for a, b in zip(arena.asleep, arena.bells, strict=True)]
         self.waiter = Waiter(
@@ -122,6 +135,7 @@ class LocalWorker:
         )
         self.trace = arena.traces[self.number]
         self.kept_alive: object = None
+        self.gradients: list[Tensor | None] = []
         module = self.job.make_model()
         self.replica = Replica(self.job, module, given.moving)
         self.optimizer = self.job.make_optimizer(module, self.replica.parameters)
@@ -133,8 +147,11 @@ class LocalWorker:
 
     def train(self) -> None:
         if self.plan.native:
-            from paceline.engines.local.ddp import train_by_ddp  # half a second of imports that others need not pay
+            from paceline.engines.local.ddp import (
+                train_by_ddp,
+            )  # half a second of imports that others need not pay
 
+            assert self.given.meeting_place is not None
             train_by_ddp(self, self.given.meeting_place)
         elif self.plan.gate is not None:
             self._train_by_shards()
@@ -177,7 +194,9 @@ class LocalWorker:
     def hand_in(self) -> None:
         if self.number == 0:
             (shard,) = self.arena.shape.layout.shards
-            torch._foreach_copy_(shard.parameter_views(self.arena.result), [p.detach() for p in self.replica.parameters])
+            torch._foreach_copy_(
+                shard.parameter_views(self.arena.result), [p.detach() for p in self.replica.parameters]
+            )
             for view, buffer in zip(shard.buffer_views(self.arena.result), self.replica.moving, strict=True):
                 view.copy_(buffer)
 
@@ -220,7 +239,8 @@ class LocalWorker:
 
     def _tell_desk(self, command: Ask | Finish) -> Action:
         desk, twin = self.arena.shape.desk, self.arena.desk
-        assert desk is not None and twin is not None
+        assert desk is not None
+        assert twin is not None
         with self.desk_lock.held():
             draft = twin.begin()
             action = desk.handle(draft, command)
@@ -231,21 +251,19 @@ class LocalWorker:
         return action
 
     def snapshot(self, updates: int) -> None:
-        every = self.given.snapshots_every
-        if not every or updates % every or updates >= self.agenda.updates:
+        if self.snapshots is None or updates % self.snapshots.every or updates >= self.agenda.updates:
             return
         start = now()
-        torch.save(
-            [t.detach().clone() for t in (*self.replica.parameters, *self.replica.moving)],
-            self.given.snapshots / f"{updates}.pt",
-        )
+        self.snapshots.write(updates, [*self.replica.parameters, *self.replica.moving])
         self.record(Kind.SNAPSHOT, updates, -1, -1, -1, start, now(), 0, 0, 0, 0.0)
 
 
 class TableClient:
-    """Executes a collective's table through shared memory: to send is to say that a segment lies ready in one's own payload.
+    """Executes a collective's table through shared memory: to send is to say that a segment lies ready in one's own
+    payload.
 
-    Payloads are used in turn: nobody writes update u + 2 before everyone has contributed to u + 1, and so is done with u.
+    Payloads are used in turn: nobody writes update u + 2 before everyone has contributed to u + 1, and so is done
+    with u.
     """
 
     def __init__(self, worker: LocalWorker, meeting: Collective, workers: int) -> None:
@@ -256,9 +274,7 @@ class TableClient:
         self.payloads = [Payload(layout, flat) for flat in arena.payloads[worker.number]]
         length, count = Payload.length(layout), meeting.segments(workers)
         cuts = segment_cuts(length, count, layout.bytes_per_number)
-        self.segments = [
-            [[flat[a:b] for a, b in zip(cuts, cuts[1:], strict=False)] for flat in pair] for pair in arena.payloads
-        ]
+        self.segments = [[[flat[a:b] for a, b in pairwise(cuts)] for flat in pair] for pair in arena.payloads]
         self.bytes = sum((cuts[s.send + 1] - cuts[s.send]) * layout.bytes_per_number for s in self.steps)
 
     def meet(self, update: int, computed: Computed) -> tuple[Computed, int, int]:
@@ -297,7 +313,7 @@ class ShardClient:
         mine = [named[place.name] for place in layout.parameters]
         places = {id(p): n for n, p in enumerate(worker.replica.parameters)}
         self.which = [places[id(p)] for p in mine]
-        optimizer = deepcopy_optimizer(worker.optimizer, {p: p for p in mine})
+        optimizer = optimizer_over(worker.optimizer, {p: p for p in mine})
         self.home = ShardHome(layout, mine, optimizer, worker.job.schedule, self.memory.seen_by[self.me])
         self.moving = worker.replica.moving if number == 0 else []
         self.bytes = 2 * layout.length * worker.arena.shape.layout.bytes_per_number
@@ -321,7 +337,17 @@ class ShardClient:
                 # too many, known by a later one of the same version.
                 version = action.version
                 worker.record(
-                    Kind.APPLY, event.batch, self.number, self.base, version, start, now(), waited, 0, self.bytes, 0.0
+                    Kind.APPLY,
+                    event.batch,
+                    self.number,
+                    self.base,
+                    version,
+                    start,
+                    now(),
+                    waited,
+                    0,
+                    self.bytes,
+                    0.0,
                 )
                 twin.commit()
                 self.home.pull()

@@ -1,6 +1,7 @@
 """Memory that processes of one machine share, and survive each other's death in.
 
-- `Memory`    a memfd: it has no name, so nothing is left behind by SIGKILL, and a container's small /dev/shm does not bound it
+- `Memory`    a memfd: it has no name, so nothing is left behind by SIGKILL, and a container's small /dev/shm does
+not bound it
 - `RecordLock`  an fcntl record lock: about a microsecond, and the kernel releases it when its owner dies
 - `Twin`      integers kept twice; changed in the copy and flipped in by one store, so a killed writer changed nothing
 - `Bell`      wakes a sleeping process; spinning first, since most waits on one machine are shorter than a wake-up
@@ -49,6 +50,10 @@ class Memory:
         self.descriptor = state["descriptor"].detach()  # type: ignore[attr-defined]
         self._map()
 
+    def close(self) -> None:
+        """Let go of the descriptor; the bytes live on as long as somebody looks at them."""
+        os.close(self.descriptor)
+
     def take(self, size: int) -> memoryview:
         """The next `size` bytes, on a cache line of their own. Whoever takes in the same order gets the same places."""
         start = self._taken
@@ -65,7 +70,9 @@ class Memory:
 
 
 class Locks:
-    """A file of record locks. A process loses all its locks when it closes any descriptor of the file: keep one open."""
+    """A file of record locks. A process loses all its locks when it closes any descriptor of the file: keep one
+    open.
+    """
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("paceline-locks", os.MFD_CLOEXEC)
@@ -147,7 +154,12 @@ class Waiter:
     """How one worker waits: it spins briefly, then sleeps on its bell, never past the deadline, never past an abort."""
 
     def __init__(
-        self, worker: int, bell: Bell | None, aborted: Callable[[], bool], deadline: float, where: Callable[[], str]
+        self,
+        worker: int,
+        bell: Bell | None,
+        aborted: Callable[[], bool],
+        deadline: float,
+        where: Callable[[], str],
     ) -> None:
         self.worker, self.bell, self.deadline = worker, bell, deadline
         self._aborted, self._where = aborted, where

@@ -1,9 +1,9 @@
 """The virtual engine: the same algorithms on a clock that jumps.
 
-    clock.py     what happens next, and when
-    world.py     the workers' speeds, the network, the faults
-    simulate.py  a plan in a world, in time only or with real arithmetic
-    explore.py   every interleaving of a small world
+clock.py     what happens next, and when
+world.py     the workers' speeds, the network, the faults
+simulate.py  a plan in a world, in time only or with real arithmetic
+explore.py   every interleaving of a small world
 """
 
 from paceline.engines.virtual.explore import explore

@@ -1,11 +1,12 @@
 """Every interleaving of a small world, walked.
 
-Workers, desk and shards are machines with integers for state, so a world can be copied, compared and visited once. The walk is
-breadth-first: the first bad story found is a shortest one. A worker may die between any two of its commands, up to `deaths` of
-them in all; what lies inside a command is atomic (the local engine makes it so, and is tested by killing it there).
+Workers, desk and shards are machines with integers for state, so a world can be copied, compared and visited once.
+The walk is breadth-first: the first bad story found is a shortest one. A worker may die between any two of its
+commands, up to `deaths` of them in all; what lies inside a command is atomic (the local engine makes it so, and is
+tested by killing it there).
 
-Asked at every state: no batch leased to two living workers; versions count the pushes; the staleness identity holds. At every
-end: every batch applied exactly once by every shard. And that there is an end: no state where all wait.
+Asked at every state: no batch leased to two living workers; versions count the pushes; the staleness identity holds.
+At every end: every batch applied exactly once by every shard. And that there is an end: no state where all wait.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core.actions import Action, Apply, Done, Drop, Lease, Wait
+from paceline.core.actions import Action, Apply, Done, Drop, Lease, Noted, Wait
 from paceline.core.events import Command, Compute, Death, Finish, Push
 from paceline.core.gates import Gate
 from paceline.core.gates.asynchronous import Asynchronous
@@ -75,7 +76,14 @@ class _Explorer:
         for state in shard_states:
             self.shard.init(state)
         workers = [Worker(number, self.shards) for number in range(self.count)]
-        return _World(desk_state, shard_states, workers, [True] * self.count, [False] * self.count, [[] for _ in shard_states])
+        return _World(
+            desk_state,
+            shard_states,
+            workers,
+            [True] * self.count,
+            [False] * self.count,
+            [[] for _ in shard_states],
+        )
 
     def key(self, world: _World) -> tuple[Any, ...]:
         return (
@@ -117,7 +125,7 @@ class _Explorer:
 
     def _perform(self, world: _World, command: Command) -> Action:
         if isinstance(command, Compute):
-            return Drop()
+            return Noted()
         if isinstance(command, Push):
             action = self.shard.handle(world.shard_states[command.shard], command)
             if isinstance(action, Apply):
@@ -210,6 +218,10 @@ def _say(thing: Command | Action) -> str:
         return f"pushes batch {thing.batch} to shard {thing.shard}"
     if isinstance(thing, Compute):
         return f"computes batch {thing.batch}"
-    if isinstance(thing, Done | Wait | Drop):
+    if isinstance(thing, Noted):
+        return "done"
+    if isinstance(thing, Done):
+        return "goes home"
+    if isinstance(thing, Wait | Drop):
         return type(thing).__name__.lower()
-    return type(thing).__name__.lower() + (f"es batch {thing.batch}" if hasattr(thing, "batch") else "s")
+    return f"finishes batch {thing.batch}" if isinstance(thing, Finish) else "asks"

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from paceline.compute.payload import Computed, Payload
-from paceline.core.actions import Apply, Drop, Wait
+from paceline.core.actions import Apply, Noted, Wait
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.events import Compute, Death, Push
 from paceline.core.meetings import Collective
@@ -88,7 +88,9 @@ def _in_step(plan: Plan, agenda: Agenda, world: World, size: int, sums: Together
             samples, start = sum(c.samples for c in chunks), ready[worker]
             ready[worker] = start + fate.compute_seconds(worker, samples)
             if world.deaths.get(worker, math.inf) < ready[worker]:
-                raise WorkerDied(worker, "as the world willed", f"in update {update}", "The plan cannot go on without it.")
+                raise WorkerDied(
+                    worker, "as the world willed", f"in update {update}", "The plan cannot go on without it."
+                )
             loss = math.nan
             if sums is not None and (worker == 0 or not alone):
                 shares.append(sums.compute(chunks))
@@ -107,9 +109,7 @@ def _in_step(plan: Plan, agenda: Agenda, world: World, size: int, sums: Together
     return rows
 
 
-def _meet(
-    meeting: Collective, workers: int, world: World, size: int, ready: list[float], update: int
-) -> list[Row]:
+def _meet(meeting: Collective, workers: int, world: World, size: int, ready: list[float], update: int) -> list[Row]:
     """Move every worker's clock to the end of the collective; one row each."""
     came, piece = list(ready), size / meeting.segments(workers)
     waited, sent = [0.0] * workers, [0] * workers
@@ -161,9 +161,9 @@ class _Server:
         self.dead: set[int] = set()
 
     def run(self) -> None:
-        for worker, when in self.world.deaths.items():
-            if worker < self.plan.workers:
-                self.clock.at(when, self._death(worker))
+        for number, when in self.world.deaths.items():
+            if number < self.plan.workers:
+                self.clock.at(when, self._death(number))
         for worker in self.workers:
             self.clock.at(0.0, self._next(worker))
         self.clock.run()
@@ -206,8 +206,10 @@ class _Server:
         base = self.states[0][1 + number]
         times = _ns(now), _ns(now + seconds)
         if self.world.deaths.get(number, math.inf) > now + seconds:
-            self.rows.append(Row(Kind.COMPUTE, number, command.batch, -1, base, -1, *times, samples=samples, value=loss))
-        worker.answer(Drop())  # any answer moves it on
+            self.rows.append(
+                Row(Kind.COMPUTE, number, command.batch, -1, base, -1, *times, samples=samples, value=loss)
+            )
+        worker.answer(Noted())
         return seconds
 
     def _arrive(self, worker: Worker, command: Push, sent: float) -> None:

@@ -1,0 +1,48 @@
+"""Snapshots on their way from workers to the parent: in a file without a name, so that nothing is left of it after
+SIGKILL.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from math import prod
+from multiprocessing.reduction import DupFd
+
+import torch
+from torch import Tensor
+
+
+class SnapshotFile:
+    """Number n lies at n times the size of one. Any worker may write any of them."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], dtype: torch.dtype, every: int) -> None:
+        self.shapes, self.dtype, self.every = shapes, dtype, every
+        with tempfile.TemporaryFile() as file:
+            self.descriptor = os.dup(file.fileno())
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "descriptor": DupFd(self.descriptor)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self.descriptor = state["descriptor"].detach()  # type: ignore[attr-defined]
+
+    @property
+    def size(self) -> int:
+        return sum(map(prod, self.shapes)) * self.dtype.itemsize
+
+    def write(self, updates: int, tensors: list[Tensor]) -> None:
+        flat = torch.cat([t.detach().flatten().to(self.dtype) for t in tensors])
+        raw, start = flat.numpy().tobytes(), updates // self.every * self.size
+        while raw:  # the kernel writes at most 2 GiB at once
+            written = os.pwrite(self.descriptor, raw, start)
+            raw, start = raw[written:], start + written
+
+    def read(self, updates: int) -> list[Tensor]:
+        raw = bytearray(os.pread(self.descriptor, self.size, updates // self.every * self.size))
+        parts = torch.frombuffer(raw, dtype=self.dtype).split([prod(shape) for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def close(self) -> None:
+        os.close(self.descriptor)

@@ -1,0 +1,111 @@
+"""What every plan must keep, whatever the engine. A new member joins by one row in PLANS.
+
+same_numbers        a synchronous plan of N workers is `sequential:chunks=N`, to rounding
+each_sample_once    an epoch visits every sample exactly once
+no_update_lost      every shard took every batch exactly once, its versions without a gap
+staleness_identity  the staleness of all pushes sums to what their order says
+replays             the same bits again, in one process
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from paceline.engines.replay import replay
+from paceline.engines.virtual.explore import identity_gap
+from paceline.job import Job
+from paceline.plan import Plan, make
+from paceline.run import Run
+from paceline.trace import Kind
+from paceline.training import train
+
+
+@dataclass(frozen=True)
+class Member:
+    """A plan as the suite tries it."""
+
+    plan: str
+    workers: tuple[int, ...]
+
+    def plans(self) -> list[Plan]:
+        return [Plan.parse(self.plan, workers) for workers in self.workers]
+
+
+PLANS = (
+    Member("sequential", (1,)),
+    Member("sequential:chunks=3", (1,)),
+    Member("ring", (2, 3, 4, 5)),
+    Member("downpour", (1, 2, 3)),
+    Member("downpour:shards=3", (1, 3)),
+)
+ENGINES = ("virtual", "local")
+
+
+def difference(one: nn.Module, other: nn.Module) -> float:
+    """The relative difference of all parameters and buffers, as one vector."""
+    a = torch.cat([t.double().flatten() for t in one.state_dict().values()])
+    b = torch.cat([t.double().flatten() for t in other.state_dict().values()])
+    return float((a - b).norm() / a.norm())
+
+
+def same_numbers(job: Job, plan: Plan, engine: str, tolerance: float = 1e-9, updates: int = 20) -> None:
+    """`plan` against the oracle: the same chunks in one process."""
+    oracle = train(job, make("sequential", chunks=plan.parts), engine="virtual", folder=None, updates=updates)
+    run = train(job, plan, engine=engine, folder=None, updates=updates)
+    gap = difference(oracle.model, run.model)
+    assert gap <= tolerance, f"{plan} on {engine} differs from the oracle by {gap:.2e}"
+
+
+def check_run(run: Run, plan: Plan) -> None:
+    """Everything a finished run's trace must show."""
+    each_sample_once(run)
+    if plan.gate is not None:
+        no_update_lost(run)
+        staleness_identity(run)
+
+
+def each_sample_once(run: Run) -> None:
+    """Per update, the samples computed and applied are those of the agenda; a death may add lost computations."""
+    summary = run.summary()
+    counted: Counter[int] = Counter()
+    applied = {int(u) for u in run.trace.of_kind(Kind.APPLY)["update"]}
+    seen: set[tuple[int, int]] = set()
+    for row in run.trace.of_kind(Kind.COMPUTE):
+        update, worker = int(row["update"]), int(row["worker"])
+        assert update in applied or summary["deaths"], f"update {update} was computed and never applied"
+        if worker not in summary["deaths"] and (update, worker) not in seen:
+            seen.add((update, worker))
+            counted[update] += int(row["samples"])
+    if not summary["deaths"]:
+        assert sum(counted.values()) == summary["samples"], f"{sum(counted.values())} of {summary['samples']} samples"
+
+
+def no_update_lost(run: Run) -> None:
+    rows, updates = run.trace.of_kind(Kind.APPLY), run.summary()["updates"]
+    for shard in set(rows["shard"].tolist()):
+        mine = rows[rows["shard"] == shard]
+        last = {int(row["version"]): int(row["update"]) for row in mine}  # a later row of a version is the true one
+        assert sorted(last) == list(range(1, updates + 1)), f"shard {shard} has versions {sorted(last)[:10]}..."
+        assert sorted(last.values()) == list(range(updates)), f"shard {shard} did not take every batch exactly once"
+
+
+def staleness_identity(run: Run) -> None:
+    rows = run.trace.of_kind(Kind.APPLY)
+    for shard in set(rows["shard"].tolist()):
+        last = {int(row["version"]): (int(row["worker"]), int(row["base"])) for row in rows[rows["shard"] == shard]}
+        gap = identity_gap([last[version] for version in sorted(last)])
+        assert gap == 0, f"shard {shard}: the staleness identity is off by {gap}"
+
+
+def replays(run: Run) -> None:
+    found = replay(run)
+    assert found.matches, "the replay gave other bits"
+    with torch.no_grad():
+        assert all(
+            torch.equal(a, b) or bool(a.isnan().any())
+            for a, b in zip(run.model.state_dict().values(), found.model.state_dict().values(), strict=True)
+        )

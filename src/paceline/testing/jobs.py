@@ -1,0 +1,124 @@
+"""Small float64 jobs: dropout, batch-norm, recurrence, attention, tied weights and two heads, two parameter groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.job import Job
+
+SAMPLES = 61  # odd, so that nothing divides
+
+
+def _data(*shape: int, classes: int = 5) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(SAMPLES, *shape, generator=generator, dtype=torch.float64)
+    return x, torch.randint(classes, (SAMPLES,), generator=generator)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(12, 16),
+        nn.Tanh(),
+        nn.Dropout(0.2),
+        nn.Linear(16, 9),
+        nn.Tanh(),
+        nn.Dropout(0.1),
+        nn.Linear(9, 5),
+    ).double()
+
+
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm, self.body = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.enter(x))
+        x = x + self.body(F.relu(self.norm(x)))
+        result: Tensor = self.head(x.mean((2, 3)))
+        return result
+
+
+class _Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 8, num_layers=2, dropout=0.2, batch_first=True)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.lstm(x)[0][:, -1])
+        return result
+
+
+class _Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.encoder(x).mean(1))
+        return result
+
+
+class _TiedAutoEncoder(nn.Module):
+    """Encoder and decoder share one matrix; a second head classifies; one parameter never gets a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(12, 7, bias=False)
+        self.decode = nn.Linear(7, 12, bias=False)
+        self.decode.weight = nn.Parameter(self.encode.weight.detach())
+        self.encode.weight = self.decode.weight  # one parameter under two names
+        self.classify = nn.Linear(7, 5)
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.tanh(F.linear(x, self.encode.weight))
+        return F.linear(hidden, self.encode.weight.T), self.classify(hidden)
+
+
+def _two_heads(model: nn.Module, batch: Any) -> Tensor:
+    x, y = batch
+    rebuilt, scores = model(x)
+    return F.mse_loss(rebuilt, x) + F.cross_entropy(scores, y)
+
+
+def _two_groups(model: nn.Module) -> torch.optim.Optimizer:
+    parameters = list(model.parameters())
+    return torch.optim.SGD(
+        [{"params": parameters[:2], "lr": 0.05}, {"params": parameters[2:], "weight_decay": 0.01}],
+        lr=0.1,
+        momentum=0.9,
+    )
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "adam": partial(torch.optim.Adam, lr=0.01),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.05),
+    "two-groups": _two_groups,
+}
+
+
+def _job(model: Callable[[], nn.Module], data: Any, **rest: Any) -> Job:
+    defaults: dict[str, Any] = {"loss": nn.CrossEntropyLoss(), "optimizer": OPTIMIZERS["momentum"]}
+    return Job(model=model, data=data, batch_size=14, epochs=4, seed=7, **{**defaults, **rest})
+
+
+JOBS: dict[str, Callable[[], Job]] = {
+    "mlp": lambda: _job(mlp, _data(12)),
+    "residual": lambda: _job(lambda: _Residual().double(), _data(2, 6, 6)),
+    "lstm": lambda: _job(lambda: _Lstm().double(), _data(4, 6)),
+    "transformer": lambda: _job(lambda: _Transformer().double(), _data(4, 8)),
+    "tied": lambda: _job(lambda: _TiedAutoEncoder().double(), _data(12), loss=None, step=_two_heads),
+}

@@ -1,0 +1,76 @@
+"""Killing real workers: an optimizer that kills its own process in the middle of a step, and a hand that kills from
+outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+
+
+class DiesInMidUpdate(torch.optim.SGD):
+    """SGD whose process is killed after it has changed half of the parameters, with the shard's lock held.
+
+    `when` is a path: the first process to step while that file exists takes it away and dies.
+    """
+
+    def __init__(self, params: Any, when: str, **rest: Any) -> None:
+        super().__init__(params, **rest)
+        self.when = when
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        try:
+            os.unlink(self.when)
+        except FileNotFoundError:
+            super().step(closure)
+            return
+        everything = [p for group in self.param_groups for p in group["params"]]
+        with torch.no_grad():
+            for parameter in everything[: max(1, len(everything) // 2)]:
+                parameter.fill_(1e6)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def worker_processes() -> list[psutil.Process]:
+    """The workers of the run that this process has started, in the order of their numbers."""
+    found = []
+    for servant in psutil.Process().children():
+        if "forkserver" in " ".join(servant.cmdline()):
+            found += servant.children()
+    return sorted(found, key=lambda p: p.pid)
+
+
+def kill_one(
+    after: float, choose: Callable[[int], int], how: signal.Signals = signal.SIGKILL
+) -> Callable[[dict[str, Any]], None]:
+    """A progress callback that, so many seconds into the training, kills the worker that `choose(count)` names."""
+    done = False
+
+    def progress(state: dict[str, Any]) -> None:
+        nonlocal done
+        if not done and state["seconds"] >= after:
+            done = True
+            workers = worker_processes()
+            if workers:
+                workers[choose(len(workers))].send_signal(how)
+
+    return progress
+
+
+def kill_later(delay: float, choose: Callable[[int], int], patience: float = 10.0) -> None:
+    """Wait for workers to appear, then so long, then kill one. For a thread beside `train`."""
+    end = time.monotonic() + patience
+    while not (workers := worker_processes()) and time.monotonic() < end:
+        time.sleep(0.001)
+    time.sleep(delay)
+    workers = worker_processes()
+    if workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            workers[choose(len(workers)) % len(workers)].kill()

@@ -1,0 +1,17 @@
+"""Every test is checked for what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from paceline.testing.leaks import nothing_left_behind
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> Iterator[None]:
+    torch.set_num_threads(1)
+    with nothing_left_behind():
+        yield

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.agenda import Agenda
+
+agendas = st.builds(
+    Agenda,
+    samples=st.integers(1, 60),
+    batch_size=st.integers(1, 20),
+    epochs=st.integers(1, 3),
+    accumulate=st.integers(1, 3),
+    parts=st.integers(1, 6),
+)
+
+
+@given(agendas)
+def test_every_sample_once_per_epoch(agenda: Agenda) -> None:
+    places = [(c.epoch, p) for u in range(agenda.updates) for c in agenda.filled(u) for p in range(c.start, c.stop)]
+    assert sorted(places) == [(e, p) for e in range(agenda.epochs) for p in range(agenda.samples)]
+
+
+@given(agendas)
+def test_weights_of_an_update_sum_to_one(agenda: Agenda) -> None:
+    for update in range(agenda.updates):
+        assert abs(sum(c.weight for c in agenda.chunks(update)) - 1) < 1e-12
+
+
+@given(agendas)
+def test_workers_share_out_all_chunks(agenda: Agenda) -> None:
+    for update in range(agenda.updates):
+        mine = [c for part in range(agenda.parts) for c in agenda.mine(update, part)]
+        assert sorted(mine) == sorted(agenda.filled(update))
+
+
+@given(agendas)
+def test_samples_until_counts_what_the_chunks_hold(agenda: Agenda) -> None:
+    seen = 0
+    for update in range(agenda.updates):
+        assert agenda.samples_until(update) == seen
+        seen += sum(c.samples for c in agenda.chunks(update))
+    assert agenda.samples_until(agenda.updates) == seen
+
+
+def test_a_batch_that_does_not_divide() -> None:
+    agenda = Agenda(samples=10, batch_size=7, epochs=1, parts=3)
+    assert [(c.start, c.stop) for c in agenda.chunks(0)] == [(0, 2), (2, 4), (4, 7)]
+    assert [(c.start, c.stop) for c in agenda.chunks(1)] == [(7, 8), (8, 9), (9, 10)]

@@ -1,0 +1,116 @@
+"""Every interleaving of a small world; and that broken machines are caught with the shortest story."""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence
+
+import pytest
+
+from paceline.core.actions import Lease
+from paceline.core.events import Ask, Finish
+from paceline.core.gates.asynchronous import Asynchronous
+from paceline.core.server import NONE, Desk, Shard
+from paceline.engines.virtual import explore
+from paceline.errors import ProtocolError
+
+
+@pytest.mark.parametrize(
+    ("workers", "batches", "shards", "deaths"),
+    [
+        (1, 3, 2, 0),
+        (2, 3, 1, 0),
+        (2, 3, 2, 0),
+        (2, 3, 2, 1),
+        (3, 3, 1, 0),
+        (3, 3, 1, 1),
+        (3, 3, 2, 0),
+        (3, 2, 1, 2),
+    ],
+)
+def test_every_interleaving_is_good(workers: int, batches: int, shards: int, deaths: int) -> None:
+    found = explore(workers, batches, shards, deaths)
+    assert found.good, found.story
+    assert found.states > 10
+
+
+class OnlyTheSlower(Asynchronous):
+    """A stale-synchronous gate gone wrong: it wants a worker to be behind the fastest, where equal is enough."""
+
+    def ints(self, workers: int) -> int:
+        return workers
+
+    def open(self, state: MutableSequence[int], at: int, worker: int) -> bool:
+        clocks = list(state[at : at + 2])
+        return clocks[worker] == 0 or clocks[worker] < max(clocks)
+
+    def finished(self, state: MutableSequence[int], at: int, worker: int) -> None:
+        state[at + worker] += 1
+
+
+class LeasesTwice(Desk):
+    def _ask(self, state, worker):  # type: ignore[no-untyped-def]
+        action = super()._ask(state, worker)
+        if isinstance(action, Lease) and action.batch == 1:
+            state[0] = 1
+        return action
+
+
+class ForgetsOrphans(Desk):
+    def handle(self, state, event):  # type: ignore[no-untyped-def]
+        action = super().handle(state, event)
+        for cell in range(self._orphan, self._orphan + self.workers):
+            state[cell] = NONE
+        state[2] = 0
+        return action
+
+
+def test_a_broken_gate_is_told_as_its_shortest_story() -> None:
+    found = explore(2, 4, gate=OnlyTheSlower())
+    assert found.story is not None
+    assert found.story.endswith("=> workers [0, 1] wait for ever")
+    assert found.story.count("\n") <= 10
+
+
+def test_a_desk_that_leases_twice_is_told_in_the_fewest_steps() -> None:
+    found = explore(2, 2, desk=LeasesTwice)
+    assert found.story is not None
+    assert "same batch" in found.story or "twice" in found.story
+    assert found.story.count("\n") <= 10
+
+
+def test_a_desk_that_forgets_the_dead_is_caught() -> None:
+    assert explore(2, 2, deaths=0, desk=ForgetsOrphans).good
+    found = explore(2, 2, deaths=1, desk=ForgetsOrphans)
+    assert found.story is not None
+    assert "dies" in found.story
+
+
+def test_what_cannot_happen_is_refused() -> None:
+    desk = Desk(2, 3, Asynchronous())
+    state = [0] * desk.ints
+    desk.init(state)
+    desk.handle(state, Ask(0))
+    with pytest.raises(ProtocolError):
+        desk.handle(state, Ask(0))
+    with pytest.raises(ProtocolError):
+        desk.handle(state, Finish(1, 0))
+
+
+def test_four_thousand_workers_still_cost_microseconds() -> None:
+    """State is touched in a few places only: counted, not timed."""
+
+    class Counting(list):  # type: ignore[type-arg]
+        touched = 0
+
+        def __getitem__(self, place):  # type: ignore[no-untyped-def]
+            Counting.touched += 1
+            return super().__getitem__(place)
+
+    desk, shard = Desk(4096, 10**6, Asynchronous()), Shard(4096)
+    state = Counting([0] * desk.ints)
+    desk.init(state)
+    Counting.touched = 0
+    for worker in range(100):
+        desk.handle(state, Ask(worker))
+    assert Counting.touched < 1000
+    assert shard.ints == 1 + 2 * 4096

@@ -1,0 +1,174 @@
+"""Real processes, really killed. Deaths are placed by what the run has done, not by sleeping."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.errors import RunFailed, WorkerDied, WorkerFailed
+from paceline.testing.conformance import no_update_lost, replays, staleness_identity
+from paceline.testing.killing import DiesInMidUpdate, kill_one, worker_processes
+
+X = torch.randn(400, 20, generator=torch.Generator().manual_seed(0))
+Y = torch.randint(4, (400,), generator=torch.Generator().manual_seed(1))
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 4))
+
+
+def job(**changes: Any) -> pl.Job:
+    given: dict[str, Any] = {
+        "model": net, "data": (X, Y), "loss": nn.CrossEntropyLoss(),
+        "optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9), "batch_size": 10, "epochs": 2,
+    }  # fmt: skip
+    return pl.Job(**{**given, **changes})
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_downpour_survives_a_death_in_mid_update_with_the_lock_held(tmp_path: Path, shards: int) -> None:
+    when = tmp_path / "die"
+
+    def arm(state: dict[str, Any]) -> None:
+        if state["updates"] > 20 and not armed:
+            armed.append(when.touch())
+
+    armed: list[None] = []
+    made = job(optimizer=partial(DiesInMidUpdate, lr=0.05, momentum=0.9, when=str(when)), epochs=200)
+    run = pl.train(made, f"downpour:workers=3,shards={shards}", folder=None, progress=arm)
+    assert len(run.summary()["deaths"]) == 1
+    assert all(p.abs().max() < 1e3 for p in run.model.parameters()), "the torn step was not taken back"
+    no_update_lost(run)
+    staleness_identity(run)
+    replays(run)
+
+
+def test_downpour_goes_on_when_all_but_one_are_killed() -> None:
+    first, second = kill_one(0.1, lambda n: 0), kill_one(0.3, lambda n: n - 1)
+
+    def both(state: dict[str, Any]) -> None:
+        first(state)
+        second(state)
+
+    run = pl.train(job(epochs=400), "downpour", workers=3, folder=None, progress=both)
+    assert len(run.summary()["deaths"]) == 2
+    no_update_lost(run)
+    staleness_identity(run)
+
+
+def test_ring_ends_at_once_and_names_the_dead() -> None:
+    killed_at: list[float] = []
+
+    def kill(state: dict[str, Any]) -> None:
+        if state["updates"] > 10 and not killed_at:
+            killed_at.append(time.monotonic())
+            worker_processes()[1].kill()
+
+    with pytest.raises(WorkerDied, match=r"worker 1 died \(SIGKILL\) in update \d+") as caught:
+        pl.train(job(epochs=10**4), "ring", workers=3, folder=None, progress=kill)
+    assert caught.value.worker == 1
+    assert time.monotonic() - killed_at[0] < 5
+
+
+def test_every_worker_dead_is_said() -> None:
+    def kill_all(state: dict[str, Any]) -> None:
+        for process in worker_processes():
+            process.kill()
+
+    with pytest.raises(RunFailed, match="every worker died"):
+        pl.train(job(epochs=10**4), "downpour", workers=2, folder=None, progress=kill_all)
+
+
+def test_a_stopped_worker_is_named_by_the_one_who_waits() -> None:
+    stopped: list[psutil.Process] = []
+
+    def stop(state: dict[str, Any]) -> None:
+        if state["updates"] > 5 and not stopped:
+            stopped.append(worker_processes()[0])
+            stopped[0].suspend()
+
+    with pytest.raises(RunFailed, match=r"worker 1 waited 1 s for worker 0 in update"):
+        pl.train(job(epochs=10**4), "ring", workers=2, folder=None, progress=stop, deadline=1.0)
+
+
+def test_an_exception_in_the_users_model_is_the_message() -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        if torch.get_num_threads() == 1 and (batch[1] == 9).any():
+            raise ValueError("nine is not a class")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1] % 4)
+
+    labels = Y.clone()
+    labels[7] = 9
+    made = job(data=(X, labels), loss=None, step=step, shuffle=False, batch_size=5)
+    for plan in ("ring", "downpour"):
+        with pytest.raises(WorkerFailed, match=r"worker \d failed first, in update [01]") as caught:
+            pl.train(made.with_(batch_size=5), plan, workers=2, folder=None)
+        assert "nine is not a class" in str(caught.value)
+
+
+def test_the_folder_opens_after_a_crash(tmp_path: Path) -> None:
+    with pytest.raises(WorkerDied):
+        pl.train(job(epochs=10**4), "ring", workers=2, folder=tmp_path, progress=kill_one(0.5, lambda n: 0))
+    (folder,) = tmp_path.iterdir()
+    record = json.loads((folder / "run.json").read_text())
+    assert record["status"] == "failed"
+    assert "SIGKILL" in record["error"]
+    from paceline.trace import Trace
+
+    assert len(Trace.open(folder / "trace.arrow")) > 10
+
+
+SCRIPT = """
+import sys, torch
+from functools import partial
+from torch import nn
+import paceline as pl
+job = pl.Job(model=lambda: nn.Linear(50, 4), data=(torch.randn(1000, 50), torch.randint(4, (1000,))),
+             loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10, epochs=10**6)
+def tell(state):
+    print(state["updates"], flush=True)
+pl.train(job, sys.argv[1], workers=2, folder=None, progress=tell)
+"""
+
+
+def _start(plan: str, tmp_path: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, str(script), plan], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        start_new_session=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert process.stdout
+    while int(process.stdout.readline() or -1) <= 0:
+        assert process.poll() is None
+    return process, psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("plan", ["ring", "downpour"])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
+def test_ending_the_parent_ends_everything_within_two_seconds(plan: str, how: signal.Signals, tmp_path: Path) -> None:
+    process, family = _start(plan, tmp_path)
+    assert len(family) >= 3  # the forkserver and two workers
+    if how == signal.SIGINT:
+        os.killpg(process.pid, how)  # as a terminal does: to everybody
+    else:
+        process.send_signal(how)
+    process.wait(2)
+    assert process.stdout
+    process.stdout.close()
+    _, left = psutil.wait_procs(family, timeout=2)
+    left = [p for p in left if p.status() != psutil.STATUS_ZOMBIE]  # dead; whether it is reaped is init's affair
+    assert not left, left

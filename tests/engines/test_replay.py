@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.compute.layout import sha256
+from paceline.engines.setup import JobWarning
+from paceline.errors import ReplayDiverged, RunFolderError, UsageError
+from paceline.jobs import TinyTransformer, cifar_resnet, digits_net, mnist_dnn
+
+G = torch.Generator().manual_seed(0)
+
+
+def job(model, *shape: int, **rest) -> pl.Job:  # type: ignore[no-untyped-def]
+    x, y = torch.randn(600, *shape, generator=G), torch.randint(10, (600,), generator=G)
+    given = {"optimizer": partial(torch.optim.Adam, lr=1e-3), "batch_size": 30, "epochs": 2, **rest}
+    return pl.Job(model=model, data=(x, y), loss=nn.CrossEntropyLoss(), **given)
+
+
+CASES = {
+    "dnn": lambda: job(mnist_dnn, 28, 28),
+    "cnn": lambda: job(digits_net, 1, 16, 16),
+    "resnet": lambda: job(cifar_resnet, 3, 16, 16, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9)),
+    "transformer": lambda: job(TinyTransformer, 16, 8),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_an_asynchronous_run_of_three_processes_replays_to_the_same_bits(
+    case: str, shards: int, tmp_path: Path
+) -> None:
+    run = pl.train(CASES[case](), f"downpour:workers=3,shards={shards}", folder=tmp_path)
+    assert run.summary()["staleness"]["max"] > 0
+    assert pl.replay(run).matches
+    assert run.path is not None
+    assert pl.replay(run.path).matches  # from the folder alone
+
+
+@pytest.mark.parametrize("plan", ["sequential:chunks=3", "ring:workers=3", "downpour:workers=3,shards=2"])
+def test_until_an_update_leaves_the_model_and_the_next_batch(plan: str) -> None:
+    made = CASES["dnn"]()
+    run = pl.train(made, plan, folder=None)
+    found = pl.replay(run, until=11)
+    assert found.updates == 11
+    assert found.matches is None
+    assert found.guilty_samples is not None
+    assert len(found.guilty_samples) == 30
+    assert torch.equal(found.guilty_batch[0], made.data[0][found.guilty_samples])
+    assert pl.replay(run, until=11).parameters_sha256 == found.parameters_sha256
+    start = pl.replay(run, until=0)
+    assert start.parameters_sha256 == sha256(made.make_model())
+
+
+@pytest.mark.parametrize("plan", ["sequential", "ring:workers=3", "downpour:workers=3", "downpour:workers=2,shards=2"])
+@pytest.mark.parametrize("engine", ["local", "virtual"])
+def test_a_run_that_turns_to_nan_is_replayed_to_the_update_before(plan: str, engine: str) -> None:
+    made = CASES["dnn"]()
+    x, _ = made.data
+    x[123] = float("nan")
+    run = pl.train(made, plan, engine=engine, folder=None)
+    assert not all(bool(p.isfinite().all()) for p in run.model.parameters())
+    found = pl.replay(run, until="nan")
+    assert all(bool(p.isfinite().all()) for p in found.model.parameters())
+    assert found.guilty_samples is not None
+    assert 123 in found.guilty_samples.tolist()
+
+
+def test_a_run_without_nan_says_so() -> None:
+    run = pl.train(CASES["dnn"](), "sequential", folder=None, updates=3)
+    with pytest.raises(UsageError, match="no NaN"):
+        pl.replay(run, until="nan")
+    with pytest.raises(UsageError, match="updates 0 to 3"):
+        pl.replay(run, until=99)
+    with pytest.raises(UsageError, match="neither an update number"):
+        pl.replay(run, until="soon")
+
+
+def test_other_data_or_another_start_is_refused(tmp_path: Path) -> None:
+    made = CASES["dnn"]()
+    run = pl.train(made, "downpour", workers=2, folder=tmp_path, updates=5)
+    assert run.path is not None
+    x, y = made.data
+    with pytest.raises(ReplayDiverged, match="fingerprints"):
+        pl.replay(run.path, data=(x + 1, y))
+    with pytest.raises(ReplayDiverged, match="does not start"):
+        pl.replay(run.path, job=made.with_(seed=5))
+    with pytest.raises(RunFolderError, match=r"no run\.json"):
+        pl.replay(tmp_path)
+
+
+def test_a_model_with_chance_of_its_own_is_caught() -> None:
+    import os
+
+    def step(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]) * (1 + os.urandom(1)[0] / 256)
+
+    made = CASES["dnn"]().with_(loss=None, step=step)
+    with pytest.warns(JobWarning, match="not a mean"):
+        run = pl.train(made, "downpour", workers=2, folder=None)
+    with pytest.raises(ReplayDiverged, match="Does the job draw chance"):
+        pl.replay(run)

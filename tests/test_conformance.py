@@ -1,0 +1,55 @@
+"""Every plan, on every engine, keeps what `paceline.testing.conformance` asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.plan import Plan
+from paceline.testing.conformance import ENGINES, PLANS, check_run, replays, same_numbers
+from paceline.testing.jobs import JOBS, OPTIMIZERS
+from paceline.training import train
+
+ALL = [plan for member in PLANS for plan in member.plans()]
+SYNCHRONOUS = [plan for plan in ALL if plan.gate is None and plan.parts > 1]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("plan", SYNCHRONOUS, ids=str)
+def test_same_numbers_virtual(job: str, optimizer: str, plan: Plan) -> None:
+    same_numbers(JOBS[job]().with_(optimizer=OPTIMIZERS[optimizer]), plan, "virtual")
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+@pytest.mark.parametrize(("job", "optimizer"), zip(JOBS, [*OPTIMIZERS, "momentum"], strict=True))
+def test_same_numbers_on_real_processes(job: str, optimizer: str, workers: int) -> None:
+    same_numbers(JOBS[job]().with_(optimizer=OPTIMIZERS[optimizer]), Plan.parse("ring", workers), "local")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("job", ["residual", "tied"])
+@pytest.mark.parametrize("plan", ALL, ids=str)
+def test_every_run_keeps_its_invariants_and_replays(plan: Plan, job: str, engine: str) -> None:
+    run = train(JOBS[job](), plan, engine=engine, folder=None, updates=12)
+    check_run(run, plan)
+    replays(run)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("job", JOBS)
+def test_downpour_with_one_worker_is_sequential_to_the_bit(job: str, optimizer: str) -> None:
+    made = JOBS[job]().with_(optimizer=OPTIMIZERS[optimizer])
+    one = train(made, "downpour:workers=1,shards=2", engine="virtual", folder=None)
+    other = train(made, "sequential", engine="virtual", folder=None)
+    assert one.summary()["parameters_sha256"] == other.summary()["parameters_sha256"]
+
+
+def test_downpour_with_one_real_worker_is_sequential_to_the_bit() -> None:
+    runs = [train(JOBS["residual"](), plan, folder=None) for plan in ("downpour:workers=1", "sequential")]
+    assert len({run.summary()["parameters_sha256"] for run in runs}) == 1
+
+
+@pytest.mark.parametrize("plan", ["sequential:chunks=2", "ring:workers=3"])
+def test_virtual_and_local_give_the_same_bits_where_the_plan_fixes_the_order(plan: str) -> None:
+    runs = [train(JOBS["mlp"](), plan, engine=engine, folder=None) for engine in ENGINES]
+    assert len({run.summary()["parameters_sha256"] for run in runs}) == 1
