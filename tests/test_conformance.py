@@ -21,7 +21,7 @@ def test_same_numbers_virtual(job: str, optimizer: str, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 5])
-@pytest.mark.parametrize(("job", "optimizer"), zip(JOBS, [*OPTIMIZERS, "momentum"], strict=True))
+@pytest.mark.parametrize(("job", "optimizer"), list(zip(JOBS, [*OPTIMIZERS, "momentum"], strict=True)))
 def test_same_numbers_on_real_processes(job: str, optimizer: str, workers: int) -> None:
     same_numbers(JOBS[job]().with_(optimizer=OPTIMIZERS[optimizer]), Plan.parse("ring", workers), "local")
 

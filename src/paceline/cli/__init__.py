@@ -1,7 +1,7 @@
 """The command line: a file per command, no logic. What is for people goes to standard error, `--json` to standard
 output.
 
-Exit codes: 0 done, 1 a failed run, 2 wrong use, 130 interrupted.
+Exit codes: 0 done, 1 a failed run or a replay that diverged, 2 wrong use, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Replica:
         self.device = job.torch_device
         self.module = module.to(self.device).train()
         self.parameters = list(trainable(module).values())
-        self.chance = Chance(module, job.seed)
+        self.chance = Chance(module, job.seed, self.device)
         self.loss = loss_function(job)
         self.autocast = PRECISIONS[job.precision]
         buffers = dict(module.named_buffers())
@@ -31,20 +31,22 @@ class Replica:
 
     def backward(self, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""
+        loss = self.forward(self.module, chunk, batch)
+        # Seeding the backward pass with the weight costs nothing; scaling the gradient afterwards is one more pass.
+        loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
+        return float(loss.detach())
+
+    def forward(self, module: nn.Module, chunk: Chunk, batch: Batch) -> Tensor:
+        """The chunk's loss, with the chance and the precision it is due."""
         self.chance.begin(chunk.update, chunk.number)
         if self.job.transform is not None:
             batch = self.job.transform(batch)
         if self.device.type != "cpu":
             batch = to_device(batch, self.device)
         if self.autocast is None:
-            loss = self.loss(self.module, batch)
-        else:
-            with torch.autocast(self.device.type, dtype=self.autocast):
-                loss = self.loss(self.module, batch)
-        # Seeding the backward pass with the weight costs nothing; scaling the gradient afterwards would be one more
-        # pass.
-        loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
-        return float(loss.detach())
+            return self.loss(module, batch)
+        with torch.autocast(self.device.type, dtype=self.autocast):
+            return self.loss(module, batch)
 
     def chunk_weight(self, chunk: Chunk, batch: Batch) -> float:
         """The chunk's share of its update by samples, or what the job's own `weight` says it divided by."""

@@ -7,6 +7,8 @@ chunk, and in whichever part of the model, draws the same numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -18,10 +20,10 @@ _DRAWING = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn
 class Chance:
     """Ties a module's randomness to the chunk named by `begin`."""
 
-    def __init__(self, module: nn.Module, seed: int) -> None:
+    def __init__(self, module: nn.Module, seed: int, device: torch.device | None = None) -> None:
         self._start = mix(seed, 0)
         self._chunk = 0
-        self._seed = torch.default_generator.manual_seed
+        self._seed = _seeder(device)
         for number, part in enumerate(module.modules(), start=1):
             if _draws(part):
                 part.register_forward_pre_hook(self._reseeder(number))
@@ -38,6 +40,20 @@ class Chance:
                 self._seed(self._chunk ^ salt)
 
         return reseed
+
+
+def _seeder(device: torch.device | None) -> Callable[[int], object]:
+    """Seeds the generator of the CPU, and that of the device where the module lies elsewhere."""
+    host = torch.default_generator.manual_seed
+    if device is None or device.type != "cuda":
+        return host
+    there = torch.cuda.default_generators[device.index or 0].manual_seed
+
+    def seed_both(seed: int) -> None:
+        host(seed)
+        there(seed)
+
+    return seed_both
 
 
 def _draws(part: nn.Module) -> bool:

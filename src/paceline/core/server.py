@@ -11,7 +11,7 @@ What holds, whatever the order of events and whoever dies in between:
   owner died between two shards is leased again, and dropped by the shards that already have it);
 - a batch is leased to at most one living worker;
 - the staleness identity: when a worker pulls right after each push, the staleness of all its pushes sums to
-  (position of its last push + 1) - (number of its pushes); see `paceline.testing.staleness_identity`.
+  (position of its last push + 1) - (number of its pushes); see `paceline.testing.conformance.staleness_identity`.
 
 State is a flat run of integers owned by the engine (an array here, shared memory there) and changed in place, so a
 decision costs a microsecond; whoever needs all-or-nothing under SIGKILL gives the machine a copy and flips it in.

@@ -2,5 +2,6 @@
 
 jobs.py         small models that between them have everything awkward
 conformance.py  what every plan must keep, whatever the engine
+killing.py      real workers, really killed
 leaks.py        that a test leaves no process, thread, descriptor or file behind
 """

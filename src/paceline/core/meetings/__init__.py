@@ -13,7 +13,11 @@ from typing import NamedTuple, Protocol
 
 
 class Step(NamedTuple):
-    """At this step, offer a segment to one worker and take one from another."""
+    """At this step, offer a segment to one worker and take one from another.
+
+    A segment that was offered may be read until its taker offers something later: a table must not let its owner
+    change it before that. (In a ring what comes back to it has passed through the taker.)
+    """
 
     send_to: int
     send: int  # segment

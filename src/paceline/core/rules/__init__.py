@@ -1,10 +1,7 @@
 """Rules: how does an arrival change the parameters?
 
-A rule is asked to `update` a home (the place where parameters and the user's optimizer live) with an arrival (a
-gradient, and the parameters it was computed from). One file per published method.
-"""
-
-from __future__ import annotations
+A rule is asked to `update` a home (the place where parameters and the user's optimizer live) with an arrival (the
+gradient of a batch). One file per published method.from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass

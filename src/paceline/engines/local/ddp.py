@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.compute.home import Pace
 from paceline.trace import Kind
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
     workers, agenda, replica = worker.plan.workers, worker.agenda, worker.replica
     dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=worker.number, world_size=workers)
     wrapped = DistributedDataParallel(replica.module)
-    pace = worker.optimizer if worker.job.schedule is None else worker.job.schedule(worker.optimizer)
+    pace = Pace(worker.optimizer, worker.job.schedule)
     for update in range(agenda.updates):
         worker.arena.doing[worker.number] = update
         start, losses, samples = now(), 0.0, 0
@@ -32,18 +33,16 @@ def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
         mine = len(agenda.mine(update, worker.number)) > 0
         for number, chunk in enumerate(chunks):
             batch = worker.learner.reader.batch(chunk)
-            replica.chance.begin(chunk.update, chunk.number)
             wrapped.require_backward_grad_sync = number == len(chunks) - 1
-            loss = replica.loss(wrapped, batch)
+            loss = replica.forward(wrapped, chunk, batch)
             (loss * (chunk.weight * workers * mine)).backward()
             losses, samples = losses + float(loss.detach()) * chunk.samples, samples + chunk.samples * mine
         if worker.job.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(replica.parameters, worker.job.clip_norm)
         worker.record(Kind.COMPUTE, update, -1, update, -1, start, now(), 0, samples, 0, losses / max(samples, 1))
         start = now()
+        pace.advance(update)
         worker.optimizer.step()
-        if pace is not worker.optimizer:
-            pace.step()
         worker.record(Kind.APPLY, update, 0, update, update + 1, start, now(), 0, 0, 0, 0.0)
         if worker.number == 0:
             worker.snapshot(update + 1)

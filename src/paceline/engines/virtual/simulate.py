@@ -9,9 +9,9 @@ from typing import Protocol
 from torch import Tensor
 
 from paceline.compute.payload import Computed, Payload
-from paceline.core.actions import Apply, Noted, Wait
+from paceline.core.actions import Apply, Lease, Noted, Wait
 from paceline.core.agenda import Agenda, Chunk
-from paceline.core.events import Compute, Death, Push
+from paceline.core.events import Compute, Death, Finish, Push
 from paceline.core.meetings import Collective
 from paceline.core.server import Desk, Shard
 from paceline.core.worker import HOME, Worker
@@ -157,7 +157,7 @@ class _Server:
             self.shard.init(state)
         self.free = [0.0] * shards
         self.workers = [Worker(number, shards) for number in range(plan.workers)]
-        self.waiting: dict[int, float] = {}
+        self.waiting: set[int] = set()
         self.dead: set[int] = set()
 
     def run(self) -> None:
@@ -183,18 +183,18 @@ class _Server:
         elif command is not None:
             action = self.desk.handle(self.desk_state, command)
             worker.answer(action)
+            if isinstance(command, Finish) or isinstance(action, Lease):
+                self._wake()
             if isinstance(action, Wait):
-                self.waiting[worker.number] = now
+                self.waiting.add(worker.number)
             elif worker.stage != HOME:
                 self._advance(worker)
-            self._wake()
 
     def _wake(self) -> None:
-        """Something changed at the desk: those who wait may ask again."""
-        for number in list(self.waiting):
-            if number in self.dead or self.desk_state[2] or self.desk.finished(self.desk_state) == self.agenda.updates:
-                del self.waiting[number]
-                self.clock.at(self.clock.now, self._next(self.workers[number]))
+        """The desk has changed: those who wait may ask again."""
+        waiting, self.waiting = self.waiting, set()
+        for number in sorted(waiting):
+            self.clock.at(self.clock.now, self._next(self.workers[number]))
 
     def _compute(self, worker: Worker, command: Compute) -> float:
         number, chunks = worker.number, self.agenda.filled(command.batch)

@@ -1,0 +1,169 @@
+"""How near to the ceiling: Downpour and ring on two workers, three sizes of network, beside a plain PyTorch loop and DDP.
+
+Speed is the slope between a short and a long training, taken by a clock outside; what is compared is run in turn, round
+after round; medians and ratios are reported. The ceiling is two processes of a plain PyTorch loop, written here and
+sharing no code with Paceline, that never meet: each trains its own model on batches of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.jobs import IdxMissing, mnist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from record import write
+
+BATCH = 100
+SIZES = {"55 thousand": 64, "1 million": 660, "11 million": 2960}
+Updates = int
+
+
+def network(hidden: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, hidden), nn.Tanh(), nn.Dropout(0.1),
+        nn.Linear(hidden, hidden), nn.Tanh(), nn.Dropout(0.1),
+        nn.Linear(hidden, 10),
+    )  # fmt: skip
+
+
+SGD = partial(torch.optim.SGD, lr=0.05, weight_decay=1e-5)
+
+
+def plain_loop(hidden: int, updates: Updates, threads: int, start: Any, done: Any, indexing: str) -> None:
+    """One process of an ordinary PyTorch loop, as the manual shows it."""
+    torch.set_num_threads(threads)
+    (x, y), _ = mnist(None)
+    model, loss = network(hidden), nn.CrossEntropyLoss()
+    optimizer = SGD(model.parameters())
+    order = torch.randperm(len(x))
+    start.wait()
+    begun = time.perf_counter()
+    for update in range(updates):
+        at = update * BATCH % (len(x) - BATCH)
+        which = order[at : at + BATCH]
+        batch = (x[which], y[which]) if indexing == "plain" else (x.index_select(0, which), y.index_select(0, which))
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+    done.put(time.perf_counter() - begun)
+
+
+def plain(processes: int, threads: int, hidden: int, indexing: str = "plain") -> Callable[[Updates], float]:
+    """Seconds for so many updates in each of so many processes that never meet."""
+
+    def seconds(updates: Updates) -> float:
+        context = multiprocessing.get_context("spawn")
+        start, done = context.Barrier(processes), context.Queue()
+        args = (hidden, updates, threads, start, done, indexing)
+        crew = [context.Process(target=plain_loop, args=args) for _ in range(processes)]
+        for process in crew:
+            process.start()
+        found = [done.get() for _ in crew]
+        for process in crew:
+            process.join()
+        return max(found)
+
+    return seconds
+
+
+def paceline(plan: str, hidden: int, data: Any, batch: int) -> Callable[[Updates], float]:
+    job = pl.Job(
+        model=partial(network, hidden),
+        data=data,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=SGD,
+        batch_size=batch,
+        epochs=10**6,
+    )
+
+    def seconds(updates: Updates) -> float:
+        begun = time.perf_counter()
+        pl.train(job, plan, folder=None, updates=updates)
+        return time.perf_counter() - begun
+
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a long training")
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    options = parser.parse_args()
+    import warnings
+
+    warnings.simplefilter("ignore", IdxMissing)
+    data, _ = mnist(None)
+    figures: dict[str, Any] = {}
+    for size in options.sizes.split(","):
+        figures[size] = measure(SIZES[size], data, options.rounds, options.seconds)
+        show(size, figures[size])
+    write(Path(__file__).parent, {"rounds": options.rounds, "seconds": options.seconds, "sizes": figures})
+
+
+def measure(hidden: int, data: Any, rounds: int, length: float) -> dict[str, Any]:
+    # (what, seconds for n updates, samples per update)
+    entrants: list[tuple[str, Callable[[Updates], float], int]] = [
+        ("one process, 1 thread", plain(1, 1, hidden), BATCH),
+        ("one process, 2 threads", plain(1, 2, hidden), BATCH),
+        ("ceiling", plain(2, 1, hidden), 2 * BATCH),
+        ("ceiling, index_select", plain(2, 1, hidden, "select"), 2 * BATCH),
+        ("downpour", paceline("downpour:workers=2", hidden, data, BATCH), BATCH),
+        ("ring", paceline("ring:workers=2", hidden, data, 2 * BATCH), 2 * BATCH),
+        ("ddp", paceline("ddp:workers=2", hidden, data, 2 * BATCH), 2 * BATCH),
+    ]
+    speeds: dict[str, list[float]] = {name: [] for name, _, _ in entrants}
+    few = 50
+    many: dict[str, int] = {}
+    for name, seconds, _ in entrants:
+        rate = 150 / max(0.05, seconds(200) - seconds(few))
+        many[name] = few + max(100, round(length * rate))
+    for _ in range(rounds):
+        for name, seconds, samples in entrants:
+            slope = (seconds(many[name]) - seconds(few)) / (many[name] - few)
+            speeds[name].append(samples / slope)
+    medians = {name: statistics.median(found) for name, found in speeds.items()}
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(speeds[name], speeds["ceiling"], strict=True))
+        for name in ("downpour", "ring", "ddp")
+    }
+    strict = {
+        name: statistics.median(a / b for a, b in zip(speeds[name], speeds["ceiling, index_select"], strict=True))
+        for name in ("downpour", "ring", "ddp")
+    }
+    best = max(medians["one process, 1 thread"], medians["one process, 2 threads"])
+    return {
+        "parameters": sum(p.numel() for p in network(hidden).parameters()),
+        "samples_per_second": {name: round(value) for name, value in medians.items()},
+        "range": {name: [round(min(found)), round(max(found))] for name, found in speeds.items()},
+        "share_of_ceiling": {name: round(value, 3) for name, value in ratios.items()},
+        "share_of_ceiling_index_select": {name: round(value, 3) for name, value in strict.items()},
+        "speedup_over_best_single": {name: round(medians[name] / best, 2) for name in ratios},
+    }
+
+
+def show(size: str, found: dict[str, Any]) -> None:
+    print(f"{size} parameters ({found['parameters']:,})")
+    for name, speed in found["samples_per_second"].items():
+        share = found["share_of_ceiling"].get(name)
+        strict = found["share_of_ceiling_index_select"].get(name)
+        tail = "" if share is None else f"  {share:.0%} of the ceiling, {strict:.0%} of the one with index_select"
+        print(f"  {name:24} {speed:>10,} samples/s{tail}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

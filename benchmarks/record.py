@@ -1,0 +1,22 @@
+"""What every benchmark writes: its figures with machine, versions and command."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline.run import machine
+
+
+def write(folder: Path, figures: dict[str, Any]) -> None:
+    record = {
+        "command": "python " + " ".join(sys.argv),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        **figures,
+    }
+    (folder / "result.json").write_text(json.dumps(record, indent=1) + "\n")
+    print(f"written to {folder / 'result.json'}")

@@ -1,0 +1,68 @@
+"""A hundred asynchronous runs of three real processes, each replayed in one process to the same bits."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.jobs import TinyTransformer, cifar_resnet, digits_net, mnist_dnn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from record import write
+
+MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "dnn": (mnist_dnn, (28, 28)),
+    "cnn": (digits_net, (1, 16, 16)),
+    "resnet": (cifar_resnet, (3, 16, 16)),
+    "transformer": (TinyTransformer, (16, 8)),
+}
+OPTIMIZERS = {
+    "sgd": partial(torch.optim.SGD, lr=0.05),
+    "momentum": partial(torch.optim.SGD, lr=0.02, momentum=0.9),
+    "adam": partial(torch.optim.Adam, lr=1e-3),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.01),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=100)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    same, stale, begun = 0, [], time.monotonic()
+    for number in range(options.runs):
+        name = list(MODELS)[number % 4]
+        optimizer = list(OPTIMIZERS)[number // 4 % 4]
+        model, shape = MODELS[name]
+        generator = torch.Generator().manual_seed(number)
+        data = (torch.randn(900, *shape, generator=generator), torch.randint(10, (900,), generator=generator))
+        job = pl.Job(
+            model=model, data=data, loss=nn.CrossEntropyLoss(), optimizer=OPTIMIZERS[optimizer],
+            batch_size=25, epochs=2, seed=number,
+        )  # fmt: skip
+        run = pl.train(job, f"downpour:workers=3,shards={1 + number % 3}", folder=None)
+        stale.append(run.summary()["staleness"]["mean"])
+        same += bool(pl.replay(run).matches)
+        print(f"{number + 1}: {name} {optimizer} staleness {stale[-1]:.2f}; the same bits {same}", flush=True)
+    write(
+        Path(__file__).parent,
+        {
+            "runs": options.runs,
+            "same_bits": same,
+            "mean_staleness": round(sum(stale) / len(stale), 2),
+            "minutes": round((time.monotonic() - begun) / 60, 1),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""SIGKILL at random moments: Downpour finishes every sample, ring ends in seconds and names the dead, nothing is left.
+
+A quarter of the deaths happen inside an update, with the shard's lock held and half of the parameters overwritten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.errors import RunFailed, WorkerDied
+from paceline.testing.conformance import no_update_lost, replays, staleness_identity
+from paceline.testing.killing import DiesInMidUpdate, kill_later
+from paceline.testing.leaks import nothing_left_behind
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from record import write
+
+G = torch.Generator().manual_seed(0)
+X, Y = torch.randn(4000, 30, generator=G), torch.randint(5, (4000,), generator=G)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(30, 200), nn.Tanh(), nn.Dropout(0.1), nn.Linear(200, 5))
+
+
+def job(**changes: Any) -> pl.Job:
+    given = {"optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9), "batch_size": 10, "epochs": 4, **changes}
+    return pl.Job(model=model, data=(X, Y), loss=nn.CrossEntropyLoss(), **given)
+
+
+def downpour(chance: random.Random, inside: bool, scratch: Path) -> bool:
+    """One run with one death somewhere; whether the death came in time to matter."""
+    shards, made, beside = chance.choice((1, 2, 4)), job(), None
+    progress = None
+    if inside:
+        when = scratch / "die"
+        made = job(optimizer=partial(DiesInMidUpdate, lr=0.05, momentum=0.9, when=str(when)))
+        at = chance.randrange(20, 1200)
+
+        def progress(state: dict[str, Any], armed: list[int] = []) -> None:  # noqa: B006
+            if state["updates"] >= at and not armed:
+                armed.append(1)
+                when.touch()
+
+    else:
+        delay, victim = chance.random() * 1.2, chance.randrange(3)
+        beside = threading.Thread(target=kill_later, args=(delay, lambda n: victim))
+        beside.start()
+    try:
+        run = pl.train(made, f"downpour:workers=3,shards={shards}", folder=None, progress=progress)
+    finally:
+        if beside is not None:
+            beside.join()
+        (scratch / "die").unlink(missing_ok=True)
+    no_update_lost(run)
+    staleness_identity(run)
+    assert all(float(p.detach().abs().max()) < 1e3 for p in run.model.parameters()), "torn"
+    replays(run)
+    return bool(run.summary()["deaths"])
+
+
+def ring(chance: random.Random) -> tuple[bool, float]:
+    """One run with one death; whether it struck, and the seconds from the kill to the end."""
+    killed: list[float] = []
+
+    def choose(count: int) -> int:
+        killed.append(time.monotonic())
+        return chance.randrange(count)
+
+    beside = threading.Thread(target=kill_later, args=(0.2 + chance.random() * 1.0, choose))
+    beside.start()
+    try:
+        pl.train(job(epochs=1000), "ring:workers=3", folder=None)
+    except WorkerDied as error:
+        return error.how == "SIGKILL", time.monotonic() - killed[0]
+    finally:
+        beside.join()
+    return False, 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--deaths", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    chance = random.Random(options.seed)
+    struck = {"downpour, anywhere": 0, "downpour, in mid-update": 0, "ring": 0}
+    early, slowest = 0, 0.0
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        for number in range(options.deaths):
+            kind = number % 4
+            with nothing_left_behind():
+                try:
+                    if kind < 2:
+                        inside = kind == 1
+                        name = "downpour, in mid-update" if inside else "downpour, anywhere"
+                        struck[name] += downpour(chance, inside, Path(scratch))
+                    else:
+                        hit, seconds = ring(chance)
+                        struck["ring"] += hit
+                        slowest = max(slowest, seconds)
+                except RunFailed as error:
+                    if "before its first update" not in str(error):
+                        raise
+                    early += 1  # killed before all were ready: any plan ends, by name
+            print(f"{number + 1}/{options.deaths}: {struck}, before the start {early}", flush=True)
+    write(
+        Path(__file__).parent,
+        {
+            "deaths_that_struck": struck,
+            "killed_before_the_start": early,
+            "ring_slowest_end_seconds": round(slowest, 2),
+            "lost_or_doubled_updates": 0,
+            "torn_shards": 0,
+            "left_behind": 0,
+            "minutes": round((time.monotonic() - begun) / 60, 1),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
