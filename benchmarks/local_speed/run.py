@@ -1,4 +1,4 @@
-"""How near to the ceiling: Downpour and ring on two workers, three sizes of network, beside a plain PyTorch loop and DDP.
+"""How near to the ceiling: Downpour and ring on two workers, three sizes of network, beside plain PyTorch and DDP.
 
 Speed is the slope between a short and a long training, taken by a clock outside; what is compared is run in turn, round
 after round; medians and ratios are reported. The ceiling is two processes of a plain PyTorch loop, written here and

@@ -1,7 +1,10 @@
 """Rules: how does an arrival change the parameters?
 
 A rule is asked to `update` a home (the place where parameters and the user's optimizer live) with an arrival (the
-gradient of a batch). One file per published method.from __future__ import annotations
+gradient of a batch). One file per published method.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
