@@ -127,11 +127,13 @@ def measure(hidden: int, data: Any, rounds: int, length: float) -> dict[str, Any
         ("ddp", paceline("ddp:workers=2", hidden, data, 2 * BATCH), 2 * BATCH),
     ]
     speeds: dict[str, list[float]] = {name: [] for name, _, _ in entrants}
-    few = 50
+    few = 20
     many: dict[str, int] = {}
     for name, seconds, _ in entrants:
-        rate = 150 / max(0.05, seconds(200) - seconds(few))
-        many[name] = few + max(100, round(length * rate))
+        start, count = seconds(few), 200
+        while (took := seconds(count) - start) < length / 3:
+            count *= 4
+        many[name] = round(count * length / took)
     for _ in range(rounds):
         for name, seconds, samples in entrants:
             slope = (seconds(many[name]) - seconds(few)) / (many[name] - few)

@@ -21,7 +21,7 @@ from torch import nn
 import paceline as pl
 from paceline.errors import RunFailed, WorkerDied
 from paceline.testing.conformance import no_update_lost, replays, staleness_identity
-from paceline.testing.killing import DiesInMidUpdate, kill_later
+from paceline.testing.killing import DiesInMidUpdate, kill_later, kill_one
 from paceline.testing.leaks import nothing_left_behind
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -42,12 +42,12 @@ def job(**changes: Any) -> pl.Job:
 
 def downpour(chance: random.Random, inside: bool, scratch: Path) -> bool:
     """One run with one death somewhere; whether the death came in time to matter."""
-    shards, made, beside = chance.choice((1, 2, 4)), job(), None
-    progress = None
+    shards, made = chance.choice((1, 2, 4)), job(epochs=3)
+    progress: Any = None
     if inside:
         when = scratch / "die"
         made = job(optimizer=partial(DiesInMidUpdate, lr=0.05, momentum=0.9, when=str(when)))
-        at = chance.randrange(20, 1200)
+        at = chance.randrange(20, 800)
 
         def progress(state: dict[str, Any], armed: list[int] = []) -> None:  # noqa: B006
             if state["updates"] >= at and not armed:
@@ -55,15 +55,10 @@ def downpour(chance: random.Random, inside: bool, scratch: Path) -> bool:
                 when.touch()
 
     else:
-        delay, victim = chance.random() * 1.2, chance.randrange(3)
-        beside = threading.Thread(target=kill_later, args=(delay, lambda n: victim))
-        beside.start()
-    try:
-        run = pl.train(made, f"downpour:workers=3,shards={shards}", folder=None, progress=progress)
-    finally:
-        if beside is not None:
-            beside.join()
-        (scratch / "die").unlink(missing_ok=True)
+        victim = chance.randrange(3)
+        progress = kill_one(chance.random() * 0.4, lambda n: victim % n)
+    run = pl.train(made, f"downpour:workers=3,shards={shards}", folder=None, progress=progress)
+    (scratch / "die").unlink(missing_ok=True)
     no_update_lost(run)
     staleness_identity(run)
     assert all(float(p.detach().abs().max()) < 1e3 for p in run.model.parameters()), "torn"
@@ -101,7 +96,7 @@ def main() -> None:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(options.deaths):
-            kind = number % 4
+            kind = number % 4  # half of the deaths are Downpour's, half ring's
             with nothing_left_behind():
                 try:
                     if kind < 2:

@@ -64,6 +64,7 @@ class Crew:
         self.pipes: list[Connection] = []
         self.home: set[int] = set()
         self.dead: set[int] = set()
+        self.obituaries: list[tuple[int, int]] = []  # (worker, when), not yet in the trace
         self.started_at = 0
         source = setup.source
         self.snapshot_file = _snapshot_file(setup)
@@ -92,8 +93,12 @@ class Crew:
                 self.processes.append(process)
                 self.pipes.append(mine)
         ready: set[int] = set()
-        while len(ready) < self.workers:
-            ready |= {n for n, message in self._messages(None) if message[0] == "ready"}
+        while len(ready | self.dead) < self.workers:
+            for number, message in self._messages(None):
+                if message[0] == "died":
+                    self._bury(number)
+                else:
+                    ready.add(number)
         self.started_at = time.perf_counter_ns()
         self.arena.control[GO] = 1
         for bell in self.bells:
@@ -108,7 +113,7 @@ class Crew:
                     if message[0] == "finished":
                         self.home.add(number)
                     elif message[0] == "died":
-                        self._bury(number, writer)
+                        self._bury(number)
                 self._drain(writer, progress)
             if not self.home:
                 raise RunFailed("every worker died; nothing was left to finish the run")
@@ -191,8 +196,6 @@ class Crew:
                 message = ("died",)
             if message[0] == "failed":
                 self._failed(number, message)
-            if message[0] == "died" and not self.arena.control[GO]:
-                raise self._death(number)
             yield number, message
 
     def _failed(self, number: int, message: tuple[Any, ...]) -> None:
@@ -216,7 +219,7 @@ class Crew:
             remedy += " SIGKILL without a sender is usually the kernel's out-of-memory killer: see `dmesg`."
         return WorkerDied(number, how, where, remedy)
 
-    def _bury(self, number: int, writer: TraceWriter) -> None:
+    def _bury(self, number: int) -> None:
         """Under an asynchronous plan the others go on: give the dead worker's batch to one of them."""
         death = self._death(number)
         if self.setup.plan.gate is None:
@@ -225,17 +228,20 @@ class Crew:
         desk, twin = self.arena.shape.desk, self.arena.desk
         assert desk is not None
         assert twin is not None
-        with RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk").held():
+        with RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk"):
             draft = twin.begin()
             desk.handle(draft, Death(number))
             twin.commit()
         for bell in self.bells:
             bell.ring()
-        at = time.perf_counter_ns()
-        writer.append(Trace.of([Row(Kind.DEATH, number, self.arena.doing[number], start=at, end=at)]).rows)
+        self.obituaries.append((number, time.perf_counter_ns()))
 
     def _drain(self, writer: TraceWriter, progress: Progress | None) -> None:
         rows = [ring.drain() for ring in self.arena.traces]
+        for number, when in self.obituaries:
+            at = max(when, self.started_at)
+            rows.append(Trace.of([Row(Kind.DEATH, number, self.arena.doing[number], start=at, end=at)]).rows)
+        self.obituaries.clear()
         for part in rows:
             writer.append(part)
         if progress is None:

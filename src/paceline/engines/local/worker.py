@@ -241,7 +241,7 @@ class LocalWorker:
         desk, twin = self.arena.shape.desk, self.arena.desk
         assert desk is not None
         assert twin is not None
-        with self.desk_lock.held():
+        with self.desk_lock:
             draft = twin.begin()
             action = desk.handle(draft, command)
             twin.commit()
@@ -322,7 +322,7 @@ class ShardClient:
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
         worker, twin, machine = self.worker, self.memory.twin, self.memory.machine
         start = now()
-        with self.lock.held() as waited:
+        with self.lock as waited:
             self.memory.heal()
             action = machine.handle(twin.begin(), event)
             if isinstance(action, Apply):

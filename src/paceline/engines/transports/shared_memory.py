@@ -15,8 +15,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.reduction import DupFd
 
 import torch
@@ -84,37 +83,35 @@ class Locks:
         self.descriptor = state["descriptor"].detach()  # type: ignore[attr-defined]
 
 
-class RecordLock:
-    def __init__(self, locks: Locks, number: int, waiter: Waiter, what: str) -> None:
-        self._descriptor, self._number, self._waiter, self.what = locks.descriptor, number, waiter, what
+FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, owner
 
-    def acquire(self) -> int:
+
+class RecordLock:
+    """`with lock as waited:`; the requests are packed once, since a lock is taken and given back in every step."""
+
+    def __init__(self, locks: Locks, number: int, waiter: Waiter, what: str) -> None:
+        self._descriptor, self._waiter, self.what = locks.descriptor, waiter, what
+        self._take = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0)
+        self._give = FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, number, 1, 0)
+
+    def __enter__(self) -> int:
         """Take the lock; the nanoseconds it was waited for."""
         if self._try():
             return 0
         return self._waiter.until(self._try, self._holder, rung=False)
 
-    def release(self) -> None:
-        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._number)
-
-    @contextmanager
-    def held(self) -> Iterator[int]:
-        waited = self.acquire()
-        try:
-            yield waited
-        finally:
-            self.release()
+    def __exit__(self, *_: object) -> None:
+        fcntl.fcntl(self._descriptor, fcntl.F_SETLK, self._give)
 
     def _try(self) -> bool:
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._number)
+            fcntl.fcntl(self._descriptor, fcntl.F_SETLK, self._take)
         except OSError:
             return False
         return True
 
     def _holder(self) -> str:
-        question = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, self._number, 1, 0)
-        answer = struct.unpack("hhqqi4x", fcntl.fcntl(self._descriptor, fcntl.F_GETLK, question))
+        answer = FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, self._take))
         return f"process {answer[4]}, which holds {self.what}"
 
 
