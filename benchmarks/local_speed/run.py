@@ -112,7 +112,7 @@ def main() -> None:
     for size in options.sizes.split(","):
         figures[size] = measure(SIZES[size], data, options.rounds, options.seconds)
         show(size, figures[size])
-    write(Path(__file__).parent, {"rounds": options.rounds, "seconds": options.seconds, "sizes": figures})
+        write(Path(__file__).parent, {"rounds": options.rounds, "seconds": options.seconds, "sizes": figures})
 
 
 def measure(hidden: int, data: Any, rounds: int, length: float) -> dict[str, Any]:
