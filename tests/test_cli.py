@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 def paceline(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "paceline", *words], cwd=folder, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "paceline", *words], cwd=folder, capture_output=True, text=True, timeout=220
     )
 
 
