@@ -175,7 +175,7 @@ class ShardHome:
         self.buffers = layout.buffer_views(memory.newest)
         self._remembers = any(memory.state.shapes)
         self.pull()
-        self._look_at(self._mine)
+        self.look()
 
     def look(self) -> None:
         """Let the module compute with this worker's copy."""
@@ -202,7 +202,7 @@ class ShardHome:
             self.optimizer.step()
         for parameter in self.parameters:
             parameter.grad = None
-        self._look_at(self._mine)
+        self.look()
 
     def _look_at(self, views: list[Tensor]) -> None:
         for parameter, view in zip(self.parameters, views, strict=True):

@@ -26,11 +26,6 @@ class Apply(NamedTuple):
     version: int
     base: int
 
-    @property
-    def staleness(self) -> int:
-        """How many updates came between this worker's pull and its push."""
-        return self.version - 1 - self.base
-
 
 class Drop(NamedTuple):
     """This shard already has the batch (its first owner died half-way through its pushes): apply nothing."""

@@ -96,9 +96,6 @@ class Desk:
         state[2] -= 1
         return Lease(state[lease], again=True)
 
-    def alive(self, state: State, worker: int) -> bool:
-        return state[self._lease + worker] != DEAD
-
     def leased(self, state: State) -> list[int]:
         """The batch of each worker, NONE or DEAD."""
         return list(state[self._lease : self._lease + self.workers])
