@@ -1,14 +1,13 @@
 """Homes: where parameters live and the user's own optimizer changes them.
 
 A `ReplicaHome` is a worker's private copy of everything. A `ShardHome` is one worker's hands on a shard of a server:
-any process that sees the same memory can take the next step, and undo the step of one that was killed in the middle.
+any process that sees the same memory can take the next step.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +43,16 @@ class Pace:
                 self._count += 1
 
 
+def bare_step(optimizer: Optimizer) -> Callable[[], Any]:
+    """The optimizer's step without PyTorch's profiler label around it, which takes as long as the arithmetic of a small
+    network; with it where somebody has hooked in.
+    """
+    bare = getattr(type(optimizer).step, "__wrapped__", None)
+    if bare is None or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return lambda: optimizer.step()
+    return lambda: bare(optimizer)
+
+
 class ReplicaHome:
     """A worker's own copy of all parameters."""
 
@@ -51,12 +60,13 @@ class ReplicaHome:
         self.parameters, self.optimizer = parameters, optimizer
         self.pace = Pace(optimizer, schedule)
         self.updates = 0
+        self._step = bare_step(optimizer)
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self.pace.advance(self.updates)
-        self.optimizer.step()
+        self._step()
         self.updates += 1
         for parameter in self.parameters:
             parameter.grad = None
@@ -151,87 +161,68 @@ def _up(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-class ShardHome:
-    """One shard of a server, in memory that may be shared, seen by one worker.
+class Room:
+    """One version of a shard: its values and what the optimizer remembers of them, in one run of bytes."""
 
-    The worker computes with its own `copy`. To change the shard it takes the shard's newest values into that copy
-    first, which makes the copy an undo record should the worker be killed half-way; changes the shard in place; and
-    pulls the result. In place, because lines of memory that one core writes and others only read are slow to write
-    again.
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype, shapes: list[StateShape], raw: Tensor) -> None:
+        self.raw = raw
+        end = layout.length * dtype.itemsize
+        self.values = raw[:end].view(dtype)
+        self.parameters, self.buffers = layout.parameter_views(self.values), layout.buffer_views(self.values)
+        self.state = StateMemory(shapes, raw[end:])
+
+    @staticmethod
+    def size(layout: ShardLayout, dtype: torch.dtype, shapes: list[StateShape]) -> int:
+        return layout.length * dtype.itemsize + StateMemory.size(shapes)
+
+
+class ShardHome:
+    """One shard of a server, in rooms that may be shared memory, seen by one worker.
+
+    `core.rooms` says in which room a worker makes its next version. The worker then computes with what lies there.
     """
 
     def __init__(
-        self,
-        layout: ShardLayout,
-        parameters: list[nn.Parameter],
-        optimizer: Optimizer,
-        schedule: Schedule | None,
-        memory: ShardTensors,
+        self, parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None, rooms: list[Room]
     ) -> None:
-        self.parameters, self.optimizer, self.memory = parameters, optimizer, memory
+        self.parameters, self.optimizer, self.rooms = parameters, optimizer, rooms
         self.pace = Pace(optimizer, schedule)
         self.updates = 0
-        self._ours, self._mine = layout.parameter_views(memory.newest), layout.parameter_views(memory.copy)
-        self.buffers = layout.buffer_views(memory.newest)
-        self._remembers = any(memory.state.shapes)
-        self.pull()
-        self.look()
+        self._step = bare_step(optimizer)
+        self._remembers = any(rooms[0].state.shapes)
 
-    def look(self) -> None:
-        """Let the module compute with this worker's copy."""
-        self._look_at(self._mine)
+    def look(self, room: int) -> None:
+        """Let the module compute with the version in this room."""
+        self.room = self.rooms[room]
+        for parameter, view in zip(self.parameters, self.room.parameters, strict=True):
+            parameter.data = view
 
-    def pull(self) -> None:
-        self.memory.copy.copy_(self.memory.newest)
-
-    def save(self) -> None:
-        """Make the copy the undo record of the step that follows."""
-        self.memory.copy.copy_(self.memory.newest)
-        if self._remembers:
-            self.memory.undo.raw.copy_(self.memory.state.raw)
+    def move(self, source: int, target: int) -> None:
+        """Copy the newest version to where the next one shall be made, and look there."""
+        self.rooms[target].raw.copy_(self.rooms[source].raw)
+        self.look(target)
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
-        """Let the optimizer apply these gradients to the newest values; `updates` says how many came before."""
-        self._look_at(self._ours)
+        """Let the optimizer apply these gradients here; `updates` says how many came before."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self.pace.advance(self.updates)
         if self._remembers:
             self._step_with_memory()
         else:
-            self.optimizer.step()
+            self._step()
         for parameter in self.parameters:
             parameter.grad = None
-        self.look()
-
-    def _look_at(self, views: list[Tensor]) -> None:
-        for parameter, view in zip(self.parameters, views, strict=True):
-            parameter.data = view
 
     def _step_with_memory(self) -> None:
-        state, memory = self.optimizer.state, self.memory.state
+        state, memory = self.optimizer.state, self.room.state
         present = memory.present.tolist()
         for number, parameter in enumerate(self.parameters):
             if present[number]:
                 state[parameter] = memory.recall(number)
             else:
                 state.pop(parameter, None)
-        self.optimizer.step()
+        self._step()
         for number, parameter in enumerate(self.parameters):
             if state.get(parameter):
                 memory.keep(number, state[parameter])
-
-
-@dataclass(frozen=True)
-class ShardTensors:
-    """The memory of one shard as one worker sees it."""
-
-    newest: Tensor
-    state: StateMemory
-    copy: Tensor  # this worker's
-    undo: StateMemory  # this worker's
-
-    def restore(self) -> None:
-        """Take back a step that its worker did not finish."""
-        self.newest.copy_(self.copy)
-        self.state.raw.copy_(self.undo.raw)

@@ -15,9 +15,8 @@ from torch import Tensor
 from paceline.compute.autograd import Replica
 from paceline.compute.home import (
     ReplicaHome,
+    Room,
     ShardHome,
-    ShardTensors,
-    StateMemory,
     optimizer_over,
     state_shapes,
 )
@@ -26,6 +25,7 @@ from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed, Payload
 from paceline.core.agenda import Chunk
 from paceline.core.meetings import Collective, Step, segment_cuts
+from paceline.core.rooms import Rooms
 from paceline.core.rules import Arrival
 from paceline.data.source import Reader
 from paceline.engines.setup import Setup, Snapshot
@@ -125,27 +125,23 @@ class Apart(_Snapshots):
         place = {id(p): number for number, p in enumerate(replica.parameters)}
         self.homes: list[list[ShardHome]] = []  # [worker][shard]
         self.which: list[list[int]] = []  # [shard] -> places of its parameters in the module
-        columns = []
-        for layout in setup.layout.shards:
+        self.rooms = Rooms(workers)
+        self.states = [[0] * self.rooms.ints for _ in setup.layout.shards]
+        columns, dtype = [], setup.layout.dtype
+        for layout, state in zip(setup.layout.shards, self.states, strict=True):
             mine = [named[p.name] for p in layout.parameters]
             self.which.append([place[id(p)] for p in mine])
             twin = optimizer_over(optimizer, {p: p for p in mine})
             shapes = state_shapes(mine, twin)
-            newest = torch.zeros(layout.length, dtype=setup.layout.dtype)
-            for view, parameter in zip(layout.parameter_views(newest), mine, strict=True):
-                view.copy_(parameter.detach())
-            memory = StateMemory(shapes, torch.zeros(StateMemory.size(shapes), dtype=torch.uint8))
+            self.rooms.init(state)
+            size = Room.size(layout, dtype, shapes)
+            rooms = [Room(layout, dtype, shapes, torch.zeros(size, dtype=torch.uint8)) for _ in range(self.rooms.count)]
+            for room in rooms:
+                for view, parameter in zip(room.parameters, mine, strict=True):
+                    view.copy_(parameter.detach())
+            schedule = setup.job.schedule
             columns.append(
-                [
-                    ShardHome(
-                        layout,
-                        mine,
-                        optimizer_over(twin, {p: p for p in mine}),
-                        setup.job.schedule,
-                        ShardTensors(newest, memory, torch.zeros_like(newest), memory),
-                    )
-                    for _ in range(workers)
-                ]
+                [ShardHome(mine, optimizer_over(twin, {p: p for p in mine}), schedule, rooms) for _ in range(workers)]
             )
         self.homes = [list(row) for row in zip(*columns, strict=True)]
         self.buffers = [[b.clone() for b in replica.moving] for _ in range(workers)]
@@ -154,8 +150,8 @@ class Apart(_Snapshots):
 
     def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
         """The gradient of a whole batch, from what this worker holds."""
-        for home in self.homes[worker]:
-            home.look()
+        for home, state in zip(self.homes[worker], self.states, strict=True):
+            home.look(self.rooms.of(state, worker))
         self.learner.set_buffers(self.buffers[worker])
         computed = self.learner.compute(chunks)
         self.gradients[worker] = self.learner.settle(computed)
@@ -166,16 +162,17 @@ class Apart(_Snapshots):
         """Make this version of the shard, and let the worker hold it."""
         home = self.homes[worker][shard]
         home.updates = version - 1
-        home.save()
+        home.move(*self.rooms.move(self.states[shard], worker))
         self.setup.plan.rule.update(home, Arrival([self.gradients[worker][n] for n in self.which[shard]]))
         if shard == 0:
             self.newest_buffers = self.buffers[worker]
-        home.pull()
+
+    def newest(self, shard: int) -> Room:
+        return self.homes[0][shard].rooms[self.rooms.newest(self.states[shard])]
 
     def values(self) -> list[Tensor]:
         found: dict[int, Tensor] = {}
-        for shard, layout in enumerate(self.setup.layout.shards):
-            views = layout.parameter_views(self.homes[0][shard].memory.newest)
-            found.update(zip(self.which[shard], (v.clone() for v in views), strict=True))
+        for shard, which in enumerate(self.which):
+            found.update(zip(which, (v.clone() for v in self.newest(shard).parameters), strict=True))
         dtype = self.setup.layout.dtype  # as the shard keeps them
         return [found[n] for n in range(len(found))] + [b.to(dtype) for b in self.newest_buffers]

@@ -246,7 +246,7 @@ class _ByTrace:
         elif self._is_true(row):
             self.sums.push(worker, shard, int(row["version"]))
             self.versions[shard] += 1
-            good = self.losses[worker][2] and bool(self.sums.homes[0][shard].memory.newest.isfinite().all())
+            good = self.losses[worker][2] and bool(self.sums.newest(shard).values.isfinite().all())
             yield Played(shard, self.versions[shard], good)
 
     def values(self) -> list[torch.Tensor]:

@@ -3,14 +3,12 @@
     control     abort, go | per worker: what it does now, when it ended, asleep, offers of the collective
     traces      a ring of rows per worker
     desk        the desk's integers, twice
-    per shard   the shard's integers twice | mark | parameters, optimizer state | per worker a copy of both
+    per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare
     payloads    of a collective: two per worker, used in turn
     results     parameters and buffers of a worker that trained a replica of its own
 
-A step on a shard is all or nothing under SIGKILL. The worker copies the newest values aside, leaves its mark,
-changes them in place, and commits by flipping the integers. The mark names the worker and the side of the flip it
-started from, so the one store that commits also voids the mark; whoever next takes the lock and finds a valid mark
-first takes that step back.
+A step on a shard is all or nothing under SIGKILL: the next version is made in a room that nobody looks at, and one
+store, which flips the integers, makes it the newest.
 """
 
 from __future__ import annotations
@@ -19,9 +17,10 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.compute.home import ShardTensors, StateMemory, StateShape
+from paceline.compute.home import Room, StateShape
 from paceline.compute.layout import Layout
 from paceline.compute.payload import Payload
+from paceline.core.rooms import Rooms
 from paceline.core.server import Desk, Shard
 from paceline.engines.transports.shared_memory import BellDescriptor, Locks, Memory, Twin
 from paceline.trace import TraceRing
@@ -42,20 +41,16 @@ class ArenaShape:
 
 @dataclass
 class ShardMemory:
+    """The machine's integers and the rooms' lie in the same twin, so one store commits both."""
+
     machine: Shard
+    places: Rooms
     twin: Twin
-    mark: memoryview
-    seen_by: list[ShardTensors]  # per worker
+    rooms: list[Room]
 
-    def leave_mark(self, worker: int) -> None:
-        self.mark[0] = 2 * (worker + 1) + self.twin.parity
-
-    def heal(self) -> None:
-        """To be called by whoever just took the lock: undo the step of a worker that was killed in the middle of it."""
-        worker, parity = divmod(self.mark[0], 2)
-        if worker and parity == self.twin.parity:
-            self.seen_by[worker - 1].restore()
-            self.mark[0] = 0
+    @property
+    def newest(self) -> Room:
+        return self.rooms[self.places.newest(self.twin.current)]
 
 
 class Arena:
@@ -78,13 +73,11 @@ class Arena:
         memory, workers = self.memory, self.shape.workers
         layout, states = self.shape.layout.shards[number], list(self.shape.states[number])
         machine = Shard(workers)
-        twin, mark, size = Twin(memory, machine.ints), memory.ints(1), StateMemory.size(states)
-        flats = [memory.tensor(layout.length, self.shape.layout.dtype) for _ in range(1 + workers)]
-        memories = [StateMemory(states, memory.tensor(size, torch.uint8)) for _ in range(1 + workers)]
-        seen_by = [
-            ShardTensors(flats[0], memories[0], flat, undo) for flat, undo in zip(flats[1:], memories[1:], strict=True)
-        ]
-        return ShardMemory(machine, twin, mark, seen_by)
+        places = Rooms(workers, at=machine.ints)
+        twin = Twin(memory, machine.ints + places.ints)
+        dtype, size = self.shape.layout.dtype, Room.size(layout, self.shape.layout.dtype, states)
+        rooms = [Room(layout, dtype, states, memory.tensor(size, torch.uint8)) for _ in range(places.count)]
+        return ShardMemory(machine, places, twin, rooms)
 
     @staticmethod
     def create(shape: ArenaShape) -> Arena:
@@ -93,6 +86,7 @@ class Arena:
             shape.desk.init(arena.desk.current)
         for shard in arena.shards:
             shard.machine.init(shard.twin.current)
+            shard.places.init(shard.twin.current)
         for worker in range(shape.workers):
             arena.doing[worker] = -1
         return arena
@@ -108,8 +102,8 @@ def _size(shape: ArenaShape) -> int:
     if shape.desk:
         size += 2 * 8 * shape.desk.ints
         for layout, states in zip(shape.layout.shards, shape.states, strict=True):
-            tensors = layout.length * number + StateMemory.size(list(states)) + 2 * 64
-            size += (1 + workers) * tensors + 64 * (workers + 8)
+            size += (1 + workers) * (Room.size(layout, shape.layout.dtype, list(states)) + 64)
+            size += 2 * 8 * (3 * workers + 8) + 64 * 4
     else:
         size += shape.layout.bytes
     if shape.kind == "collective":

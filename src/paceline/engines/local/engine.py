@@ -117,8 +117,6 @@ class Crew:
                 self._drain(writer, progress)
             if not self.home:
                 raise RunFailed("every worker died; nothing was left to finish the run")
-            for shard in self.arena.shards:
-                shard.heal()  # the last to die may have died in a step that nobody came to undo
         finally:
             self._drain(writer, None)
             trace = writer.close()
@@ -128,7 +126,7 @@ class Crew:
         """Trainable parameters in the module's order, then moving buffers."""
         layout, named = self.setup.layout, {}
         for number, shard in enumerate(layout.shards):
-            flat = self.arena.shards[number].seen_by[0].newest if self.arena.shards else self.arena.result
+            flat = self.arena.shards[number].newest.values if self.arena.shards else self.arena.result
             views = [*shard.parameter_views(flat), *shard.buffer_views(flat)]
             named.update({p.name: v for p, v in zip((*shard.parameters, *shard.buffers), views, strict=True)})
         return [named[name].clone() for name in (*trainable(self.setup.module), *self.setup.probe.moving)]
@@ -263,10 +261,10 @@ class Crew:
     def _put_version_0(self) -> None:
         named = dict(self.setup.module.named_parameters()) | dict(self.setup.module.named_buffers())
         for layout, memory in zip(self.setup.layout.shards, self.arena.shards, strict=True):
-            newest = memory.seen_by[0].newest
-            views = [*layout.parameter_views(newest), *layout.buffer_views(newest)]
-            for place, view in zip((*layout.parameters, *layout.buffers), views, strict=True):
-                view.copy_(named[place.name].detach())
+            for room in memory.rooms:
+                places, views = (*layout.parameters, *layout.buffers), (*room.parameters, *room.buffers)
+                for place, view in zip(places, views, strict=True):
+                    view.copy_(named[place.name].detach())
 
 
 def _shape(setup: Setup) -> ArenaShape:

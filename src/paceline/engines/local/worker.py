@@ -314,24 +314,24 @@ class ShardClient:
         places = {id(p): n for n, p in enumerate(worker.replica.parameters)}
         self.which = [places[id(p)] for p in mine]
         optimizer = optimizer_over(worker.optimizer, {p: p for p in mine})
-        self.home = ShardHome(layout, mine, optimizer, worker.job.schedule, self.memory.seen_by[self.me])
+        self.home = ShardHome(mine, optimizer, worker.job.schedule, self.memory.rooms)
+        self.home.look(self.memory.places.of(self.memory.twin.current, self.me))
         self.moving = worker.replica.moving if number == 0 else []
         self.bytes = 2 * layout.length * worker.arena.shape.layout.bytes_per_number
         self.base = 0  # version 0 was put there by the parent
 
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
-        worker, twin, machine = self.worker, self.memory.twin, self.memory.machine
+        worker, home, memory = self.worker, self.home, self.memory
         start = now()
         with self.lock as waited:
-            self.memory.heal()
-            action = machine.handle(twin.begin(), event)
+            draft = memory.twin.begin()
+            action = memory.machine.handle(draft, event)
             if isinstance(action, Apply):
-                self.home.save()
-                self.memory.leave_mark(self.me)
-                self.home.updates = action.version - 1
-                worker.plan.rule.update(self.home, Arrival([gradients[n] for n in self.which]))
+                home.move(*memory.places.move(draft, self.me))
+                home.updates = action.version - 1
+                worker.plan.rule.update(home, Arrival([gradients[n] for n in self.which]))
                 # The server owns the moving buffers and the last push wins; each worker goes on from its own.
-                for view, buffer in zip(self.home.buffers, self.moving, strict=True):
+                for view, buffer in zip(home.room.buffers, self.moving, strict=True):
                     view.copy_(buffer)
                 # Written before the commit: no version without its row. A worker killed between the two leaves a row
                 # too many, known by a later one of the same version.
@@ -349,8 +349,7 @@ class ShardClient:
                     self.bytes,
                     0.0,
                 )
-                twin.commit()
-                self.home.pull()
+                memory.twin.commit()
                 self.base = version
                 return action
         worker.record(Kind.DROP, event.batch, self.number, self.base, -1, start, now(), waited, 0, 0, 0.0)
