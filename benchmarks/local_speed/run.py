@@ -127,15 +127,10 @@ def measure(hidden: int, data: Any, rounds: int, length: float) -> dict[str, Any
         ("ddp", paceline("ddp:workers=2", hidden, data, 2 * BATCH), 2 * BATCH),
     ]
     speeds: dict[str, list[float]] = {name: [] for name, _, _ in entrants}
-    few = 20
-    many: dict[str, int] = {}
-    for name, seconds, _ in entrants:
-        start, count = seconds(few), 200
-        while (took := seconds(count) - start) < length / 3:
-            count *= 4
-        many[name] = round(count * length / took)
+    many = {name: _long(seconds, length) for name, seconds, _ in entrants}
     for _ in range(rounds):
         for name, seconds, samples in entrants:
+            few = many[name] // 10
             slope = (seconds(many[name]) - seconds(few)) / (many[name] - few)
             speeds[name].append(samples / slope)
     medians = {name: statistics.median(found) for name, found in speeds.items()}
@@ -156,6 +151,14 @@ def measure(hidden: int, data: Any, rounds: int, length: float) -> dict[str, Any
         "share_of_ceiling_index_select": {name: round(value, 3) for name, value in strict.items()},
         "speedup_over_best_single": {name: round(medians[name] / best, 2) for name in ratios},
     }
+
+
+def _long(seconds: Callable[[Updates], float], length: float) -> Updates:
+    """So many updates as take `length` seconds."""
+    few, many = 4, 40
+    while (took := seconds(many) - seconds(few)) < length / 5:
+        many *= 4
+    return max(20, round((many - few) * length / took))
 
 
 def show(size: str, found: dict[str, Any]) -> None:

@@ -230,6 +230,7 @@ class LocalWorker:
             computed = self._compute(command.batch, self.agenda.filled(command.batch), self.shards[0].base)
             self.gradients = self.learner.settle(computed)
             return Noted()
+        self.gradients = []  # before the next ones are made: what a step touches should stay in the cache
         action = self._tell_desk(command)
         if isinstance(action, Wait):
             self.waiter.bell.sleep(lambda: bool(self.arena.control[ABORT]))  # type: ignore[union-attr]
