@@ -21,6 +21,7 @@ bench: $(VENV)/.ready         ## the measured claims, at full size (most of an h
 	$(BIN)/python benchmarks/local_speed/run.py
 	$(BIN)/python benchmarks/staying_alive/run.py
 	$(BIN)/python benchmarks/replay/run.py
+	$(BIN)/python benchmarks/trace_cost/run.py
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

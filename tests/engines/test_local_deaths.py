@@ -137,38 +137,50 @@ from functools import partial
 from torch import nn
 import paceline as pl
 job = pl.Job(model=lambda: nn.Linear(50, 4), data=(torch.randn(1000, 50), torch.randint(4, (1000,))),
-             loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10, epochs=10**6)
+             loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10,
+             epochs=int(sys.argv[2]))
 def tell(state):
     print(state["updates"], flush=True)
 pl.train(job, sys.argv[1], workers=2, folder=None, progress=tell)
 """
 
 
-def _start(plan: str, tmp_path: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+EPOCHS, UPDATES_PER_EPOCH = 20, 100
+
+
+def _start(plan: str, tmp_path: Path, epochs: int, updates: int) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Start the script and wait until so many updates are done."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     process = subprocess.Popen(
-        [sys.executable, str(script), plan], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        [sys.executable, str(script), plan, str(epochs)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         start_new_session=True, cwd=tmp_path,
     )  # fmt: skip
     assert process.stdout
-    while int(process.stdout.readline() or -1) <= 0:
+    while int(process.stdout.readline() or -1) < max(1, updates):
         assert process.poll() is None
     return process, psutil.Process(process.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize("plan", ["ring", "downpour"])
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
-def test_ending_the_parent_ends_everything_within_two_seconds(plan: str, how: signal.Signals, tmp_path: Path) -> None:
-    process, family = _start(plan, tmp_path)
-    assert len(family) >= 3  # the forkserver and two workers
-    if how == signal.SIGINT:
-        os.killpg(process.pid, how)  # as a terminal does: to everybody
-    else:
-        process.send_signal(how)
+def _nothing_is_left(process: subprocess.Popen[str], family: list[psutil.Process]) -> None:
     process.wait(2)
     assert process.stdout
     process.stdout.close()
     _, left = psutil.wait_procs(family, timeout=2)
     left = [p for p in left if p.status() != psutil.STATUS_ZOMBIE]  # dead; whether it is reaped is init's affair
     assert not left, left
+
+
+@pytest.mark.parametrize(("tenth", "plan"), list(zip(range(10), ["ring", "downpour"] * 5, strict=True)))
+def test_ctrl_c_at_any_tenth_of_a_run_ends_everything_within_two_seconds(plan: str, tenth: int, tmp_path: Path) -> None:
+    process, family = _start(plan, tmp_path, EPOCHS, EPOCHS * UPDATES_PER_EPOCH * tenth // 10)
+    assert len(family) >= 3  # the forkserver and two workers
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everybody
+    _nothing_is_left(process, family)
+
+
+@pytest.mark.parametrize("plan", ["ring", "downpour"])
+def test_killing_the_parent_ends_everything_within_two_seconds(plan: str, tmp_path: Path) -> None:
+    process, family = _start(plan, tmp_path, 10**6, 1)
+    process.kill()
+    _nothing_is_left(process, family)
