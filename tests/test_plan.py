@@ -25,8 +25,8 @@ def test_workers_fill_in_what_the_text_leaves_open() -> None:
     [
         ("downpuor", "did you mean 'downpour'"),
         ("ring:wokers=2", "did you mean 'workers'"),
-        ("ring:workers", "write key=number"),
-        ("ring:workers=two", "write key=number"),
+        ("ring:workers", "write key=value"),
+        ("ring:workers=two", "is not a whole number"),
         ("ring:workers=0", "at least 1"),
         ("ring:workers=-3", "at least 1"),
         ("", "there is no plan ''"),

@@ -2,28 +2,56 @@
 
     axis      question                                      members so far
     split     what does each worker hold?                   the whole model (data parallelism)
-    meeting   where do workers meet?                        Ring, Shards, None (nowhere)
-    gate      who may go on?                                Asynchronous; None: the meeting itself keeps step
-    rule      how does an arrival change the parameters?    Plain
+    meeting   where do workers meet?                        Ring, Tree, HalvingDoubling, Hierarchical, Central;
+                                                            Shards; None (nowhere)
+    gate      who may go on?                                Asynchronous, StaleSynchronous; None: the meeting itself
+                                                            keeps step
+    rule      how does an arrival change the parameters?    Plain, DcAsgd
+    averaging how do replicas that moved agree?             ModelAveraging, Easgd, Diloco; None: they never differ
 
 `Plan.parse("downpour:workers=4,shards=2")` and `Downpour(workers=4, shards=2)` are the same.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from paceline.core.gates import Gate
 from paceline.core.gates.asynchronous import Asynchronous
+from paceline.core.gates.stale_synchronous import StaleSynchronous
 from paceline.core.meetings import Collective, Shards
+from paceline.core.meetings.central import Central
+from paceline.core.meetings.halving_doubling import HalvingDoubling
+from paceline.core.meetings.hierarchical import Hierarchical
 from paceline.core.meetings.ring import Ring
-from paceline.core.rules import Rule
+from paceline.core.meetings.tree import Tree
+from paceline.core.rules import Averaging, Rule
+from paceline.core.rules.dc_asgd import PUBLISHED_LAMBDA, DcAsgd
+from paceline.core.rules.diloco import Diloco
+from paceline.core.rules.easgd import Easgd
+from paceline.core.rules.model_averaging import ModelAveraging
 from paceline.core.rules.plain import Plain
 from paceline.errors import PlanError, suggest
 
-Option = int
+Option = int | float | str
+
+
+class Kind(NamedTuple):
+    """What an option may be; the default says whether it is a whole number, a number or a word."""
+
+    default: Option
+    least: float = 1
+    words: tuple[str, ...] = ()
+
+    def refusal(self, value: object) -> str | None:
+        if self.words:
+            return None if value in self.words else f"is not one of {', '.join(self.words)}"
+        what = "whole number" if isinstance(self.default, int) else "number"
+        fits = isinstance(value, int if isinstance(self.default, int) else int | float) and not isinstance(value, bool)
+        return None if fits and value >= self.least else f"is not a {what} of at least {self.least}"  # type: ignore
 
 
 @dataclass(frozen=True)
@@ -35,6 +63,8 @@ class Plan:
     meeting: Collective | Shards | None = None
     gate: Gate | None = None
     rule: Rule = field(default_factory=Plain)
+    averaging: Averaging | None = None
+    locked: bool = True  # whether a shard is changed by one worker at a time; else (Hogwild) a run has no order
     native: bool = False  # PyTorch's own DDP does the meeting
     options: dict[str, Option] = field(default_factory=dict)  # as the user gave them
 
@@ -48,8 +78,19 @@ class Plan:
         return self.meeting is not None and not isinstance(self.meeting, Shards)
 
     @property
+    def replayable(self) -> bool:
+        return self.locked and not self.native
+
+    @property
     def shards(self) -> int:
         return self.meeting.count if isinstance(self.meeting, Shards) else 1
+
+    def meets_after(self, update: int, updates: int) -> bool:
+        """Whether all meet after this update: always, but under an averaging rule now and then, and at the end."""
+        if self.averaging is None:
+            return True
+        every = self.averaging.every
+        return update + 1 == updates or bool(every and (update + 1) % every == 0)
 
     @staticmethod
     def parse(text: str | Plan, workers: int | None = None) -> Plan:
@@ -69,37 +110,75 @@ class Plan:
 
 @dataclass(frozen=True)
 class Recipe:
+    """A named plan: its axes, made from its options."""
+
     about: str
-    build: Callable[..., Plan]
-    options: dict[str, Option]  # every option with its default
+    axes: Callable[..., dict[str, Any]]
+    options: dict[str, Kind]
 
 
-def _sequential(chunks: int, threads: int) -> Plan:
-    return Plan("sequential", chunks=chunks, threads=threads)
-
-
-def _ring(workers: int, threads: int) -> Plan:
-    return Plan("ring", workers=workers, threads=threads, meeting=Ring())
-
-
-def _downpour(workers: int, shards: int, threads: int) -> Plan:
-    return Plan("downpour", workers=workers, threads=threads, meeting=Shards(shards), gate=Asynchronous())
-
-
-def _ceiling(workers: int, threads: int) -> Plan:
-    return Plan("ceiling", workers=workers, threads=threads)
-
-
-def _ddp(workers: int, threads: int) -> Plan:
-    return Plan("ddp", workers=workers, threads=threads, native=True)
-
+WORKERS, CHUNKS, THREADS = Kind(2), Kind(1), Kind(1)
+TEAM = {"workers": WORKERS, "threads": THREADS}
+OWN = ("workers", "chunks", "threads")  # fields of every plan; all other options are for the axes
+SERVER = {**TEAM, "shards": Kind(1)}
 
 RECIPES: dict[str, Recipe] = {
-    "sequential": Recipe("one process; chunks=N is the oracle of N workers", _sequential, {"chunks": 1, "threads": 1}),
-    "ring": Recipe("synchronous all-reduce around a ring", _ring, {"workers": 2, "threads": 1}),
-    "downpour": Recipe("asynchronous parameter server", _downpour, {"workers": 2, "shards": 1, "threads": 1}),
-    "ceiling": Recipe("workers that never meet: the speed nobody can beat", _ceiling, {"workers": 2, "threads": 1}),
-    "ddp": Recipe("PyTorch's DistributedDataParallel over gloo", _ddp, {"workers": 2, "threads": 1}),
+    "sequential": Recipe(
+        "one process; chunks=N is the oracle of N workers", dict, {"chunks": CHUNKS, "threads": THREADS}
+    ),
+    "ring": Recipe("synchronous all-reduce around a ring", lambda: {"meeting": Ring()}, TEAM),
+    "tree": Recipe("synchronous, up a tree and down again: short vectors", lambda: {"meeting": Tree()}, TEAM),
+    "halving_doubling": Recipe(
+        "synchronous, halves with far partners first", lambda: {"meeting": HalvingDoubling()}, TEAM
+    ),
+    "hierarchical": Recipe(
+        "synchronous, within groups, then between them",
+        lambda groups: {"meeting": Hierarchical(groups)},
+        {**TEAM, "groups": Kind(2)},
+    ),
+    "central": Recipe("synchronous parameter server: one place adds up", lambda: {"meeting": Central()}, TEAM),
+    "downpour": Recipe(
+        "asynchronous parameter server", lambda shards: {"meeting": Shards(shards), "gate": Asynchronous()}, SERVER
+    ),
+    "ssp": Recipe(
+        "asynchronous, nobody more than `bound` batches ahead",
+        lambda shards, bound: {"meeting": Shards(shards), "gate": StaleSynchronous(bound)},
+        {**SERVER, "bound": Kind(3, least=0)},
+    ),
+    "dc_asgd": Recipe(
+        "asynchronous, old gradients bent towards the newest parameters",
+        lambda shards, mode, lam: {
+            "meeting": Shards(shards),
+            "gate": Asynchronous(),
+            "rule": DcAsgd(PUBLISHED_LAMBDA[mode] if lam < 0 else lam, mode),
+        },
+        {**SERVER, "mode": Kind("constant", words=tuple(PUBLISHED_LAMBDA)), "lam": Kind(-1.0, least=-1.0)},
+    ),
+    "hogwild": Recipe(
+        "asynchronous, everybody changes the same memory without locks",
+        lambda: {"meeting": Shards(1), "gate": Asynchronous(), "locked": False},
+        TEAM,
+    ),
+    "local_sgd": Recipe(
+        "local steps, now and then the mean of all replicas",
+        lambda every: {"meeting": Ring(), "averaging": ModelAveraging(every)},
+        {**TEAM, "every": Kind(10)},
+    ),
+    "parallel_sgd": Recipe(
+        "everyone alone, and the mean at the end", lambda: {"meeting": Ring(), "averaging": ModelAveraging(0)}, TEAM
+    ),
+    "easgd": Recipe(
+        "local steps, replicas tied to a centre by springs",
+        lambda workers, every, spring: {"meeting": Ring(), "averaging": Easgd(workers, every, spring)},
+        {**TEAM, "every": Kind(10), "spring": Kind(0.0, least=0.0)},
+    ),
+    "diloco": Recipe(
+        "many local steps, then one outer step with momentum",
+        lambda every, rate, momentum: {"meeting": Ring(), "averaging": Diloco(every, rate, momentum)},
+        {**TEAM, "every": Kind(50), "rate": Kind(0.7, least=0.0), "momentum": Kind(0.9, least=0.0)},
+    ),
+    "ceiling": Recipe("workers that never meet: the speed nobody can beat", dict, TEAM),
+    "ddp": Recipe("PyTorch's DistributedDataParallel over gloo", lambda: {"native": True}, TEAM),
 }
 
 
@@ -109,9 +188,12 @@ def make(name: str, **given: Option) -> Plan:
     for key, value in given.items():
         if key not in recipe.options:
             raise PlanError(f"plan {name!r} has no option {key!r}; {suggest(key, recipe.options)}")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise PlanError(f"plan {name!r}: {key}={value!r} is not a whole number of at least 1")
-    return replace(recipe.build(**{**recipe.options, **given}), options=dict(given))
+        if refusal := recipe.options[key].refusal(value):
+            raise PlanError(f"plan {name!r}: {key}={value!r} {refusal}")
+    chosen: dict[str, Any] = {**{key: kind.default for key, kind in recipe.options.items()}, **given}
+    own = {key: chosen[key] for key in OWN if key in chosen}
+    wanted = inspect.signature(recipe.axes).parameters if recipe.axes is not dict else {}
+    return Plan(name, **own, **recipe.axes(**{key: chosen[key] for key in wanted}), options=dict(given))
 
 
 def make_again(plan: Plan, workers: int) -> Plan:
@@ -143,8 +225,17 @@ def _recipe(name: str) -> Recipe:
 def _options(name: str, tail: str) -> dict[str, Option]:
     options: dict[str, Option] = {}
     for word in filter(None, (part.strip() for part in tail.split(","))):
-        key, equals, value = word.partition("=")
-        if not equals or not value.strip().lstrip("-").isdigit():
-            raise PlanError(f"plan {name!r}: {word!r} is not an option; write key=number, as in {name}:workers=4")
-        options[key.strip()] = int(value)
+        key, equals, value = (part.strip() for part in word.partition("="))
+        if not equals or not value:
+            raise PlanError(f"plan {name!r}: {word!r} is not an option; write key=value, as in {name}:workers=4")
+        options[key] = _read(value)
     return options
+
+
+def _read(value: str) -> Option:
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value

@@ -158,6 +158,7 @@ class Trace:
     def staleness(self) -> npt.NDArray[np.int64]:
         """Per push to a shard: how many updates came between the worker's pull and this push."""
         rows = self.of_kind(Kind.APPLY)
+        rows = rows[rows["version"] > 0]  # without locks there are no versions
         stale: npt.NDArray[np.int64] = rows["version"] - 1 - rows["base"]
         return stale
 

@@ -94,11 +94,12 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return batch
 
 
-def clip_(gradients: list[Tensor | None], limit: float | None) -> None:
-    """Scale all gradients so that their common norm is at most `limit`."""
-    if limit is None:
-        return
+def clipped(gradients: list[Tensor | None], limit: float | None) -> list[Tensor | None]:
+    """All gradients, scaled so that their common norm is at most `limit`; in new memory, since another worker may
+    still be reading the old.
+    """
     present = [g for g in gradients if g is not None]
-    if present:
-        norm = nn.utils.get_total_norm(present)
-        torch._foreach_mul_(present, torch.clamp(limit / (norm + 1e-6), max=1.0))
+    if limit is None or not present:
+        return gradients
+    scale = torch.clamp(limit / (nn.utils.get_total_norm(present) + 1e-6), max=1.0)
+    return [None if g is None else g * scale for g in gradients]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from paceline.compute.layout import ALIGN, ShardLayout
+from paceline.core.rules import Averaging, Memory, Rule
 from paceline.errors import JobError
 
 Optimizer = torch.optim.Optimizer
@@ -56,11 +58,18 @@ def bare_step(optimizer: Optimizer) -> Callable[[], Any]:
 class ReplicaHome:
     """A worker's own copy of all parameters."""
 
-    def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None) -> None:
+    def __init__(
+        self, parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None, rule: Rule | Averaging
+    ) -> None:
         self.parameters, self.optimizer = parameters, optimizer
+        self.memory = [rule.remembers(p.detach()) for p in parameters]
         self.pace = Pace(optimizer, schedule)
         self.updates = 0
         self._step = bare_step(optimizer)
+
+    @property
+    def values(self) -> list[Tensor]:
+        return [p.detach() for p in self.parameters]
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -161,19 +170,53 @@ def _up(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
+@dataclass(frozen=True)
+class RoomShape:
+    """What lies in every room of a shard, one after the other."""
+
+    layout: ShardLayout
+    dtype: torch.dtype
+    state: list[StateShape]  # what the optimizer remembers, per parameter
+    memory: list[StateShape]  # what the rule remembers
+
+    @property
+    def values(self) -> int:
+        return self.layout.length * self.dtype.itemsize
+
+    @property
+    def size(self) -> int:
+        return self.values + StateMemory.size(self.state) + StateMemory.size(self.memory)
+
+
+def room_shape(
+    layout: ShardLayout, dtype: torch.dtype, parameters: list[nn.Parameter], optimizer: Optimizer, rule: Rule
+) -> RoomShape:
+    remembered = [
+        {key: _cell(key, value, type(rule).__name__) for key, value in rule.remembers(p.detach()).items()}
+        for p in parameters
+    ]
+    return RoomShape(layout, dtype, state_shapes(parameters, optimizer), remembered)
+
+
 class Room:
-    """One version of a shard: its values and what the optimizer remembers of them, in one run of bytes."""
+    """One version of a shard: its values, and what the optimizer and the rule remember of them, in one run of bytes."""
 
-    def __init__(self, layout: ShardLayout, dtype: torch.dtype, shapes: list[StateShape], raw: Tensor) -> None:
+    def __init__(self, shape: RoomShape, raw: Tensor) -> None:
         self.raw = raw
-        end = layout.length * dtype.itemsize
-        self.values = raw[:end].view(dtype)
-        self.parameters, self.buffers = layout.parameter_views(self.values), layout.buffer_views(self.values)
-        self.state = StateMemory(shapes, raw[end:])
+        self.values = raw[: shape.values].view(shape.dtype)
+        self.parameters = shape.layout.parameter_views(self.values)
+        self.buffers = shape.layout.buffer_views(self.values)
+        middle = shape.values + StateMemory.size(shape.state)
+        self.state = StateMemory(shape.state, raw[shape.values : middle])
+        self.memory = StateMemory(shape.memory, raw[middle:]).views
 
-    @staticmethod
-    def size(layout: ShardLayout, dtype: torch.dtype, shapes: list[StateShape]) -> int:
-        return layout.length * dtype.itemsize + StateMemory.size(shapes)
+    def start(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], rule: Rule) -> None:
+        """Put version 0 here."""
+        for view, value in zip((*self.parameters, *self.buffers), (*parameters, *buffers), strict=True):
+            view.copy_(value.detach())
+        for parameter, memory in zip(parameters, self.memory, strict=True):
+            for key, value in rule.remembers(parameter.detach()).items():
+                memory[key].copy_(value)
 
 
 class ShardHome:
@@ -191,11 +234,23 @@ class ShardHome:
         self._step = bare_step(optimizer)
         self._remembers = any(rooms[0].state.shapes)
 
+    @property
+    def values(self) -> list[Tensor]:
+        return self.room.parameters
+
+    @property
+    def memory(self) -> list[Memory]:
+        return self.room.memory
+
     def look(self, room: int) -> None:
         """Let the module compute with the version in this room."""
         self.room = self.rooms[room]
         for parameter, view in zip(self.parameters, self.room.parameters, strict=True):
             parameter.data = view
+
+    def pulled(self, rule: Rule) -> list[Tensor]:
+        """What the worker computed from, for a rule that looks back. To be asked before `move`."""
+        return [v.clone() for v in self.room.parameters] if rule.looks_back else []
 
     def move(self, source: int, target: int) -> None:
         """Copy the newest version to where the next one shall be made, and look there."""

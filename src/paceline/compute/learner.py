@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.compute.autograd import Replica, clip_
+from paceline.compute.autograd import Replica, clipped
 from paceline.compute.payload import Computed
 from paceline.core.agenda import Chunk
 from paceline.data.source import Reader
@@ -35,13 +35,14 @@ class Learner:
                 sums = [a.add_(b) for a, b in zip(sums, mine, strict=True)] if sums else mine
         return Computed(replica.take(), sums, loss, total, samples)
 
-    def settle(self, computed: Computed) -> list[Tensor | None]:
-        """The batch is complete: divide by its weight, take its buffers, clip; the gradients to apply."""
-        if self.replica.job.weight is not None:
-            computed.scale(1.0 / computed.weight)
+    def settle(self, computed: Computed, alone: bool = False) -> list[Tensor | None]:
+        """The batch is complete: divide by its weight, take its buffers, clip; the gradients to apply. `alone`: it is
+        only a part of the batch, from which this worker takes a step of its own.
+        """
+        if alone or self.replica.job.weight is not None:
+            computed = computed.scaled(1.0 / computed.weight)
         self.set_buffers(computed.buffers)
-        clip_(computed.gradients, self.replica.job.clip_norm)
-        return computed.gradients
+        return clipped(computed.gradients, self.replica.job.clip_norm)
 
     def set_buffers(self, values: list[Tensor]) -> None:
         for buffer, value in zip(self._moving, values, strict=True):

@@ -25,12 +25,11 @@ class Computed:
     weight: float
     samples: int
 
-    def scale(self, factor: float) -> None:
-        torch._foreach_mul_([g for g in self.gradients if g is not None], factor)
-        if self.buffers:
-            torch._foreach_mul_(self.buffers, factor)
-        self.loss *= factor
-        self.weight *= factor
+    def scaled(self, factor: float) -> Computed:
+        """In new memory: what was read from a payload may lie where another worker still reads."""
+        gradients = [None if g is None else g * factor for g in self.gradients]
+        buffers = [b * factor for b in self.buffers]
+        return Computed(gradients, buffers, self.loss * factor, self.weight * factor, self.samples)
 
 
 class Payload:

@@ -13,18 +13,19 @@ import torch
 from torch import Tensor
 
 from paceline.compute.autograd import Replica
+from paceline.compute.averaging import Wanderer
 from paceline.compute.home import (
     ReplicaHome,
     Room,
     ShardHome,
     optimizer_over,
-    state_shapes,
+    room_shape,
 )
 from paceline.compute.layout import Layout
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed, Payload
 from paceline.core.agenda import Chunk
-from paceline.core.meetings import Collective, Step, segment_cuts
+from paceline.core.meetings import Collective, Part, segment_cuts
 from paceline.core.rooms import Rooms
 from paceline.core.rules import Arrival
 from paceline.data.source import Reader
@@ -66,19 +67,16 @@ def _learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:
 
 
 class Together(_Snapshots):
-    """All workers hold the same values: `sequential`, and every collective."""
+    """All workers hold the same values: `sequential`, and every collective that adds up gradients."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.snapshots = setup, []
         self.learner, optimizer = _learner(setup)
-        self.home = ReplicaHome(self.learner.replica.parameters, optimizer, setup.job.schedule)
-        self.meeting = setup.plan.meeting if setup.plan.synchronous else None
-        if self.meeting is not None:
-            length = Payload.length(setup.layout)
-            self.flats = [torch.zeros(length, dtype=setup.layout.dtype) for _ in range(setup.plan.workers)]
-            self.payloads = [Payload(setup.layout, flat) for flat in self.flats]
+        parameters, rule = self.learner.replica.parameters, setup.plan.rule
+        self.home = ReplicaHome(parameters, optimizer, setup.job.schedule, rule)
+        self.meeting = _Meeting(setup) if setup.plan.synchronous else None
 
-    def compute(self, chunks: list[Chunk]) -> Computed:
+    def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
         """One worker's share of an update. Each starts from the same buffers."""
         start = [b.clone() for b in self.learner.replica.moving]
         computed = self.learner.compute(chunks)
@@ -86,32 +84,86 @@ class Together(_Snapshots):
             buffer.copy_(value)
         return computed
 
-    def apply(self, shares: list[Computed]) -> None:
+    def apply(self, update: int, shares: list[Computed]) -> None:
         """Meet, then let the rule apply the whole batch's gradient."""
-        whole = shares[0] if self.meeting is None else self._meet(shares)
+        whole = shares[0] if self.meeting is None else self.meeting.sum(shares)
         self.setup.plan.rule.update(self.home, Arrival(self.learner.settle(whole)))
-
-    def _meet(self, shares: list[Computed]) -> Computed:
-        for payload, share in zip(self.payloads, shares, strict=True):
-            payload.write(share)
-        execute(self.meeting, self.flats, self.setup.layout)  # type: ignore[arg-type]
-        return self.payloads[0].read(sum(share.samples for share in shares))
 
     def values(self) -> list[Tensor]:
         replica = self.learner.replica
         return [t.detach().clone() for t in (*replica.parameters, *replica.moving)]
+
+    def finite(self) -> bool:
+        return all(bool(p.isfinite().all()) for p in self.learner.replica.parameters)
+
+
+class Wandering(_Snapshots):
+    """Each worker steps a replica of its own; now and then all meet."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.snapshots = setup, []
+        rule, workers = setup.plan.averaging, setup.plan.workers
+        assert rule is not None
+        self.meeting, self.wanderers = _Meeting(setup), list[Wanderer]()
+        for _ in range(workers):
+            learner, optimizer = _learner(setup)
+            home = ReplicaHome(learner.replica.parameters, optimizer, setup.job.schedule, rule)
+            self.wanderers.append(Wanderer(learner, home, rule, workers))
+
+    def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
+        return self.wanderers[worker].learner.compute(chunks)
+
+    def apply(self, update: int, shares: list[Computed]) -> None:
+        """Everyone's own step; then, where it is due, the meeting."""
+        for wanderer, share in zip(self.wanderers, shares, strict=True):
+            wanderer.step(share)
+        if self.setup.plan.meets_after(update, self.setup.agenda.updates):
+            total = self.meeting.sum([wanderer.bring() for wanderer in self.wanderers])
+            for wanderer in self.wanderers:
+                wanderer.take(total)
+
+    def values(self) -> list[Tensor]:
+        return self.wanderers[0].result()
+
+    def finite(self) -> bool:
+        return all(bool(v.isfinite().all()) for w in self.wanderers for v in w.home.values)
+
+
+def in_step(setup: Setup) -> Together | Wandering:
+    """The arithmetic of a plan whose workers keep step."""
+    return Together(setup) if setup.plan.averaging is None else Wandering(setup)
+
+
+class _Meeting:
+    """Every worker's payload, added up by the plan's table."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.layout, self.collective = setup.layout, setup.plan.meeting
+        length = Payload.length(setup.layout)
+        self.flats = [torch.zeros(length, dtype=setup.layout.dtype) for _ in range(setup.plan.workers)]
+        self.payloads = [Payload(setup.layout, flat) for flat in self.flats]
+
+    def sum(self, shares: list[Computed]) -> Computed:
+        for payload, share in zip(self.payloads, shares, strict=True):
+            payload.write(share)
+        execute(self.collective, self.flats, self.layout)  # type: ignore[arg-type]
+        return self.payloads[0].read(sum(share.samples for share in shares))
 
 
 def execute(meeting: Collective, flats: list[Tensor], layout: Layout) -> None:
     """A collective's table over vectors of one process."""
     workers = len(flats)
     cuts = segment_cuts(len(flats[0]), meeting.segments(workers), layout.bytes_per_number)
-    tables: list[list[Step]] = [list(meeting.steps(worker, workers)) for worker in range(workers)]
-    for row in zip(*tables, strict=True):
-        sent = [flats[s.receive_from][cuts[s.receive] : cuts[s.receive + 1]].clone() for s in row]
-        for worker, (step, received) in enumerate(zip(row, sent, strict=True)):
-            mine = flats[worker][cuts[step.receive] : cuts[step.receive + 1]]
-            mine.add_(received) if step.reduce else mine.copy_(received)
+
+    def piece(part: Part, worker: int) -> Tensor:
+        return flats[worker][cuts[part.first] : cuts[part.stop]]
+
+    for row in zip(*(meeting.steps(worker, workers) for worker in range(workers)), strict=True):
+        taken = [None if s.receive is None else piece(s.receive, s.receive.other).clone() for s in row]
+        for worker, (step, received) in enumerate(zip(row, taken, strict=True)):
+            if step.receive is not None and received is not None:
+                mine = piece(step.receive, worker)
+                mine.add_(received) if step.reduce else mine.copy_(received)
 
 
 class Apart(_Snapshots):
@@ -127,19 +179,17 @@ class Apart(_Snapshots):
         self.which: list[list[int]] = []  # [shard] -> places of its parameters in the module
         self.rooms = Rooms(workers)
         self.states = [[0] * self.rooms.ints for _ in setup.layout.shards]
-        columns, dtype = [], setup.layout.dtype
+        columns, schedule, rule = [], setup.job.schedule, setup.plan.rule
         for layout, state in zip(setup.layout.shards, self.states, strict=True):
             mine = [named[p.name] for p in layout.parameters]
             self.which.append([place[id(p)] for p in mine])
             twin = optimizer_over(optimizer, {p: p for p in mine})
-            shapes = state_shapes(mine, twin)
+            shape = room_shape(layout, setup.layout.dtype, mine, twin, rule)
             self.rooms.init(state)
-            size = Room.size(layout, dtype, shapes)
-            rooms = [Room(layout, dtype, shapes, torch.zeros(size, dtype=torch.uint8)) for _ in range(self.rooms.count)]
+            rooms = [Room(shape, torch.zeros(shape.size, dtype=torch.uint8)) for _ in range(self.rooms.count)]
             for room in rooms:
-                for view, parameter in zip(room.parameters, mine, strict=True):
-                    view.copy_(parameter.detach())
-            schedule = setup.job.schedule
+                buffers = [b.to(setup.layout.dtype) for b in replica.moving] if layout.buffers else []
+                room.start(mine, buffers, rule)
             columns.append(
                 [ShardHome(mine, optimizer_over(twin, {p: p for p in mine}), schedule, rooms) for _ in range(workers)]
             )
@@ -162,8 +212,10 @@ class Apart(_Snapshots):
         """Make this version of the shard, and let the worker hold it."""
         home = self.homes[worker][shard]
         home.updates = version - 1
+        pulled = home.pulled(self.setup.plan.rule)
         home.move(*self.rooms.move(self.states[shard], worker))
-        self.setup.plan.rule.update(home, Arrival([self.gradients[worker][n] for n in self.which[shard]]))
+        arrival = Arrival([self.gradients[worker][n] for n in self.which[shard]], pulled)
+        self.setup.plan.rule.update(home, arrival)
         if shard == 0:
             self.newest_buffers = self.buffers[worker]
 
@@ -176,3 +228,32 @@ class Apart(_Snapshots):
             found.update(zip(which, (v.clone() for v in self.newest(shard).parameters), strict=True))
         dtype = self.setup.layout.dtype  # as the shard keeps them
         return [found[n] for n in range(len(found))] + [b.to(dtype) for b in self.newest_buffers]
+
+
+class Unlocked(_Snapshots):
+    """Hogwild in virtual time: one set of values for all, which every worker's own optimizer changes. A write is whole
+    here; real ones may tear.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.snapshots, workers = setup, [], setup.plan.workers
+        self.learner, optimizer = _learner(setup)
+        parameters = self.learner.replica.parameters
+        same = {p: p for p in parameters}
+        self.homes = [
+            ReplicaHome(parameters, optimizer_over(optimizer, same), setup.job.schedule, setup.plan.rule)
+            for _ in range(workers)
+        ]
+        self.gradients: list[list[Tensor | None]] = [[] for _ in range(workers)]
+
+    def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
+        computed = self.learner.compute(chunks)
+        self.gradients[worker] = self.learner.settle(computed)
+        return computed
+
+    def push(self, worker: int, shard: int, version: int) -> None:
+        self.setup.plan.rule.update(self.homes[worker], Arrival(self.gradients[worker]))
+
+    def values(self) -> list[Tensor]:
+        replica = self.learner.replica
+        return [t.detach().clone() for t in (*replica.parameters, *replica.moving)]

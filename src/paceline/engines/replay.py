@@ -25,7 +25,7 @@ from torch import nn
 
 from paceline.compute.layout import sha256
 from paceline.compute.payload import Computed
-from paceline.engines.arithmetic import Apart, Together, threads
+from paceline.engines.arithmetic import Apart, in_step, threads
 from paceline.engines.setup import JobWarning, Setup, load_values, set_up
 from paceline.errors import ReplayDiverged, RunFolderError, UsageError
 from paceline.job import Batch, Job, load_job
@@ -75,10 +75,13 @@ def replay(
         raise UsageError(f"until={until!r} is neither an update number nor 'nan'")
     opened, record, trace = _open(run, data, job)
     plan = Plan.parse(record["plan"])
-    if plan.native:
-        raise UsageError(
-            "a run of PyTorch's own DDP cannot be replayed: Paceline does not know in which order it summed"
+    if not plan.replayable:
+        why = (
+            "without locks its updates have no order"
+            if not plan.native
+            else "nobody wrote down in which order it summed"
         )
+        raise UsageError(f"a run of plan {plan.name} cannot be replayed: {why}")
     with threads(record["threads"]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)  # it was said when the run was made
@@ -167,7 +170,7 @@ class _InStep:
     """Synchronous plans, and the first worker of a plan where nobody meets."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.sums = setup, Together(setup)
+        self.setup, self.sums = setup, in_step(setup)
         plan, updates = setup.plan, setup.agenda.updates
         self.alone = not plan.synchronous
         self.updates = list(range(0, updates, plan.workers if self.alone else 1))
@@ -177,9 +180,9 @@ class _InStep:
         for update in self.updates[:until]:
             shares = self._shares(update)
             good = all(_finite(share) for share in shares)
-            self.sums.apply(shares)
+            self.sums.apply(update, shares)
             self.done += 1
-            good = good and all(bool(p.isfinite().all()) for p in self.sums.learner.replica.parameters)
+            good = good and self.sums.finite()
             yield Played(0, self.done, good)
 
     def next(self, shard: int, until: int) -> Guilty:
@@ -190,8 +193,8 @@ class _InStep:
     def _shares(self, update: int) -> list[Computed]:
         agenda = self.setup.agenda
         if self.alone:
-            return [self.sums.compute(agenda.filled(update))]
-        return [self.sums.compute(agenda.mine(update, worker)) for worker in range(self.setup.plan.workers)]
+            return [self.sums.compute(0, agenda.filled(update))]
+        return [self.sums.compute(worker, agenda.mine(update, worker)) for worker in range(self.setup.plan.workers)]
 
     def values(self) -> list[torch.Tensor]:
         return self.sums.values()

@@ -39,8 +39,20 @@ PLANS = (
     Member("sequential", (1,)),
     Member("sequential:chunks=3", (1,)),
     Member("ring", (2, 3, 4, 5)),
+    Member("tree", (2, 5)),
+    Member("halving_doubling", (2, 3, 4)),
+    Member("hierarchical", (2, 4)),
+    Member("central", (2, 3)),
     Member("downpour", (1, 2, 3)),
     Member("downpour:shards=3", (1, 3)),
+    Member("ssp:bound=1", (3,)),
+    Member("dc_asgd", (1, 3)),
+    Member("dc_asgd:mode=adaptive,shards=2", (2,)),
+    Member("hogwild", (1, 3)),
+    Member("local_sgd:every=4", (2, 3)),
+    Member("parallel_sgd", (2,)),
+    Member("easgd:every=2", (3,)),
+    Member("diloco:every=3", (2,)),
 )
 ENGINES = ("virtual", "local")
 
@@ -63,9 +75,11 @@ def same_numbers(job: Job, plan: Plan, engine: str, tolerance: float = 1e-9, upd
 def check_run(run: Run, plan: Plan) -> None:
     """Everything a finished run's trace must show."""
     each_sample_once(run)
-    if plan.gate is not None:
+    if plan.gate is not None and plan.locked:
         no_update_lost(run)
         staleness_identity(run)
+    if plan.replayable:
+        replays(run)
 
 
 def each_sample_once(run: Run) -> None:

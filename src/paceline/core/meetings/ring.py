@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.core.meetings import Step
+from paceline.core.meetings import Part, Step
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,25 @@ class Ring:
         return workers
 
     def steps(self, worker: int, workers: int) -> Iterator[Step]:
-        right, left = (worker + 1) % workers, (worker - 1) % workers
-        for reduce in (True, False):
-            first = worker if reduce else worker + 1
-            for step in range(workers - 1):
-                send, receive = (first - step) % workers, (first - step - 1) % workers
-                yield Step(right, send, left, receive, reduce)
+        yield from reduce_scatter(worker, workers)
+        yield from all_gather(worker, workers)
 
     def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
         return 2 * (workers - 1) * (latency + size / workers / bandwidth) if workers > 1 else 0.0
+
+
+def reduce_scatter(worker: int, workers: int) -> Iterator[Step]:
+    """Once around: worker w ends with segment w + 1 complete."""
+    yield from _around(worker, workers, worker, reduce=True)
+
+
+def all_gather(worker: int, workers: int) -> Iterator[Step]:
+    """Once around: worker w starts with segment w + 1 complete and ends with all."""
+    yield from _around(worker, workers, worker + 1, reduce=False)
+
+
+def _around(worker: int, workers: int, first: int, reduce: bool) -> Iterator[Step]:
+    right, left = (worker + 1) % workers, (worker - 1) % workers
+    for step in range(workers - 1):
+        send, receive = (first - step) % workers, (first - step - 1) % workers
+        yield Step(Part(right, send, send + 1), Part(left, receive, receive + 1), reduce)

@@ -10,11 +10,20 @@ process.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from paceline.core.rules import Arrival, Home
+from paceline.core.rules import Arrival, Home, Memory
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Plain:
+    looks_back = False
+
+    def remembers(self, parameter: Tensor) -> Memory:
+        return {}
+
     def update(self, home: Home, arrival: Arrival) -> None:
         home.step(arrival.gradients)

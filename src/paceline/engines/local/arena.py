@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.compute.home import Room, StateShape
+from paceline.compute.home import Room, RoomShape
 from paceline.compute.layout import Layout
 from paceline.compute.payload import Payload
 from paceline.core.rooms import Rooms
@@ -36,7 +36,7 @@ class ArenaShape:
     layout: Layout
     kind: str  # "alone", "collective" or "shards"
     desk: Desk | None
-    states: tuple[tuple[StateShape, ...], ...]  # per shard, per parameter
+    rooms: tuple[RoomShape, ...]  # per shard
 
 
 @dataclass
@@ -71,12 +71,11 @@ class Arena:
 
     def _shard(self, number: int) -> ShardMemory:
         memory, workers = self.memory, self.shape.workers
-        layout, states = self.shape.layout.shards[number], list(self.shape.states[number])
         machine = Shard(workers)
         places = Rooms(workers, at=machine.ints)
         twin = Twin(memory, machine.ints + places.ints)
-        dtype, size = self.shape.layout.dtype, Room.size(layout, self.shape.layout.dtype, states)
-        rooms = [Room(layout, dtype, states, memory.tensor(size, torch.uint8)) for _ in range(places.count)]
+        shape = self.shape.rooms[number]
+        rooms = [Room(shape, memory.tensor(shape.size, torch.uint8)) for _ in range(places.count)]
         return ShardMemory(machine, places, twin, rooms)
 
     @staticmethod
@@ -101,8 +100,8 @@ def _size(shape: ArenaShape) -> int:
     size = workers * (TraceRing.size() + 64 * 8) + 16 * workers * 4
     if shape.desk:
         size += 2 * 8 * shape.desk.ints
-        for layout, states in zip(shape.layout.shards, shape.states, strict=True):
-            size += (1 + workers) * (Room.size(layout, shape.layout.dtype, list(states)) + 64)
+        for room in shape.rooms:
+            size += (1 + workers) * (room.size + 64)
             size += 2 * 8 * (3 * workers + 8) + 64 * 4
     else:
         size += shape.layout.bytes

@@ -45,8 +45,8 @@ def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
         worker.optimizer.step()
         worker.record(Kind.APPLY, update, 0, update, update + 1, start, now(), 0, 0, 0, 0.0)
         if worker.number == 0:
-            worker.snapshot(update + 1)
-    worker.hand_in()
+            worker.snapshot(update + 1, worker.values)
+    worker.hand_in(worker.values())
     # Ending the group, or DDP's own destructor, now and then waits for ever (torch 2.13, gloo). The process ends
     # instead.
     dist.barrier()

@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 from torch import Tensor
 
-from paceline.compute.home import optimizer_over, state_shapes
+from paceline.compute.home import optimizer_over, room_shape
 from paceline.compute.layout import trainable
 from paceline.core.events import Death
 from paceline.core.server import Desk
@@ -261,10 +261,9 @@ class Crew:
     def _put_version_0(self) -> None:
         named = dict(self.setup.module.named_parameters()) | dict(self.setup.module.named_buffers())
         for layout, memory in zip(self.setup.layout.shards, self.arena.shards, strict=True):
+            parameters, buffers = [named[p.name] for p in layout.parameters], [named[p.name] for p in layout.buffers]
             for room in memory.rooms:
-                places, views = (*layout.parameters, *layout.buffers), (*room.parameters, *room.buffers)
-                for place, view in zip(places, views, strict=True):
-                    view.copy_(named[place.name].detach())
+                room.start(parameters, buffers, self.setup.plan.rule)
 
 
 def _shape(setup: Setup) -> ArenaShape:
@@ -275,12 +274,13 @@ def _shape(setup: Setup) -> ArenaShape:
     module = setup.fresh_module()
     named = trainable(module)
     optimizer = setup.job.make_optimizer(module, list(named.values()))
-    states = []
+    rooms = []
     for shard in setup.layout.shards:
         mine = [named[place.name] for place in shard.parameters]
-        states.append(tuple(state_shapes(mine, optimizer_over(optimizer, {p: p for p in mine}))))
+        twin = optimizer_over(optimizer, {p: p for p in mine})
+        rooms.append(room_shape(shard, setup.layout.dtype, mine, twin, plan.rule))
     desk = Desk(plan.workers, setup.agenda.updates, plan.gate)
-    return ArenaShape(plan.workers, setup.layout, "shards", desk, tuple(states))
+    return ArenaShape(plan.workers, setup.layout, "shards", desk, tuple(rooms))
 
 
 def _snapshot_file(setup: Setup) -> SnapshotFile | None:

@@ -8,8 +8,8 @@ import pickle
 import signal
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from paceline.compute.autograd import Replica
+from paceline.compute.averaging import Wanderer
 from paceline.compute.home import ReplicaHome, ShardHome, optimizer_over
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed, Payload
 from paceline.core.actions import Action, Apply, Noted, Wait
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.events import Ask, Command, Compute, Finish, Push
-from paceline.core.meetings import Collective, Step, segment_cuts
+from paceline.core.meetings import Collective, Part, Step, segment_cuts
 from paceline.core.rules import Arrival
 from paceline.core.worker import Worker
 from paceline.data.order import Order
@@ -136,13 +137,15 @@ class LocalWorker:
         self.trace = arena.traces[self.number]
         self.kept_alive: object = None
         self.gradients: list[Tensor | None] = []
+        self.waited = 0  # nanoseconds at the gate, not yet in the trace
         module = self.job.make_model()
         self.replica = Replica(self.job, module, given.moving)
         self.optimizer = self.job.make_optimizer(module, self.replica.parameters)
         order = Order(given.samples, self.job.seed, self.job.shuffle)
         self.learner = Learner(self.replica, Reader(source, order, self.job.loader_workers, die_with_parent))
         if self.plan.gate is not None:
-            self.shards = [ShardClient(self, number) for number in range(len(arena.shards))]
+            client = ShardClient if self.plan.locked else UnlockedClient
+            self.shards = [client(self, number) for number in range(len(arena.shards))]
             self.desk_lock = RecordLock(arena.locks, DESK_LOCK, self.waiter, "the desk")
 
     def train(self) -> None:
@@ -170,51 +173,79 @@ class LocalWorker:
         start = now()
         computed = self.learner.compute(chunks)
         mean = computed.loss / computed.weight if computed.weight else float("nan")
-        self.record(Kind.COMPUTE, update, -1, version, -1, start, now(), 0, computed.samples, 0, mean)
+        self.record(Kind.COMPUTE, update, -1, version, -1, start, now(), self.waited, computed.samples, 0, mean)
+        self.waited = 0
         return computed
 
     # --- alone: no meeting at all ---------------------------------------------------------------------------------
 
     def _train_alone(self) -> None:
         """`sequential`; and `ceiling`, where every worker does so with batches of its own."""
-        home = ReplicaHome(self.replica.parameters, self.optimizer, self.job.schedule)
+        home = self.replica_home()
         updates = range(self.number, self.agenda.updates, self.plan.workers)
         self.learner.reader.announce(c for u in updates for c in self.agenda.filled(u))
         for update in updates:
             self._apply(home, update, self._compute(update, self.agenda.filled(update), home.updates))
-        self.hand_in()
+        self.hand_in(self.values())
 
     def _apply(self, home: ReplicaHome, update: int, computed: Computed) -> None:
         start, base = now(), home.updates
         self.plan.rule.update(home, Arrival(self.learner.settle(computed)))
         self.record(Kind.APPLY, update, 0, base, home.updates, start, now(), 0, 0, 0, 0.0)
         if self.number == 0:
-            self.snapshot(update + 1)
+            self.snapshot(update + 1, self.values)
 
-    def hand_in(self) -> None:
+    def values(self) -> list[Tensor]:
+        return [p.detach() for p in self.replica.parameters] + self.replica.moving
+
+    def hand_in(self, values: list[Tensor]) -> None:
+        """Leave parameters and moving buffers where the parent finds them."""
         if self.number == 0:
-            (shard,) = self.arena.shape.layout.shards
-            torch._foreach_copy_(
-                shard.parameter_views(self.arena.result), [p.detach() for p in self.replica.parameters]
-            )
-            for view, buffer in zip(shard.buffer_views(self.arena.result), self.replica.moving, strict=True):
-                view.copy_(buffer)
+            (shard,), result = self.arena.shape.layout.shards, self.arena.result
+            for view, value in zip((*shard.parameter_views(result), *shard.buffer_views(result)), values, strict=True):
+                view.copy_(value)
+
+    def replica_home(self) -> ReplicaHome:
+        return ReplicaHome(
+            self.replica.parameters, self.optimizer, self.job.schedule, self.plan.averaging or self.plan.rule
+        )
 
     # --- by a table: all workers meet in every update ---------------------------------------------------------------
 
     def _train_by_table(self) -> None:
         meeting, workers = self.plan.meeting, self.plan.workers
-        home = ReplicaHome(self.replica.parameters, self.optimizer, self.job.schedule)
+        home = self.replica_home()
         table = TableClient(self, meeting, workers)  # type: ignore[arg-type]
         updates = range(self.agenda.updates)
         self.learner.reader.announce(c for u in updates for c in self.agenda.mine(u, self.number))
+        if self.plan.averaging is not None:
+            self._wander(Wanderer(self.learner, home, self.plan.averaging, workers), table)
+            return
         for update in updates:
             computed = self._compute(update, self.agenda.mine(update, self.number), update)
             start = now()
             together, waited, sent = table.meet(update, computed)
             self.record(Kind.MEET, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
             self._apply(home, update, together)
-        self.hand_in()
+        self.hand_in(self.values())
+
+    def _wander(self, wanderer: Wanderer, table: TableClient) -> None:
+        """Local steps; now and then the replicas meet by the table."""
+        meetings = 0
+        for update in range(self.agenda.updates):
+            computed = self._compute(update, self.agenda.mine(update, self.number), update)
+            start = now()
+            wanderer.step(computed)
+            self.record(Kind.APPLY, update, 0, update, update + 1, start, now(), 0, 0, 0, 0.0)
+            if self.plan.meets_after(update, self.agenda.updates):
+                start = now()
+                total, waited, sent = table.meet(meetings, wanderer.bring())
+                wanderer.take(total)
+                meetings += 1
+                self.record(Kind.MEET, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
+            if self.number == 0:
+                self.snapshot(update + 1, wanderer.result)
+        self.hand_in(wanderer.result())
 
     # --- by shards: the server's machines, run by whoever holds the lock --------------------------------------------
 
@@ -233,7 +264,9 @@ class LocalWorker:
         self.gradients = []  # before the next ones are made: what a step touches should stay in the cache
         action = self._tell_desk(command)
         if isinstance(action, Wait):
-            self.waiter.bell.sleep(lambda: bool(self.arena.control[ABORT]))  # type: ignore[union-attr]
+            start = now()
+            self.bells[self.number].sleep(lambda: bool(self.arena.control[ABORT]))
+            self.waited += now() - start
             if self.arena.control[ABORT]:
                 raise Stopped
         return action
@@ -248,23 +281,24 @@ class LocalWorker:
             twin.commit()
             finished = desk.finished(draft)
         if isinstance(command, Finish):
-            self.snapshot(finished)
+            for bell in self.bells:
+                bell.ring()  # whoever waits at the gate may ask again
+            self.snapshot(finished, self.values)
         return action
 
-    def snapshot(self, updates: int) -> None:
+    def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
         if self.snapshots is None or updates % self.snapshots.every or updates >= self.agenda.updates:
             return
         start = now()
-        self.snapshots.write(updates, [*self.replica.parameters, *self.replica.moving])
+        self.snapshots.write(updates, values())
         self.record(Kind.SNAPSHOT, updates, -1, -1, -1, start, now(), 0, 0, 0, 0.0)
 
 
 class TableClient:
-    """Executes a collective's table through shared memory: to send is to say that a segment lies ready in one's own
-    payload.
+    """Executes a collective's table through shared memory: to send is to say that a part lies ready in one's payload.
 
-    Payloads are used in turn: nobody writes update u + 2 before everyone has contributed to u + 1, and so is done
-    with u.
+    Payloads are used in turn: nobody writes for meeting n + 2 before everyone has contributed to n + 1, and so is done
+    with n.
     """
 
     def __init__(self, worker: LocalWorker, meeting: Collective, workers: int) -> None:
@@ -273,33 +307,65 @@ class TableClient:
         arena, layout = worker.arena, worker.arena.shape.layout
         self.offers, self.bells, self.waiter = arena.offers, worker.bells, worker.waiter
         self.payloads = [Payload(layout, flat) for flat in arena.payloads[worker.number]]
-        length, count = Payload.length(layout), meeting.segments(workers)
-        cuts = segment_cuts(length, count, layout.bytes_per_number)
-        self.segments = [[[flat[a:b] for a, b in pairwise(cuts)] for flat in pair] for pair in arena.payloads]
-        self.bytes = sum((cuts[s.send + 1] - cuts[s.send]) * layout.bytes_per_number for s in self.steps)
+        length, size = Payload.length(layout), layout.bytes_per_number
+        cuts = segment_cuts(length, meeting.segments(workers), size)
+        self.parts = [
+            [_both(s.receive, flats[self.number], flats, cuts) for s in self.steps]
+            for flats in zip(*arena.payloads, strict=True)
+        ]  # [turn][step] -> (mine, theirs)
+        self.bytes = sum((cuts[s.send.stop] - cuts[s.send.first]) * size for s in self.steps if s.send)
 
-    def meet(self, update: int, computed: Computed) -> tuple[Computed, int, int]:
-        """(the whole batch's sum, nanoseconds waited, bytes sent)"""
-        turn, waited, offer = update % 2, 0, update * len(self.steps)
+    def meet(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
+        """The meeting of this number: (the sum of all, nanoseconds waited, bytes sent)"""
+        turn, waited, offer = number % 2, 0, number * len(self.steps)
         payload = self.payloads[turn]
         payload.write(computed)
-        mine = self.segments[self.number][turn]
-        for step in self.steps:
+        for step, parts in zip(self.steps, self.parts[turn], strict=True):
             offer += 1
-            self.offers[self.number][0] = offer
-            self.bells[step.send_to].ring()
-            theirs = self.offers[step.receive_from]
+            if step.send is not None:
+                self.offers[self.number][0] = offer
+                self.bells[step.send.other].ring()
+            if step.receive is None or parts is None:
+                continue
+            theirs = self.offers[step.receive.other]
             if theirs[0] < offer:
-                waited += self._wait(theirs, offer, step.receive_from)
-            received = self.segments[step.receive_from][turn][step.receive]
+                waited += self._wait(theirs, offer, step.receive.other)
+            mine, received = parts
             if step.reduce:
-                mine[step.receive].add_(received)
+                mine.add_(received)
             else:
-                mine[step.receive].copy_(received)
+                mine.copy_(received)
         return payload.read(computed.samples), waited, self.bytes
 
     def _wait(self, theirs: memoryview, offer: int, whom: int) -> int:
         return self.waiter.until(lambda: theirs[0] >= offer, lambda: f"worker {whom}")
+
+
+def _both(part: Part | None, mine: Tensor, flats: Sequence[Tensor], cuts: list[int]) -> tuple[Tensor, Tensor] | None:
+    """A received part in one's own vector and in its sender's."""
+    if part is None:
+        return None
+    span = slice(cuts[part.first], cuts[part.stop])
+    return mine[span], flats[part.other][span]
+
+
+class UnlockedClient:
+    """Hogwild: everybody's hands on the same values, without a lock; the optimizer's memory is each worker's own."""
+
+    def __init__(self, worker: LocalWorker, number: int) -> None:
+        self.worker, self.number, self.base = worker, number, -1
+        self.room = worker.arena.shards[number].newest
+        for parameter, view in zip(worker.replica.parameters, self.room.parameters, strict=True):
+            parameter.data = view
+        self.home = worker.replica_home()
+
+    def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
+        start = now()
+        self.worker.plan.rule.update(self.home, Arrival(gradients))
+        for view, buffer in zip(self.room.buffers, self.worker.replica.moving, strict=True):
+            view.copy_(buffer)
+        self.worker.record(Kind.APPLY, event.batch, self.number, -1, -1, start, now(), 0, 0, 0, 0.0)
+        return Noted()
 
 
 class ShardClient:
@@ -322,15 +388,16 @@ class ShardClient:
         self.base = 0  # version 0 was put there by the parent
 
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
-        worker, home, memory = self.worker, self.home, self.memory
+        worker, home, memory, rule = self.worker, self.home, self.memory, self.worker.plan.rule
         start = now()
+        pulled = home.pulled(rule)
         with self.lock as waited:
             draft = memory.twin.begin()
             action = memory.machine.handle(draft, event)
             if isinstance(action, Apply):
                 home.move(*memory.places.move(draft, self.me))
                 home.updates = action.version - 1
-                worker.plan.rule.update(home, Arrival([gradients[n] for n in self.which]))
+                rule.update(home, Arrival([gradients[n] for n in self.which], pulled))
                 # The server owns the moving buffers and the last push wins; each worker goes on from its own.
                 for view, buffer in zip(home.room.buffers, self.moving, strict=True):
                     view.copy_(buffer)

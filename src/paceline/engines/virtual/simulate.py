@@ -12,10 +12,10 @@ from paceline.compute.payload import Computed, Payload
 from paceline.core.actions import Apply, Lease, Noted, Wait
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.events import Compute, Death, Finish, Push
-from paceline.core.meetings import Collective
+from paceline.core.meetings import Collective, advance
 from paceline.core.server import Desk, Shard
 from paceline.core.worker import HOME, Worker
-from paceline.engines.arithmetic import Apart, Together, threads
+from paceline.engines.arithmetic import Apart, Together, Unlocked, Wandering, in_step, threads
 from paceline.engines.setup import Outcome, Setup, Snapshot
 from paceline.engines.virtual.clock import Clock
 from paceline.engines.virtual.world import Fate, World
@@ -45,10 +45,10 @@ def train(setup: Setup, world: World) -> Outcome:
 def _train(setup: Setup, world: World) -> Outcome:
     numbers = setup.layout.bytes
     if setup.plan.gate is not None:
-        apart = Apart(setup)
+        apart = Apart(setup) if setup.plan.locked else Unlocked(setup)
         rows = _by_shards(setup.plan, setup.agenda, world, numbers, apart)
         return _outcome(rows, apart.values(), apart.snapshots)
-    together = Together(setup)
+    together = in_step(setup)
     if setup.plan.meeting is not None:
         numbers = Payload.length(setup.layout) * setup.layout.bytes_per_number
     rows = _in_step(setup.plan, setup.agenda, world, numbers, together)
@@ -73,7 +73,7 @@ def _ns(seconds: float) -> int:
 # --- plans that keep step -------------------------------------------------------------------------------------------
 
 
-def _in_step(plan: Plan, agenda: Agenda, world: World, size: int, sums: Together | None) -> list[Row]:
+def _in_step(plan: Plan, agenda: Agenda, world: World, size: int, sums: Together | Wandering | None) -> list[Row]:
     fate, rows, ready = Fate(world, plan.workers), [], [0.0] * plan.workers
     meeting: Collective | None = plan.meeting if plan.synchronous else None  # type: ignore[assignment]
     alone = meeting is None
@@ -93,14 +93,14 @@ def _in_step(plan: Plan, agenda: Agenda, world: World, size: int, sums: Together
                 )
             loss = math.nan
             if sums is not None and (worker == 0 or not alone):
-                shares.append(sums.compute(chunks))
+                shares.append(sums.compute(worker, chunks))
                 loss = shares[-1].loss / shares[-1].weight if shares[-1].weight else math.nan
             times = _ns(start), _ns(ready[worker])
             rows.append(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, samples=samples, value=loss))
-        if meeting is not None:
+        if meeting is not None and plan.meets_after(update, agenda.updates):
             rows += _meet(meeting, plan.workers, world, size, ready, update)
         if shares and sums is not None:
-            sums.apply(shares)
+            sums.apply(update, shares)
             sums.keep(update + 1, max(ready))
         for worker, _ in parts:
             start = ready[worker]
@@ -119,11 +119,12 @@ def _meet(meeting: Collective, workers: int, world: World, size: int, ready: lis
         waited = [max(came) - c for c in came]
     else:
         for row in zip(*(meeting.steps(worker, workers) for worker in range(workers)), strict=True):
-            offered = list(ready)
+            before, ready[:] = list(ready), advance(ready, row, piece, world.latency, world.bandwidth)
             for worker, step in enumerate(row):
-                waited[worker] += max(0.0, offered[step.receive_from] - offered[worker])
-                ready[worker] = max(offered[worker], offered[step.receive_from] + world.travel(piece))
-                sent[worker] += round(piece)
+                if step.receive is not None:
+                    waited[worker] += max(0.0, before[step.receive.other] - before[worker])
+                if step.send is not None:
+                    sent[worker] += round((step.send.stop - step.send.first) * piece)
     return [
         Row(Kind.MEET, w, update, -1, update, -1, _ns(came[w]), _ns(ready[w]), _ns(waited[w]), 0, sent[w], 0.0)
         for w in range(workers)
@@ -217,7 +218,7 @@ class _Server:
             return  # the message died with its sender
         shard, now = command.shard, self.clock.now
         action = self.shard.handle(self.states[shard], command)
-        start = max(now, self.free[shard])
+        start = max(now, self.free[shard]) if self.plan.locked else now
         end = start + (self.world.update if isinstance(action, Apply) else 0.0)
         self.free[shard] = end
         back = end + self.world.travel(self.piece)
@@ -226,9 +227,10 @@ class _Server:
                 self.sums.push(worker.number, shard, action.version)
                 if shard == 0:
                     self.sums.keep(action.version, end)
+            base, version = (action.base, action.version) if self.plan.locked else (-1, -1)
             self.rows.append(
                 Row(
-                    Kind.APPLY, worker.number, command.batch, shard, action.base, action.version,
+                    Kind.APPLY, worker.number, command.batch, shard, base, version,
                     _ns(sent), _ns(end), _ns(start - now), 0, 2 * self.piece, 0.0,
                 )
             )  # fmt: skip

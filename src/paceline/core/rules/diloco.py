@@ -1,0 +1,46 @@
+"""DiLoCo: many local steps of the user's optimizer, then one outer step along what they agreed on.
+
+Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023. From the shared parameters
+w every worker makes `every` inner steps (published: AdamW) to w_i; then, with the outer gradient d and Nesterov's
+momentum,
+
+    d  =  mean(w - w_i)
+    v  <-  momentum * v + d
+    w  <-  w - rate * (d + momentum * v)
+
+and everyone goes on from w, each with its own inner optimizer's memory. With rate 1 and momentum 0 it is `local_sgd`.
+Also known as federated averaging with server momentum (FedAvgM, Hsu et al., 2019) and as BMUF (Chen and Huo, 2016),
+which differ in the momentum's form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.core.rules import Memory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Diloco:
+    every: int = 50
+    rate: float = 0.7
+    momentum: float = 0.9
+
+    def remembers(self, parameter: Tensor) -> Memory:
+        return {"shared": parameter.detach().clone(), "velocity": parameter.new_zeros(parameter.shape)}
+
+    def brings(self, value: Tensor, memory: Memory) -> Tensor:
+        return memory["shared"] - value
+
+    def takes(self, value: Tensor, memory: Memory, mean: Tensor) -> None:
+        shared, velocity = memory["shared"], memory["velocity"]
+        velocity.mul_(self.momentum).add_(mean)
+        shared.sub_(mean + self.momentum * velocity, alpha=self.rate)
+        value.copy_(shared)
+
+    def result(self, value: Tensor, memory: Memory) -> Tensor:
+        return value

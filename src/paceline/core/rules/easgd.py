@@ -1,0 +1,47 @@
+"""Elastic averaging: a spring between every worker and a centre.
+
+Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD", NeurIPS 2015. Every `every` local steps,
+with the parameters x_i of P workers and the centre c as they were before,
+
+    x_i  <-  x_i - spring * (x_i - c)
+    c    <-  c + P * spring * (mean(x) - c)
+
+The result is the centre. The momentum form, EAMSGD, is this with a torch optimizer that has Nesterov momentum: it runs
+at the worker, between the meetings. The published choice is spring = 0.9 / P. Not to be confused with model averaging
+(`local_sgd`), where every worker takes the mean itself and so stops exploring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.core.rules import Memory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Easgd:
+    workers: int
+    every: int = 10
+    spring: float = 0.0  # 0 stands for 0.9 / workers
+
+    @property
+    def alpha(self) -> float:
+        return self.spring or 0.9 / self.workers
+
+    def remembers(self, parameter: Tensor) -> Memory:
+        return {"centre": parameter.detach().clone()}
+
+    def brings(self, value: Tensor, memory: Memory) -> Tensor:
+        return value
+
+    def takes(self, value: Tensor, memory: Memory, mean: Tensor) -> None:
+        centre = memory["centre"]
+        value.sub_(value - centre, alpha=self.alpha)
+        centre.add_(mean - centre, alpha=self.workers * self.alpha)
+
+    def result(self, value: Tensor, memory: Memory) -> Tensor:
+        return memory["centre"]

@@ -1,0 +1,101 @@
+"""What each gate promises, in every interleaving of a small world and in many random large ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.core.actions import Lease
+from paceline.core.agenda import Agenda
+from paceline.core.events import Death, Finish
+from paceline.core.gates.stale_synchronous import StaleSynchronous
+from paceline.core.server import Desk
+from paceline.engines.virtual import World, explore, simulate
+from paceline.plan import Plan
+from paceline.trace import Kind, Trace
+
+
+class Counts(Desk):
+    """A desk that counts for itself who has finished how much, and never leases to one too far ahead."""
+
+    BOUND = 1
+
+    def __init__(self, *args) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(*args)
+        self._count = self.ints
+        self.ints += self.workers
+
+    def init(self, state) -> None:  # type: ignore[no-untyped-def]
+        super().init(state)
+        state[self._count : self._count + self.workers] = [0] * self.workers
+
+    def handle(self, state, event):  # type: ignore[no-untyped-def]
+        if isinstance(event, Finish):
+            state[self._count + event.worker] += 1
+        action = super().handle(state, event)
+        if isinstance(event, Death):
+            state[self._count + event.worker] = 10**6
+        if isinstance(action, Lease):
+            counts = state[self._count : self._count + self.workers]
+            assert counts[event.worker] - min(counts) <= self.BOUND
+        return action
+
+
+@pytest.mark.parametrize(("batches", "deaths"), [(5, 0), (4, 1), (3, 2)])
+def test_ssp_keeps_its_bound_in_every_interleaving_of_three_workers(batches: int, deaths: int) -> None:
+    found = explore(3, batches, deaths=deaths, gate=StaleSynchronous(1), desk=Counts)
+    assert found.good, found.story
+    assert found.states > 1000
+
+
+def test_the_check_would_notice_a_gate_that_is_one_off() -> None:
+    with pytest.raises(AssertionError):
+        explore(3, 5, gate=StaleSynchronous(2), desk=Counts)
+
+
+def test_ssp_with_bound_0_keeps_step() -> None:
+    class KeepsStep(Counts):
+        BOUND = 0
+
+    assert explore(3, 5, gate=StaleSynchronous(0), desk=KeepsStep).good
+
+
+RUNS, WORKERS, BATCHES, BYTES = 10_000, 8, 32, 220_200
+
+
+def test_ssp_keeps_its_bound_in_ten_thousand_random_worlds_of_eight_with_stragglers_and_a_death() -> None:
+    chance = np.random.default_rng(0)
+    reached = set()
+    for seed in range(RUNS):
+        bound = int(chance.integers(0, 5))
+        world = World(
+            speeds=tuple(chance.uniform(0.3, 1.0, WORKERS)),
+            straggle=(0.1, 8.0),
+            deaths={int(chance.integers(WORKERS)): float(chance.uniform(0, 3e-3))},
+            seed=seed,
+        )
+        plan = Plan.parse(f"ssp:workers={WORKERS},bound={bound}")
+        trace = simulate(plan, Agenda(BATCHES * 100, 100, 1), world, BYTES)
+        most = _furthest_ahead(trace, world)
+        assert most <= bound, f"seed {seed}: {most} ahead under a bound of {bound}"
+        reached.add((bound, most))
+    assert {(bound, bound) for bound in range(3)} <= reached, "the bound was never even reached"
+
+
+def _furthest_ahead(trace: Trace, world: World) -> int:
+    """By how many batches a worker, when it began one, was ahead of the slowest worker then alive."""
+    rows = trace.rows
+    back = world.travel(BYTES) * 1e9
+    death = {int(r["worker"]): int(r["start"]) for r in trace.of_kind(Kind.DEATH)}
+    begun = rows[rows["kind"] == Kind.COMPUTE]
+    pushed = rows[np.isin(rows["kind"], (Kind.APPLY, Kind.DROP))]
+    ends = [np.sort(pushed["end"][pushed["worker"] == w]) + back for w in range(WORKERS)]
+    most = 0
+    for worker, start in zip(begun["worker"].tolist(), begun["start"].tolist(), strict=True):
+        clocks = {
+            w: int(np.searchsorted(ends[w], start + 2, side="right"))  # times are rounded to nanoseconds
+            for w in range(WORKERS)
+            if death.get(w, start + 1) > start
+        }
+        most = max(most, clocks[worker] - min(clocks.values()))
+    return most

@@ -1,0 +1,172 @@
+"""Rules against plain NumPy, on a quadratic, in float64."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.data.order import Order
+from paceline.engines.virtual import World
+from paceline.errors import PlanError
+from paceline.plan import Plan
+
+Vector = npt.NDArray[np.float64]
+SAMPLES, SIZE, BATCH, RATE, UPDATES = 60, 7, 12, 0.05, 23
+chance = np.random.default_rng(0)
+X = chance.normal(size=(SAMPLES, SIZE))
+A = np.diag(chance.uniform(0.5, 3.0, SIZE))
+START = chance.normal(size=SIZE)
+
+
+class Point(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.from_numpy(START.copy()))
+
+
+def half_square(model: nn.Module, batch: Any) -> torch.Tensor:
+    """(w - x)' A (w - x) / 2, the mean over the batch: its gradient is A (w - mean(x))."""
+    away = model.w - batch[0]
+    return ((away @ torch.from_numpy(A)) * away).sum(1).mean() / 2  # type: ignore[no-any-return]
+
+
+def job(**changes: Any) -> pl.Job:
+    given: dict[str, Any] = {"optimizer": partial(torch.optim.SGD, lr=RATE), **changes}
+    return pl.Job(model=Point, data=(torch.from_numpy(X),), step=half_square, batch_size=BATCH, epochs=9, **given)
+
+
+def chunks(update: int, workers: int) -> list[Vector]:
+    """What each worker sees of an update, computed here again."""
+    steps = SAMPLES // BATCH
+    order = Order(SAMPLES, 0, True)._make(update // steps).numpy()
+    start = update % steps * BATCH
+    cuts = [start + BATCH * part // workers for part in range(workers + 1)]
+    return [X[order[a:b]] for a, b in pairwise(cuts)]
+
+
+def local_step(w: Vector, x: Vector) -> Vector:
+    return w - RATE * A @ (w - x.mean(0))
+
+
+def reference(plan: str, workers: int) -> Vector:
+    replicas, centre, velocity = [START.copy() for _ in range(workers)], START.copy(), np.zeros(SIZE)
+    for update in range(UPDATES):
+        replicas = [local_step(w, x) for w, x in zip(replicas, chunks(update, workers), strict=True)]
+        last = update + 1 == UPDATES
+        mean = sum(replicas) / workers
+        if plan == "parallel_sgd" and last:
+            centre = mean
+        elif plan == "local_sgd" and ((update + 1) % 4 == 0 or last):
+            replicas, centre = [mean] * workers, mean
+        elif plan == "easgd" and ((update + 1) % 3 == 0 or last):
+            alpha = 0.9 / workers
+            pulls = [alpha * (w - centre) for w in replicas]
+            replicas = [w - pull for w, pull in zip(replicas, pulls, strict=True)]
+            centre = centre + sum(pulls)
+        elif plan == "diloco" and ((update + 1) % 5 == 0 or last):
+            outer = centre - mean
+            velocity = 0.9 * velocity + outer
+            centre = centre - 0.7 * (outer + 0.9 * velocity)
+            replicas = [centre] * workers
+    return centre
+
+
+PLANS = {"parallel_sgd": "parallel_sgd", "local_sgd": "local_sgd:every=4", "easgd": "easgd:every=3",
+         "diloco": "diloco:every=5"}  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("name", PLANS)
+def test_averaging_is_its_equation(name: str, workers: int) -> None:
+    run = pl.train(job(), PLANS[name], workers, engine="virtual", folder=None, updates=UPDATES)
+    expected = reference(name, workers)
+    assert np.abs(run.model.w.detach().numpy() - expected).max() <= 1e-12 * np.abs(expected).max()
+
+
+def test_local_sgd_with_a_meeting_after_every_step_is_the_synchronous_plan() -> None:
+    one, other = (
+        pl.train(job(), plan, 3, engine="virtual", folder=None).model.w for plan in ("local_sgd:every=1", "ring")
+    )
+    assert torch.allclose(one, other, rtol=1e-12, atol=0)
+
+
+def test_diloco_with_rate_1_and_no_momentum_is_local_sgd() -> None:
+    plans = ("diloco:every=4,rate=1.0,momentum=0.0", "local_sgd:every=4")
+    one, other = (pl.train(job(), plan, 3, engine="virtual", folder=None).model.w for plan in plans)
+    assert torch.allclose(one, other, rtol=1e-12, atol=0)
+
+
+def test_dc_asgd_with_lambda_0_is_downpour_to_the_bit() -> None:
+    world = World(speeds=(1.0, 0.5, 0.7), straggle=(0.1, 4.0))
+    made = job(optimizer=partial(torch.optim.SGD, lr=RATE, momentum=0.9))
+    shas = set()
+    for plan in ("dc_asgd:lam=0", "dc_asgd:lam=0,mode=adaptive", "downpour"):
+        run = pl.train(made, plan, 3, engine="virtual", folder=None, world=world)
+        assert run.summary()["staleness"]["mean"] > 1
+        shas.add(run.summary()["parameters_sha256"])
+    assert len(shas) == 1
+
+
+@pytest.mark.parametrize("mode", ["constant", "adaptive"])
+def test_dc_asgd_is_its_equation(mode: str) -> None:
+    """The trace says who pushed what onto which version: the same again, in NumPy."""
+    lam, decay = 0.3, 0.95
+    run = pl.train(job(), f"dc_asgd:mode={mode},lam={lam}", 3, engine="virtual", folder=None, updates=UPDATES)
+    versions, mean_square = [START.copy()], np.zeros(SIZE)
+    rows = run.trace.rows[run.trace.rows["version"] > 0]
+    for row in rows[np.argsort(rows["version"])]:
+        old, newest = versions[row["base"]], versions[-1]
+        (x,) = chunks(int(row["update"]), 1)
+        gradient = A @ (old - x.mean(0))
+        scale: Any = lam
+        if mode == "adaptive":
+            mean_square = decay * mean_square + (1 - decay) * gradient**2
+            scale = lam / np.sqrt(mean_square + 1e-7)
+        versions.append(newest - RATE * (gradient + scale * gradient**2 * (newest - old)))
+    assert run.summary()["staleness"]["max"] > 1
+    assert np.abs(run.model.w.detach().numpy() - versions[-1]).max() <= 1e-12 * np.abs(versions[-1]).max()
+
+
+def test_hogwild_with_one_worker_is_sequential_to_the_bit() -> None:
+    made = job(optimizer=partial(torch.optim.SGD, lr=RATE, momentum=0.9))
+    shas = {
+        pl.train(made, plan, folder=None, engine=engine).summary()["parameters_sha256"]
+        for plan, engine in (
+            ("hogwild:workers=1", "virtual"),
+            ("hogwild:workers=1", "local"),
+            ("sequential", "virtual"),
+        )
+    }
+    assert len(shas) == 1
+
+
+def test_a_synchronous_gradient_is_clipped_without_touching_what_others_still_read() -> None:
+    from paceline.compute.autograd import clipped
+
+    shared = torch.ones(4)
+    (scaled,) = clipped([shared], 0.5)
+    assert scaled is not None
+    assert scaled.norm() < 0.51
+    assert torch.equal(shared, torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        ("dc_asgd:mode=sideways", "is not one of constant, adaptive"),
+        ("ssp:bound=-1", "is not a whole number of at least 0"),
+        ("local_sgd:every=0", "is not a whole number of at least 1"),
+        ("easgd:spring=strong", "is not a number of at least 0"),
+    ],
+)
+def test_impossible_options_are_refused(plan: str, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        Plan.parse(plan)
