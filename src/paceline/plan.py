@@ -1,13 +1,12 @@
 """Plan: how a job is trained, a choice on each axis; the named plans are recipes.
 
-    axis      question                                      members so far
-    split     what does each worker hold?                   the whole model (data parallelism)
-    meeting   where do workers meet?                        Ring, Tree, HalvingDoubling, Hierarchical, Central;
-                                                            Shards; None (nowhere)
-    gate      who may go on?                                Asynchronous, StaleSynchronous; None: the meeting itself
-                                                            keeps step
-    rule      how does an arrival change the parameters?    Plain, DcAsgd
-    averaging how do replicas that moved agree?             ModelAveraging, Easgd, Diloco; None: they never differ
+    axis       question                                     members so far
+    split      what does each worker hold?                  the whole model (data parallelism)
+    meeting    where do workers meet?                       Ring, Tree, HalvingDoubling, Hierarchical, Central,
+                                                            Neighbours; Shards; None: nowhere
+    gate       who may go on?                               Asynchronous, StaleSynchronous; None: the meeting does
+    rule       how does an arrival change the parameters?   Plain, DcAsgd
+    averaging  how do replicas that moved agree?            ModelAveraging, Easgd, Diloco, DPsgd; None: they do not move
 
 `Plan.parse("downpour:workers=4,shards=2")` and `Downpour(workers=4, shards=2)` are the same.
 """
@@ -26,9 +25,11 @@ from paceline.core.meetings import Collective, Shards
 from paceline.core.meetings.central import Central
 from paceline.core.meetings.halving_doubling import HalvingDoubling
 from paceline.core.meetings.hierarchical import Hierarchical
+from paceline.core.meetings.neighbours import GRAPHS, Neighbours
 from paceline.core.meetings.ring import Ring
 from paceline.core.meetings.tree import Tree
 from paceline.core.rules import Averaging, Rule
+from paceline.core.rules.d_psgd import DPsgd
 from paceline.core.rules.dc_asgd import PUBLISHED_LAMBDA, DcAsgd
 from paceline.core.rules.diloco import Diloco
 from paceline.core.rules.easgd import Easgd
@@ -80,6 +81,11 @@ class Plan:
     @property
     def replayable(self) -> bool:
         return self.locked and not self.native
+
+    @property
+    def results(self) -> int:
+        """How many workers' replicas make the result: one, since they agree at the end; all, where they never do."""
+        return self.workers if isinstance(self.meeting, Neighbours) else 1
 
     @property
     def shards(self) -> int:
@@ -176,6 +182,11 @@ RECIPES: dict[str, Recipe] = {
         "many local steps, then one outer step with momentum",
         lambda every, rate, momentum: {"meeting": Ring(), "averaging": Diloco(every, rate, momentum)},
         {**TEAM, "every": Kind(50), "rate": Kind(0.7, least=0.0), "momentum": Kind(0.9, least=0.0)},
+    ),
+    "gossip": Recipe(
+        "everyone mixes with its neighbours on a graph; no centre",
+        lambda graph: {"meeting": Neighbours(graph), "averaging": DPsgd()},
+        {**TEAM, "graph": Kind("ring", words=GRAPHS)},
     ),
     "ceiling": Recipe("workers that never meet: the speed nobody can beat", dict, TEAM),
     "ddp": Recipe("PyTorch's DistributedDataParallel over gloo", lambda: {"native": True}, TEAM),

@@ -9,9 +9,10 @@ from paceline.core.meetings import Collective, Part, Step
 from paceline.core.meetings.central import Central
 from paceline.core.meetings.halving_doubling import HalvingDoubling
 from paceline.core.meetings.hierarchical import Hierarchical
+from paceline.core.meetings.neighbours import GRAPHS, Neighbours
 from paceline.core.meetings.ring import Ring
 from paceline.core.meetings.tree import Tree
-from paceline.core.proof import prove, table_seconds
+from paceline.core.proof import prove, prove_mixing, table_seconds
 from paceline.errors import PlanError
 
 COLLECTIVES = [Ring(), Tree(), HalvingDoubling(), Hierarchical(2), Hierarchical(3), Central()]
@@ -117,3 +118,24 @@ def test_executing_the_table_sums_and_leaves_the_same_bits_everywhere(meeting: C
         execute(meeting, flats, layout)
         assert torch.allclose(flats[0], total, atol=1e-5)
         assert all(torch.equal(flat, flats[0]) for flat in flats)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_neighbours_are_proved_to_mix_and_take_their_closed_form(graph: str) -> None:
+    meeting = Neighbours(graph)
+    for workers in range(1, 65):
+        steps = prove_mixing(meeting, workers)
+        assert steps == len(meeting.weights(0, workers)) - 1
+        for link in LINKS:
+            closed, table = meeting.seconds(workers, 1e6, *link), table_seconds(meeting, workers, 1e6, *link)
+            assert closed == pytest.approx(table, rel=1e-12), f"{workers} workers over {link}"
+
+
+class Lopsided(Neighbours):
+    def weights(self, worker, workers):  # type: ignore[no-untyped-def]
+        return [(w, 0.5 if w == 0 else 0.5 / (workers - 1)) for w in range(workers)]
+
+
+def test_weights_that_move_the_mean_are_refused() -> None:
+    with pytest.raises(PlanError, match="weights of column 0 sum to 2"):
+        prove_mixing(Lopsided("complete"), 4)

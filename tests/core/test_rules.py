@@ -59,6 +59,14 @@ def local_step(w: Vector, x: Vector) -> Vector:
 def reference(plan: str, workers: int) -> Vector:
     replicas, centre, velocity = [START.copy() for _ in range(workers)], START.copy(), np.zeros(SIZE)
     for update in range(UPDATES):
+        if plan == "gossip":
+            seen = zip(replicas, chunks(update, workers), strict=True)
+            gradients = [A @ (w - x.mean(0)) for w, x in seen]
+            near = [{n, (n + 1) % workers, (n - 1) % workers} for n in range(workers)]
+            mixed = [sum(replicas[m] for m in mine) / len(mine) for mine in near]
+            replicas = [w - RATE * g for w, g in zip(mixed, gradients, strict=True)]
+            centre = sum(replicas) / workers
+            continue
         replicas = [local_step(w, x) for w, x in zip(replicas, chunks(update, workers), strict=True)]
         last = update + 1 == UPDATES
         mean = sum(replicas) / workers
@@ -80,10 +88,10 @@ def reference(plan: str, workers: int) -> Vector:
 
 
 PLANS = {"parallel_sgd": "parallel_sgd", "local_sgd": "local_sgd:every=4", "easgd": "easgd:every=3",
-         "diloco": "diloco:every=5"}  # fmt: skip
+         "diloco": "diloco:every=5", "gossip": "gossip"}  # fmt: skip
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 2, 4, 5])
 @pytest.mark.parametrize("name", PLANS)
 def test_averaging_is_its_equation(name: str, workers: int) -> None:
     run = pl.train(job(), PLANS[name], workers, engine="virtual", folder=None, updates=UPDATES)
@@ -95,6 +103,12 @@ def test_local_sgd_with_a_meeting_after_every_step_is_the_synchronous_plan() -> 
     one, other = (
         pl.train(job(), plan, 3, engine="virtual", folder=None).model.w for plan in ("local_sgd:every=1", "ring")
     )
+    assert torch.allclose(one, other, rtol=1e-12, atol=0)
+
+
+def test_gossip_on_the_complete_graph_is_the_synchronous_plan() -> None:
+    plans = ("gossip:graph=complete", "ring")
+    one, other = (pl.train(job(), plan, 4, engine="virtual", folder=None).model.w for plan in plans)
     assert torch.allclose(one, other, rtol=1e-12, atol=0)
 
 

@@ -1,7 +1,10 @@
-"""A worker's replica under an averaging rule: it steps alone, and now and then all replicas meet."""
+"""A worker's replica under an averaging rule: it steps alone, and now and then it meets others."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from paceline.compute.home import ReplicaHome
@@ -11,13 +14,16 @@ from paceline.core.rules import Averaging
 
 
 class Wanderer:
-    def __init__(self, learner: Learner, home: ReplicaHome, rule: Averaging, workers: int) -> None:
-        self.learner, self.home, self.rule, self.workers = learner, home, rule, workers
+    def __init__(self, learner: Learner, home: ReplicaHome, rule: Averaging) -> None:
+        self.learner, self.home, self.rule = learner, home, rule
 
     def step(self, computed: Computed) -> None:
         """One local step with the worker's own chunks; none when it had no samples."""
         if computed.samples:
+            met = [b.clone() for b in self.learner.replica.moving] if self.rule.mixes_first else None
             self.home.step(self.learner.settle(computed, alone=True))
+            if met is not None:
+                self.learner.set_buffers(met)
 
     def bring(self) -> Computed:
         """What this replica brings to a meeting."""
@@ -25,9 +31,8 @@ class Wanderer:
         dtype = brought[0].dtype
         return Computed(list(brought), [b.to(dtype) for b in self.learner.replica.moving], 0.0, 1.0, 1)
 
-    def take(self, total: Computed) -> None:
-        """The sum of what all have brought."""
-        mean = total.scaled(1.0 / self.workers)
+    def take(self, mean: Computed) -> None:
+        """The mean of what all it met have brought."""
         for value, memory, middle in zip(self.home.values, self.home.memory, mean.gradients, strict=True):
             assert middle is not None
             self.rule.takes(value, memory, middle)
@@ -37,3 +42,18 @@ class Wanderer:
         """What the training has made of the parameters so far, then the moving buffers."""
         found = [self.rule.result(v, m) for v, m in zip(self.home.values, self.home.memory, strict=True)]
         return [t.detach().clone() for t in (*found, *self.learner.replica.moving)]
+
+
+def mix(vectors: Sequence[Tensor], weights: list[tuple[int, float]], into: Tensor) -> None:
+    """The weighted sum of some workers' vectors, in the order of the weights."""
+    (first, share), *rest = weights
+    torch.mul(vectors[first], share, out=into)
+    for other, weight in rest:
+        into.add_(vectors[other], alpha=weight)
+
+
+def middle(results: list[list[Tensor]]) -> list[Tensor]:
+    """The mean of several workers' results."""
+    if len(results) == 1:
+        return results[0]
+    return [torch.stack([t.to(results[0][0].dtype) for t in same]).mean(0) for same in zip(*results, strict=True)]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from paceline.core.meetings import Collective, Part, Step, advance
+from paceline.core.meetings.neighbours import Neighbours
 from paceline.errors import PlanError
 
 
@@ -43,6 +44,27 @@ def prove(meeting: Collective, workers: int) -> int:
                     f"{name}: worker {worker} of {workers} ends with segment {segment} made of "
                     f"{_names(contributions)} instead of one contribution of each"
                 )
+    return len(tables[0])
+
+
+def prove_mixing(meeting: Neighbours, workers: int) -> int:
+    """Offers match, everyone mixes what it is sent, the weights keep the mean, and news reaches everybody."""
+    name, rows = type(meeting).__name__, [dict(meeting.weights(worker, workers)) for worker in range(workers)]
+    tables = [list(meeting.steps(worker, workers)) for worker in range(workers)]
+    for number, row in enumerate(zip(*tables, strict=True)):
+        _every_offer_is_taken(name, number, row)
+    for worker, weights in enumerate(rows):
+        sent = {step.receive.other for step in tables[worker] if step.receive is not None}
+        if sent != set(weights) - {worker}:
+            raise PlanError(f"{name}: worker {worker} is sent {sorted(sent)} and mixes {sorted(weights)}")
+        for what, total in (("row", sum(weights.values())), ("column", sum(w.get(worker, 0.0) for w in rows))):
+            if abs(total - 1) > 1e-12:
+                raise PlanError(f"{name}: the weights of {what} {worker} sum to {total}: mixing would move the mean")
+    reached = {0}
+    for _ in range(workers):
+        reached |= {worker for worker, weights in enumerate(rows) if reached & set(weights)}
+    if len(reached) < workers:
+        raise PlanError(f"{name}: nothing that worker 0 says ever reaches worker {min(set(range(workers)) - reached)}")
     return len(tables[0])
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.compute.autograd import Replica
-from paceline.compute.averaging import Wanderer
+from paceline.compute.averaging import Wanderer, middle, mix
 from paceline.compute.home import (
     ReplicaHome,
     Room,
@@ -26,6 +26,7 @@ from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed, Payload
 from paceline.core.agenda import Chunk
 from paceline.core.meetings import Collective, Part, segment_cuts
+from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.rooms import Rooms
 from paceline.core.rules import Arrival
 from paceline.data.source import Reader
@@ -104,26 +105,33 @@ class Wandering(_Snapshots):
         self.setup, self.snapshots = setup, []
         rule, workers = setup.plan.averaging, setup.plan.workers
         assert rule is not None
+        self.rule = rule
         self.meeting, self.wanderers = _Meeting(setup), list[Wanderer]()
         for _ in range(workers):
             learner, optimizer = _learner(setup)
             home = ReplicaHome(learner.replica.parameters, optimizer, setup.job.schedule, rule)
-            self.wanderers.append(Wanderer(learner, home, rule, workers))
+            self.wanderers.append(Wanderer(learner, home, rule))
 
     def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
         return self.wanderers[worker].learner.compute(chunks)
 
     def apply(self, update: int, shares: list[Computed]) -> None:
-        """Everyone's own step; then, where it is due, the meeting."""
+        """Everyone's own step and, where it is due, the meeting."""
+        due = self.setup.plan.meets_after(update, self.setup.agenda.updates)
+        if due and self.rule.mixes_first:
+            self._meet()
         for wanderer, share in zip(self.wanderers, shares, strict=True):
             wanderer.step(share)
-        if self.setup.plan.meets_after(update, self.setup.agenda.updates):
-            total = self.meeting.sum([wanderer.bring() for wanderer in self.wanderers])
-            for wanderer in self.wanderers:
-                wanderer.take(total)
+        if due and not self.rule.mixes_first:
+            self._meet()
+
+    def _meet(self) -> None:
+        means = self.meeting.means([wanderer.bring() for wanderer in self.wanderers])
+        for wanderer, mean in zip(self.wanderers, means, strict=True):
+            wanderer.take(mean)
 
     def values(self) -> list[Tensor]:
-        return self.wanderers[0].result()
+        return middle([w.result() for w in self.wanderers[: self.setup.plan.results]])
 
     def finite(self) -> bool:
         return all(bool(v.isfinite().all()) for w in self.wanderers for v in w.home.values)
@@ -135,7 +143,7 @@ def in_step(setup: Setup) -> Together | Wandering:
 
 
 class _Meeting:
-    """Every worker's payload, added up by the plan's table."""
+    """Every worker's payload, and what the plan's table makes of them."""
 
     def __init__(self, setup: Setup) -> None:
         self.layout, self.collective = setup.layout, setup.plan.meeting
@@ -148,6 +156,21 @@ class _Meeting:
             payload.write(share)
         execute(self.collective, self.flats, self.layout)  # type: ignore[arg-type]
         return self.payloads[0].read(sum(share.samples for share in shares))
+
+    def means(self, shares: list[Computed]) -> list[Computed]:
+        """For each worker, the mean of what those it meets have brought."""
+        workers = len(shares)
+        if not isinstance(self.collective, Neighbours):
+            return [self.sum(shares).scaled(1.0 / workers)] * workers
+        for payload, share in zip(self.payloads, shares, strict=True):
+            payload.write(share)
+        found = []
+        for worker in range(workers):
+            mixture = torch.zeros_like(self.flats[worker])
+            payload = Payload(self.layout, mixture)
+            mix(self.flats, self.collective.weights(worker, workers), mixture)
+            found.append(payload.read(shares[worker].samples))
+        return found
 
 
 def execute(meeting: Collective, flats: list[Tensor], layout: Layout) -> None:

@@ -18,7 +18,8 @@ from paceline.compute.layout import Layout, check_trainable, lay_out, sha256, tr
 from paceline.compute.probe import Probe, probe
 from paceline.core.agenda import Agenda
 from paceline.core.meetings import Shards
-from paceline.core.proof import prove
+from paceline.core.meetings.neighbours import Neighbours
+from paceline.core.proof import prove, prove_mixing
 from paceline.data.order import Order
 from paceline.data.source import Source, open_source
 from paceline.errors import JobError, PlanError
@@ -82,7 +83,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     agenda = Agenda(len(source), job.batch_size, job.epochs, job.accumulate, plan.parts, limit)
     layout = lay_out(module, plan.shards, found.moving)
     if plan.meeting is not None and not isinstance(plan.meeting, Shards):
-        prove(plan.meeting, plan.workers)
+        check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove
+        check(plan.meeting, plan.workers)  # type: ignore[arg-type]
     return Setup(job, plan, source, test, module, found, agenda, layout, sha256(module), engine, limit)
 
 

@@ -53,6 +53,7 @@ PLANS = (
     Member("parallel_sgd", (2,)),
     Member("easgd:every=2", (3,)),
     Member("diloco:every=3", (2,)),
+    Member("gossip", (2, 4)),
 )
 ENGINES = ("virtual", "local")
 

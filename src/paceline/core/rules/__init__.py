@@ -2,7 +2,7 @@
 
     rule            what arrives                where                     members
     Rule            the gradient of a batch     at a home's parameters    plain, dc_asgd
-    Averaging       replicas that have moved    in a meeting of all       model averaging, easgd, diloco
+    Averaging       replicas that have moved    in a meeting              model averaging, easgd, diloco, d_psgd
 
 A `Rule` is asked to `update` a home (the place where parameters and the user's optimizer live). Under an `Averaging`
 rule every worker steps a replica of its own, and now and then all of them meet. One file per published method.
@@ -57,11 +57,15 @@ class Averaging(Protocol):
     def every(self) -> int:
         """Local steps between two meetings; 0 for one meeting, at the end."""
 
+    @property
+    def mixes_first(self) -> bool:
+        """Whether a meeting comes before the step whose gradient is ready, or after it."""
+
     def remembers(self, parameter: Tensor) -> Memory:
         """What the rule remembers of a parameter, as it is at the start."""
 
     def brings(self, value: Tensor, memory: Memory) -> Tensor:
-        """What a worker brings to the meeting for one parameter; what it gets is the mean of all."""
+        """What a worker brings to the meeting for one parameter; what it gets is the mean of all it meets."""
 
     def takes(self, value: Tensor, memory: Memory, mean: Tensor) -> None:
         """Change the worker's parameter, and what it remembers, in place."""

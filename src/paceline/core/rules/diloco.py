@@ -29,6 +29,7 @@ class Diloco:
     every: int = 50
     rate: float = 0.7
     momentum: float = 0.9
+    mixes_first = False
 
     def remembers(self, parameter: Tensor) -> Memory:
         return {"shared": parameter.detach().clone(), "velocity": parameter.new_zeros(parameter.shape)}

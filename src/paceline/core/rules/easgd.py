@@ -27,6 +27,7 @@ class Easgd:
     workers: int
     every: int = 10
     spring: float = 0.0  # 0 stands for 0.9 / workers
+    mixes_first = False
 
     @property
     def alpha(self) -> float:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ModelAveraging:
     every: int = 10
+    mixes_first = False
 
     def remembers(self, parameter: Tensor) -> Memory:
         return {}

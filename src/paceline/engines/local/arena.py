@@ -5,7 +5,7 @@
     desk        the desk's integers, twice
     per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare
     payloads    of a collective: two per worker, used in turn
-    results     parameters and buffers of a worker that trained a replica of its own
+    results     parameters and buffers of workers that trained a replica of their own
 
 A step on a shard is all or nothing under SIGKILL: the next version is made in a room that nobody looks at, and one
 store, which flips the integers, makes it the newest.
@@ -37,6 +37,7 @@ class ArenaShape:
     kind: str  # "alone", "collective" or "shards"
     desk: Desk | None
     rooms: tuple[RoomShape, ...]  # per shard
+    results: int  # workers whose replicas make the result
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Arena:
         self.shards = [self._shard(number) for number in range(len(shape.layout.shards))] if shape.desk else []
         length = Payload.length(shape.layout) if shape.kind == "collective" else 0
         self.payloads = [[memory.tensor(length, shape.layout.dtype) for _ in range(2)] for _ in range(workers)]
-        self.result = memory.tensor(0 if shape.desk else shape.layout.numbers, shape.layout.dtype)
+        self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
 
     def _shard(self, number: int) -> ShardMemory:
         memory, workers = self.memory, self.shape.workers
@@ -103,8 +104,7 @@ def _size(shape: ArenaShape) -> int:
         for room in shape.rooms:
             size += (1 + workers) * (room.size + 64)
             size += 2 * 8 * (3 * workers + 8) + 64 * 4
-    else:
-        size += shape.layout.bytes
+    size += shape.results * (shape.layout.bytes + 64)
     if shape.kind == "collective":
         size += 2 * workers * (Payload.length(shape.layout) * number + 64)
     return size + 64 * 1024

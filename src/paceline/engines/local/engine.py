@@ -20,6 +20,7 @@ from typing import Any
 import cloudpickle
 from torch import Tensor
 
+from paceline.compute.averaging import middle
 from paceline.compute.home import optimizer_over, room_shape
 from paceline.compute.layout import trainable
 from paceline.core.events import Death
@@ -124,9 +125,13 @@ class Crew:
 
     def values(self) -> list[Tensor]:
         """Trainable parameters in the module's order, then moving buffers."""
-        layout, named = self.setup.layout, {}
-        for number, shard in enumerate(layout.shards):
-            flat = self.arena.shards[number].newest.values if self.arena.shards else self.arena.result
+        if not self.arena.shards:
+            return middle([self._collect([result]) for result in self.arena.results])
+        return self._collect([memory.newest.values for memory in self.arena.shards])
+
+    def _collect(self, flats: list[Tensor]) -> list[Tensor]:
+        named = {}
+        for shard, flat in zip(self.setup.layout.shards, flats, strict=True):
             views = [*shard.parameter_views(flat), *shard.buffer_views(flat)]
             named.update({p.name: v for p, v in zip((*shard.parameters, *shard.buffers), views, strict=True)})
         return [named[name].clone() for name in (*trainable(self.setup.module), *self.setup.probe.moving)]
@@ -270,7 +275,7 @@ def _shape(setup: Setup) -> ArenaShape:
     plan = setup.plan
     if plan.gate is None:
         kind = "alone" if plan.meeting is None else "collective"
-        return ArenaShape(plan.workers, setup.layout, kind, None, ())
+        return ArenaShape(plan.workers, setup.layout, kind, None, (), plan.results)
     module = setup.fresh_module()
     named = trainable(module)
     optimizer = setup.job.make_optimizer(module, list(named.values()))
@@ -280,7 +285,7 @@ def _shape(setup: Setup) -> ArenaShape:
         twin = optimizer_over(optimizer, {p: p for p in mine})
         rooms.append(room_shape(shard, setup.layout.dtype, mine, twin, plan.rule))
     desk = Desk(plan.workers, setup.agenda.updates, plan.gate)
-    return ArenaShape(plan.workers, setup.layout, "shards", desk, tuple(rooms))
+    return ArenaShape(plan.workers, setup.layout, "shards", desk, tuple(rooms), 0)
 
 
 def _snapshot_file(setup: Setup) -> SnapshotFile | None:

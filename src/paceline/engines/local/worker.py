@@ -8,7 +8,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -20,18 +20,19 @@ from torch import Tensor
 
 from paceline.compute.autograd import Replica
 from paceline.compute.averaging import Wanderer
-from paceline.compute.home import ReplicaHome, ShardHome, optimizer_over
+from paceline.compute.home import ReplicaHome
 from paceline.compute.learner import Learner
-from paceline.compute.payload import Computed, Payload
-from paceline.core.actions import Action, Apply, Noted, Wait
+from paceline.compute.payload import Computed
+from paceline.core.actions import Action, Noted, Wait
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.events import Ask, Command, Compute, Finish, Push
-from paceline.core.meetings import Collective, Part, Step, segment_cuts
-from paceline.core.rules import Arrival
+from paceline.core.meetings.neighbours import Neighbours
+from paceline.core.rules import Arrival, Averaging
 from paceline.core.worker import Worker
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source, TensorSource, open_source
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena
+from paceline.engines.local.clients import NeighbourClient, ShardClient, TableClient, UnlockedClient
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.transports.shared_memory import Bell, Memory, RecordLock, Stopped, Waiter
 from paceline.job import Job
@@ -158,6 +159,8 @@ class LocalWorker:
             train_by_ddp(self, self.given.meeting_place)
         elif self.plan.gate is not None:
             self._train_by_shards()
+        elif self.plan.averaging is not None:
+            self._wander(self.plan.averaging)
         elif self.plan.meeting is not None:
             self._train_by_table()
         else:
@@ -200,8 +203,8 @@ class LocalWorker:
 
     def hand_in(self, values: list[Tensor]) -> None:
         """Leave parameters and moving buffers where the parent finds them."""
-        if self.number == 0:
-            (shard,), result = self.arena.shape.layout.shards, self.arena.result
+        if self.number < len(self.arena.results):
+            (shard,), result = self.arena.shape.layout.shards, self.arena.results[self.number]
             for view, value in zip((*shard.parameter_views(result), *shard.buffer_views(result)), values, strict=True):
                 view.copy_(value)
 
@@ -213,14 +216,10 @@ class LocalWorker:
     # --- by a table: all workers meet in every update ---------------------------------------------------------------
 
     def _train_by_table(self) -> None:
-        meeting, workers = self.plan.meeting, self.plan.workers
         home = self.replica_home()
-        table = TableClient(self, meeting, workers)  # type: ignore[arg-type]
+        table = TableClient(self, self.plan.meeting, self.plan.workers)  # type: ignore[arg-type]
         updates = range(self.agenda.updates)
         self.learner.reader.announce(c for u in updates for c in self.agenda.mine(u, self.number))
-        if self.plan.averaging is not None:
-            self._wander(Wanderer(self.learner, home, self.plan.averaging, workers), table)
-            return
         for update in updates:
             computed = self._compute(update, self.agenda.mine(update, self.number), update)
             start = now()
@@ -229,23 +228,35 @@ class LocalWorker:
             self._apply(home, update, together)
         self.hand_in(self.values())
 
-    def _wander(self, wanderer: Wanderer, table: TableClient) -> None:
-        """Local steps; now and then the replicas meet by the table."""
-        meetings = 0
-        for update in range(self.agenda.updates):
+    # --- apart: local steps; now and then the replicas meet ---------------------------------------------------------
+
+    def _wander(self, rule: Averaging) -> None:
+        meeting, workers, first = self.plan.meeting, self.plan.workers, rule.mixes_first
+        wanderer, meetings = Wanderer(self.learner, self.replica_home(), rule), 0
+        client = NeighbourClient if isinstance(meeting, Neighbours) else TableClient
+        table = client(self, meeting, workers)  # type: ignore[arg-type]
+        updates = range(self.agenda.updates)
+        self.learner.reader.announce(c for u in updates for c in self.agenda.mine(u, self.number))
+        for update in updates:
             computed = self._compute(update, self.agenda.mine(update, self.number), update)
+            due = self.plan.meets_after(update, self.agenda.updates)
+            if due and first:
+                self._meet(update, meetings, wanderer, table)
             start = now()
             wanderer.step(computed)
             self.record(Kind.APPLY, update, 0, update, update + 1, start, now(), 0, 0, 0, 0.0)
-            if self.plan.meets_after(update, self.agenda.updates):
-                start = now()
-                total, waited, sent = table.meet(meetings, wanderer.bring())
-                wanderer.take(total)
-                meetings += 1
-                self.record(Kind.MEET, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
+            if due and not first:
+                self._meet(update, meetings, wanderer, table)
+            meetings += due
             if self.number == 0:
                 self.snapshot(update + 1, wanderer.result)
         self.hand_in(wanderer.result())
+
+    def _meet(self, update: int, number: int, wanderer: Wanderer, table: TableClient | NeighbourClient) -> None:
+        start = now()
+        mean, waited, sent = table.mean(number, wanderer.bring())
+        wanderer.take(mean)
+        self.record(Kind.MEET, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
 
     # --- by shards: the server's machines, run by whoever holds the lock --------------------------------------------
 
@@ -292,133 +303,3 @@ class LocalWorker:
         start = now()
         self.snapshots.write(updates, values())
         self.record(Kind.SNAPSHOT, updates, -1, -1, -1, start, now(), 0, 0, 0, 0.0)
-
-
-class TableClient:
-    """Executes a collective's table through shared memory: to send is to say that a part lies ready in one's payload.
-
-    Payloads are used in turn: nobody writes for meeting n + 2 before everyone has contributed to n + 1, and so is done
-    with n.
-    """
-
-    def __init__(self, worker: LocalWorker, meeting: Collective, workers: int) -> None:
-        self.worker, self.number = worker, worker.number
-        self.steps: list[Step] = list(meeting.steps(worker.number, workers))
-        arena, layout = worker.arena, worker.arena.shape.layout
-        self.offers, self.bells, self.waiter = arena.offers, worker.bells, worker.waiter
-        self.payloads = [Payload(layout, flat) for flat in arena.payloads[worker.number]]
-        length, size = Payload.length(layout), layout.bytes_per_number
-        cuts = segment_cuts(length, meeting.segments(workers), size)
-        self.parts = [
-            [_both(s.receive, flats[self.number], flats, cuts) for s in self.steps]
-            for flats in zip(*arena.payloads, strict=True)
-        ]  # [turn][step] -> (mine, theirs)
-        self.bytes = sum((cuts[s.send.stop] - cuts[s.send.first]) * size for s in self.steps if s.send)
-
-    def meet(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
-        """The meeting of this number: (the sum of all, nanoseconds waited, bytes sent)"""
-        turn, waited, offer = number % 2, 0, number * len(self.steps)
-        payload = self.payloads[turn]
-        payload.write(computed)
-        for step, parts in zip(self.steps, self.parts[turn], strict=True):
-            offer += 1
-            if step.send is not None:
-                self.offers[self.number][0] = offer
-                self.bells[step.send.other].ring()
-            if step.receive is None or parts is None:
-                continue
-            theirs = self.offers[step.receive.other]
-            if theirs[0] < offer:
-                waited += self._wait(theirs, offer, step.receive.other)
-            mine, received = parts
-            if step.reduce:
-                mine.add_(received)
-            else:
-                mine.copy_(received)
-        return payload.read(computed.samples), waited, self.bytes
-
-    def _wait(self, theirs: memoryview, offer: int, whom: int) -> int:
-        return self.waiter.until(lambda: theirs[0] >= offer, lambda: f"worker {whom}")
-
-
-def _both(part: Part | None, mine: Tensor, flats: Sequence[Tensor], cuts: list[int]) -> tuple[Tensor, Tensor] | None:
-    """A received part in one's own vector and in its sender's."""
-    if part is None:
-        return None
-    span = slice(cuts[part.first], cuts[part.stop])
-    return mine[span], flats[part.other][span]
-
-
-class UnlockedClient:
-    """Hogwild: everybody's hands on the same values, without a lock; the optimizer's memory is each worker's own."""
-
-    def __init__(self, worker: LocalWorker, number: int) -> None:
-        self.worker, self.number, self.base = worker, number, -1
-        self.room = worker.arena.shards[number].newest
-        for parameter, view in zip(worker.replica.parameters, self.room.parameters, strict=True):
-            parameter.data = view
-        self.home = worker.replica_home()
-
-    def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
-        start = now()
-        self.worker.plan.rule.update(self.home, Arrival(gradients))
-        for view, buffer in zip(self.room.buffers, self.worker.replica.moving, strict=True):
-            view.copy_(buffer)
-        self.worker.record(Kind.APPLY, event.batch, self.number, -1, -1, start, now(), 0, 0, 0, 0.0)
-        return Noted()
-
-
-class ShardClient:
-    """One worker's hands on one shard: under the shard's lock it applies its gradient and pulls in one go."""
-
-    def __init__(self, worker: LocalWorker, number: int) -> None:
-        self.worker, self.number, self.me = worker, number, worker.number
-        self.memory = worker.arena.shards[number]
-        layout = worker.arena.shape.layout.shards[number]
-        self.lock = RecordLock(worker.arena.locks, number + 1, worker.waiter, f"shard {number}")
-        named = dict(worker.replica.module.named_parameters())
-        mine = [named[place.name] for place in layout.parameters]
-        places = {id(p): n for n, p in enumerate(worker.replica.parameters)}
-        self.which = [places[id(p)] for p in mine]
-        optimizer = optimizer_over(worker.optimizer, {p: p for p in mine})
-        self.home = ShardHome(mine, optimizer, worker.job.schedule, self.memory.rooms)
-        self.home.look(self.memory.places.of(self.memory.twin.current, self.me))
-        self.moving = worker.replica.moving if number == 0 else []
-        self.bytes = 2 * layout.length * worker.arena.shape.layout.bytes_per_number
-        self.base = 0  # version 0 was put there by the parent
-
-    def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
-        worker, home, memory, rule = self.worker, self.home, self.memory, self.worker.plan.rule
-        start = now()
-        pulled = home.pulled(rule)
-        with self.lock as waited:
-            draft = memory.twin.begin()
-            action = memory.machine.handle(draft, event)
-            if isinstance(action, Apply):
-                home.move(*memory.places.move(draft, self.me))
-                home.updates = action.version - 1
-                rule.update(home, Arrival([gradients[n] for n in self.which], pulled))
-                # The server owns the moving buffers and the last push wins; each worker goes on from its own.
-                for view, buffer in zip(home.room.buffers, self.moving, strict=True):
-                    view.copy_(buffer)
-                # Written before the commit: no version without its row. A worker killed between the two leaves a row
-                # too many, known by a later one of the same version.
-                version = action.version
-                worker.record(
-                    Kind.APPLY,
-                    event.batch,
-                    self.number,
-                    self.base,
-                    version,
-                    start,
-                    now(),
-                    waited,
-                    0,
-                    self.bytes,
-                    0.0,
-                )
-                memory.twin.commit()
-                self.base = version
-                return action
-        worker.record(Kind.DROP, event.batch, self.number, self.base, -1, start, now(), waited, 0, 0, 0.0)
-        return action

@@ -1,0 +1,188 @@
+"""A worker's hands on what it shares with the others: the payloads of a table, its neighbours', a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter_ns as now
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.compute.averaging import mix
+from paceline.compute.home import ShardHome, optimizer_over
+from paceline.compute.payload import Computed, Payload
+from paceline.core.actions import Action, Apply, Noted
+from paceline.core.events import Push
+from paceline.core.meetings import Collective, Part, Step, segment_cuts
+from paceline.core.meetings.neighbours import Neighbours
+from paceline.core.rules import Arrival
+from paceline.engines.transports.shared_memory import RecordLock
+from paceline.trace import Kind
+
+if TYPE_CHECKING:
+    from paceline.engines.local.worker import LocalWorker
+
+
+class TableClient:
+    """Executes a collective's table through shared memory: to send is to say that a part lies ready in one's payload.
+
+    Payloads are used in turn: nobody writes for meeting n + 2 before everyone has contributed to n + 1, and so is done
+    with n.
+    """
+
+    def __init__(self, worker: LocalWorker, meeting: Collective, workers: int) -> None:
+        self.worker, self.number = worker, worker.number
+        self.steps: list[Step] = list(meeting.steps(worker.number, workers))
+        arena, layout = worker.arena, worker.arena.shape.layout
+        self.offers, self.bells, self.waiter = arena.offers, worker.bells, worker.waiter
+        self.payloads = [Payload(layout, flat) for flat in arena.payloads[worker.number]]
+        length, size = Payload.length(layout), layout.bytes_per_number
+        cuts = segment_cuts(length, meeting.segments(workers), size)
+        self.parts = [
+            [_both(s.receive, flats[self.number], flats, cuts) for s in self.steps]
+            for flats in zip(*arena.payloads, strict=True)
+        ]  # [turn][step] -> (mine, theirs)
+        self.bytes = sum((cuts[s.send.stop] - cuts[s.send.first]) * size for s in self.steps if s.send)
+
+    def meet(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
+        """The meeting of this number: (the sum of all, nanoseconds waited, bytes sent)"""
+        turn, waited, offer = number % 2, 0, number * len(self.steps)
+        payload = self.payloads[turn]
+        payload.write(computed)
+        for step, parts in zip(self.steps, self.parts[turn], strict=True):
+            offer += 1
+            if step.send is not None:
+                self.offers[self.number][0] = offer
+                self.bells[step.send.other].ring()
+            if step.receive is None or parts is None:
+                continue
+            theirs = self.offers[step.receive.other]
+            if theirs[0] < offer:
+                waited += self._wait(theirs, offer, step.receive.other)
+            mine, received = parts
+            if step.reduce:
+                mine.add_(received)
+            else:
+                mine.copy_(received)
+        return payload.read(computed.samples), waited, self.bytes
+
+    def mean(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
+        total, waited, sent = self.meet(number, computed)
+        return total.scaled(1.0 / self.worker.plan.workers), waited, sent
+
+    def _wait(self, theirs: memoryview, offer: int, whom: int) -> int:
+        return self.waiter.until(lambda: theirs[0] >= offer, lambda: f"worker {whom}")
+
+
+def _both(part: Part | None, mine: Tensor, flats: Sequence[Tensor], cuts: list[int]) -> tuple[Tensor, Tensor] | None:
+    """A received part in one's own vector and in its sender's."""
+    if part is None:
+        return None
+    span = slice(cuts[part.first], cuts[part.stop])
+    return mine[span], flats[part.other][span]
+
+
+class NeighbourClient:
+    """Mixes one's own vector with the neighbours', aside, so that they may read it meanwhile."""
+
+    def __init__(self, worker: LocalWorker, meeting: Neighbours, workers: int) -> None:
+        self.worker, self.number = worker, worker.number
+        arena, layout = worker.arena, worker.arena.shape.layout
+        self.weights = meeting.weights(worker.number, workers)
+        self.payloads = [Payload(layout, flat) for flat in arena.payloads[worker.number]]
+        self.mixture = torch.zeros(Payload.length(layout), dtype=layout.dtype)
+        self.mixed = Payload(layout, self.mixture)
+        self.bytes = (len(self.weights) - 1) * self.mixture.nbytes
+
+    def mean(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
+        """(the mixture, nanoseconds waited, bytes sent)"""
+        arena, turn, waited = self.worker.arena, number % 2, 0
+        self.payloads[turn].write(computed)
+        arena.offers[self.number][0] = number + 1
+        others = [other for other, _ in self.weights[1:]]
+        for other in others:
+            self.worker.bells[other].ring()
+        for other in others:
+            if arena.offers[other][0] <= number:
+                waited += self._wait(arena.offers[other], number, other)
+        mix([pair[turn] for pair in arena.payloads], self.weights, self.mixture)
+        return self.mixed.read(computed.samples), waited, self.bytes
+
+    def _wait(self, theirs: memoryview, number: int, whom: int) -> int:
+        return self.worker.waiter.until(lambda: theirs[0] > number, lambda: f"worker {whom}")
+
+
+class UnlockedClient:
+    """Hogwild: everybody's hands on the same values, without a lock; the optimizer's memory is each worker's own."""
+
+    def __init__(self, worker: LocalWorker, number: int) -> None:
+        self.worker, self.number, self.base = worker, number, -1
+        self.room = worker.arena.shards[number].newest
+        for parameter, view in zip(worker.replica.parameters, self.room.parameters, strict=True):
+            parameter.data = view
+        self.home = worker.replica_home()
+
+    def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
+        start = now()
+        self.worker.plan.rule.update(self.home, Arrival(gradients))
+        for view, buffer in zip(self.room.buffers, self.worker.replica.moving, strict=True):
+            view.copy_(buffer)
+        self.worker.record(Kind.APPLY, event.batch, self.number, -1, -1, start, now(), 0, 0, 0, 0.0)
+        return Noted()
+
+
+class ShardClient:
+    """One worker's hands on one shard: under the shard's lock it applies its gradient and pulls in one go."""
+
+    def __init__(self, worker: LocalWorker, number: int) -> None:
+        self.worker, self.number, self.me = worker, number, worker.number
+        self.memory = worker.arena.shards[number]
+        layout = worker.arena.shape.layout.shards[number]
+        self.lock = RecordLock(worker.arena.locks, number + 1, worker.waiter, f"shard {number}")
+        named = dict(worker.replica.module.named_parameters())
+        mine = [named[place.name] for place in layout.parameters]
+        places = {id(p): n for n, p in enumerate(worker.replica.parameters)}
+        self.which = [places[id(p)] for p in mine]
+        optimizer = optimizer_over(worker.optimizer, {p: p for p in mine})
+        self.home = ShardHome(mine, optimizer, worker.job.schedule, self.memory.rooms)
+        self.home.look(self.memory.places.of(self.memory.twin.current, self.me))
+        self.moving = worker.replica.moving if number == 0 else []
+        self.bytes = 2 * layout.length * worker.arena.shape.layout.bytes_per_number
+        self.base = 0  # version 0 was put there by the parent
+
+    def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
+        worker, home, memory, rule = self.worker, self.home, self.memory, self.worker.plan.rule
+        start = now()
+        pulled = home.pulled(rule)
+        with self.lock as waited:
+            draft = memory.twin.begin()
+            action = memory.machine.handle(draft, event)
+            if isinstance(action, Apply):
+                home.move(*memory.places.move(draft, self.me))
+                home.updates = action.version - 1
+                rule.update(home, Arrival([gradients[n] for n in self.which], pulled))
+                # The server owns the moving buffers and the last push wins; each worker goes on from its own.
+                for view, buffer in zip(home.room.buffers, self.moving, strict=True):
+                    view.copy_(buffer)
+                # Written before the commit: no version without its row. A worker killed between the two leaves a row
+                # too many, known by a later one of the same version.
+                version = action.version
+                worker.record(
+                    Kind.APPLY,
+                    event.batch,
+                    self.number,
+                    self.base,
+                    version,
+                    start,
+                    now(),
+                    waited,
+                    0,
+                    self.bytes,
+                    0.0,
+                )
+                memory.twin.commit()
+                self.base = version
+                return action
+        worker.record(Kind.DROP, event.batch, self.number, self.base, -1, start, now(), waited, 0, 0, 0.0)
+        return action
