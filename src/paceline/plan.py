@@ -7,6 +7,7 @@
     gate       who may go on?                               Asynchronous, StaleSynchronous; None: the meeting does
     rule       how does an arrival change the parameters?   Plain, DcAsgd
     averaging  how do replicas that moved agree?            ModelAveraging, Easgd, Diloco, DPsgd; None: they do not move
+    exchanging or with a centre?                            ElasticExchange, OuterExchange
 
 `Plan.parse("downpour:workers=4,shards=2")` and `Downpour(workers=4, shards=2)` are the same.
 """
@@ -28,11 +29,11 @@ from paceline.core.meetings.hierarchical import Hierarchical
 from paceline.core.meetings.neighbours import GRAPHS, Neighbours
 from paceline.core.meetings.ring import Ring
 from paceline.core.meetings.tree import Tree
-from paceline.core.rules import Averaging, Rule
+from paceline.core.rules import Averaging, Exchanging, Rule
 from paceline.core.rules.d_psgd import DPsgd
 from paceline.core.rules.dc_asgd import PUBLISHED_LAMBDA, DcAsgd
-from paceline.core.rules.diloco import Diloco
-from paceline.core.rules.easgd import Easgd
+from paceline.core.rules.diloco import Diloco, OuterExchange
+from paceline.core.rules.easgd import Easgd, ElasticExchange
 from paceline.core.rules.model_averaging import ModelAveraging
 from paceline.core.rules.plain import Plain
 from paceline.errors import PlanError, suggest
@@ -65,6 +66,7 @@ class Plan:
     gate: Gate | None = None
     rule: Rule = field(default_factory=Plain)
     averaging: Averaging | None = None
+    exchanging: Exchanging | None = None
     locked: bool = True  # whether a shard is changed by one worker at a time; else (Hogwild) a run has no order
     native: bool = False  # PyTorch's own DDP does the meeting
     options: dict[str, Option] = field(default_factory=dict)  # as the user gave them
@@ -77,6 +79,11 @@ class Plan:
     @property
     def synchronous(self) -> bool:
         return self.meeting is not None and not isinstance(self.meeting, Shards)
+
+    @property
+    def block(self) -> int:
+        """Updates that a worker leases at once."""
+        return self.exchanging.every if self.exchanging else 1
 
     @property
     def replayable(self) -> bool:
@@ -127,6 +134,8 @@ WORKERS, CHUNKS, THREADS = Kind(2), Kind(1), Kind(1)
 TEAM = {"workers": WORKERS, "threads": THREADS}
 OWN = ("workers", "chunks", "threads")  # fields of every plan; all other options are for the axes
 SERVER = {**TEAM, "shards": Kind(1)}
+MODES = Kind("synchronous", words=("synchronous", "asynchronous"))
+CENTRE: dict[str, Any] = {"meeting": Shards(1), "gate": Asynchronous()}
 
 RECIPES: dict[str, Recipe] = {
     "sequential": Recipe(
@@ -175,13 +184,21 @@ RECIPES: dict[str, Recipe] = {
     ),
     "easgd": Recipe(
         "local steps, replicas tied to a centre by springs",
-        lambda workers, every, spring: {"meeting": Ring(), "averaging": Easgd(workers, every, spring)},
-        {**TEAM, "every": Kind(10), "spring": Kind(0.0, least=0.0)},
+        lambda mode, workers, every, spring: (
+            {"meeting": Ring(), "averaging": Easgd(workers, every, spring)}
+            if mode == "synchronous"
+            else {**CENTRE, "exchanging": ElasticExchange(workers, every, spring)}
+        ),
+        {**TEAM, "mode": MODES, "every": Kind(10), "spring": Kind(0.0, least=0.0)},
     ),
     "diloco": Recipe(
         "many local steps, then one outer step with momentum",
-        lambda every, rate, momentum: {"meeting": Ring(), "averaging": Diloco(every, rate, momentum)},
-        {**TEAM, "every": Kind(50), "rate": Kind(0.7, least=0.0), "momentum": Kind(0.9, least=0.0)},
+        lambda mode, workers, every, rate, momentum: (
+            {"meeting": Ring(), "averaging": Diloco(every, rate, momentum)}
+            if mode == "synchronous"
+            else {**CENTRE, "exchanging": OuterExchange(workers, every, rate, momentum)}
+        ),
+        {**TEAM, "mode": MODES, "every": Kind(50), "rate": Kind(0.7, least=0.0), "momentum": Kind(0.9, least=0.0)},
     ),
     "gossip": Recipe(
         "everyone mixes with its neighbours on a graph; no centre",

@@ -184,3 +184,30 @@ def test_a_synchronous_gradient_is_clipped_without_touching_what_others_still_re
 def test_impossible_options_are_refused(plan: str, says: str) -> None:
     with pytest.raises(PlanError, match=says):
         Plan.parse(plan)
+
+
+@pytest.mark.parametrize("name", ["easgd", "diloco"])
+def test_asynchronous_exchanges_are_their_equations(name: str) -> None:
+    """The trace says who stepped on what and in which order they came to the centre: the same again, in NumPy."""
+    workers, every = 3, 4
+    plan = f"{name}:mode=asynchronous,every={every},workers={workers}"
+    world = World(speeds=(1.0, 0.6, 0.8))
+    run = pl.train(job(), plan, engine="virtual", folder=None, updates=UPDATES, world=world)
+    mine, pulled = [START.copy() for _ in range(workers)], [START.copy() for _ in range(workers)]
+    centre, velocity = START.copy(), np.zeros(SIZE)
+    pushes = run.trace.rows[run.trace.rows["version"] > 0]
+    for row in pushes[np.argsort(pushes["version"])]:
+        who, lease = int(row["worker"]), int(row["update"])
+        for update in range(lease * every, min((lease + 1) * every, UPDATES)):
+            (x,) = chunks(update, 1)
+            mine[who] = local_step(mine[who], x)
+        if name == "easgd":
+            pull = 0.9 / workers * (mine[who] - centre)
+            mine[who], centre = mine[who] - pull, centre + pull
+        else:
+            outer = (pulled[who] - mine[who]) / workers
+            velocity = 0.9 * velocity + outer
+            centre = centre - 0.7 * (outer + 0.9 * velocity)
+            mine[who] = pulled[who] = centre
+    assert len(pushes) == -(-UPDATES // every)
+    assert np.abs(run.model.w.detach().numpy() - centre).max() <= 1e-12 * np.abs(centre).max()

@@ -1,4 +1,4 @@
-"""A worker's replica under an averaging rule: it steps alone, and now and then it meets others."""
+"""A worker's own replica: it steps alone, and now and then meets the others (`Wanderer`) or a centre (`Commuter`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.compute.home import ReplicaHome
+from paceline.compute.home import ReplicaHome, Room
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed
-from paceline.core.rules import Averaging
+from paceline.core.rules import Averaging, Exchanging
 
 
 class Wanderer:
@@ -42,6 +42,25 @@ class Wanderer:
         """What the training has made of the parameters so far, then the moving buffers."""
         found = [self.rule.result(v, m) for v, m in zip(self.home.values, self.home.memory, strict=True)]
         return [t.detach().clone() for t in (*found, *self.learner.replica.moving)]
+
+
+class Commuter:
+    """A replica that steps alone, and now and then goes to one place of a centre."""
+
+    def __init__(self, learner: Learner, home: ReplicaHome, rule: Exchanging) -> None:
+        self.learner, self.home, self.rule = learner, home, rule
+        self.carried = [rule.carries(value) for value in home.values]
+
+    def step(self, computed: Computed) -> None:
+        self.home.step(self.learner.settle(computed))
+
+    def exchange(self, centre: Room) -> None:
+        mine = zip(centre.parameters, centre.memory, self.home.values, self.carried, strict=True)
+        for value, memory, own, carried in mine:
+            self.rule.exchange(value, memory, own, carried)
+        # The centre owns the moving buffers and the last to come wins; each replica goes on from its own.
+        for view, buffer in zip(centre.buffers, self.learner.replica.moving, strict=True):
+            view.copy_(buffer)
 
 
 def mix(vectors: Sequence[Tensor], weights: list[tuple[int, float]], into: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.compute.layout import ALIGN, ShardLayout
-from paceline.core.rules import Averaging, Memory, Rule
+from paceline.core.rules import Averaging, Exchanging, Memory, Rule
 from paceline.errors import JobError
 
 Optimizer = torch.optim.Optimizer
@@ -189,13 +189,19 @@ class RoomShape:
 
 
 def room_shape(
-    layout: ShardLayout, dtype: torch.dtype, parameters: list[nn.Parameter], optimizer: Optimizer, rule: Rule
+    layout: ShardLayout,
+    dtype: torch.dtype,
+    parameters: list[nn.Parameter],
+    optimizer: Optimizer | None,
+    rule: Rule | Exchanging,
 ) -> RoomShape:
     remembered = [
         {key: _cell(key, value, type(rule).__name__) for key, value in rule.remembers(p.detach()).items()}
         for p in parameters
     ]
-    return RoomShape(layout, dtype, state_shapes(parameters, optimizer), remembered)
+    # Where replicas step by themselves, no optimizer works at the centre.
+    state = state_shapes(parameters, optimizer) if optimizer is not None else [StateShape() for _ in parameters]
+    return RoomShape(layout, dtype, state, remembered)
 
 
 class Room:
@@ -210,7 +216,7 @@ class Room:
         self.state = StateMemory(shape.state, raw[shape.values : middle])
         self.memory = StateMemory(shape.memory, raw[middle:]).views
 
-    def start(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], rule: Rule) -> None:
+    def start(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], rule: Rule | Exchanging) -> None:
         """Put version 0 here."""
         for view, value in zip((*self.parameters, *self.buffers), (*parameters, *buffers), strict=True):
             view.copy_(value.detach())

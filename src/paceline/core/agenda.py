@@ -35,6 +35,7 @@ class Agenda:
     accumulate: int = 1
     parts: int = 1  # chunks per batch
     limit: int | None = None  # stop after so many updates
+    block: int = 1  # updates that a worker leases at once: local steps between two pushes
 
     @property
     def samples_per_update(self) -> int:
@@ -48,6 +49,18 @@ class Agenda:
     def updates(self) -> int:
         whole = self.updates_per_epoch * self.epochs
         return whole if self.limit is None else min(whole, self.limit)
+
+    @property
+    def leases(self) -> int:
+        return -(-self.updates // self.block)
+
+    def leased(self, lease: int) -> range:
+        """The updates of one lease."""
+        return range(lease * self.block, self.leased_until(lease + 1))
+
+    def leased_until(self, leases: int) -> int:
+        """Updates done when so many leases are."""
+        return min(leases * self.block, self.updates)
 
     def span(self, update: int) -> tuple[int, int, int]:
         """(epoch, start, stop) of an update."""

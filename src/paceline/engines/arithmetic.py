@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.compute.autograd import Replica
-from paceline.compute.averaging import Wanderer, middle, mix
+from paceline.compute.averaging import Commuter, Wanderer, middle, mix
 from paceline.compute.home import (
     ReplicaHome,
     Room,
@@ -43,8 +43,7 @@ class _Snapshots:
         raise NotImplementedError
 
     def keep(self, updates: int, seconds: float) -> None:
-        every = self.setup.snapshots_every
-        if every and updates % every == 0 and updates < self.setup.agenda.updates:
+        if self.setup.snapshot_due(updates):
             values = self.values()
             self.snapshots.append(Snapshot(updates, seconds, lambda: values))
 
@@ -280,3 +279,44 @@ class Unlocked(_Snapshots):
     def values(self) -> list[Tensor]:
         replica = self.learner.replica
         return [t.detach().clone() for t in (*replica.parameters, *replica.moving)]
+
+
+class Commuting(_Snapshots):
+    """Each worker steps a replica of its own; one at a time they go to the centre."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.snapshots, workers = setup, [], setup.plan.workers
+        rule, (layout,) = setup.plan.exchanging, setup.layout.shards
+        assert rule is not None
+        self.commuters = []
+        for _ in range(workers):
+            learner, optimizer = _learner(setup)
+            home = ReplicaHome(learner.replica.parameters, optimizer, setup.job.schedule, setup.plan.rule)
+            self.commuters.append(Commuter(learner, home, rule))
+        replica = self.commuters[0].learner.replica
+        shape = room_shape(layout, setup.layout.dtype, replica.parameters, None, rule)
+        self.centre = Room(shape, torch.zeros(shape.size, dtype=torch.uint8))
+        self.centre.start(replica.parameters, [b.to(setup.layout.dtype) for b in replica.moving], rule)
+
+    def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
+        """One local step."""
+        commuter = self.commuters[worker]
+        computed = commuter.learner.compute(chunks)
+        commuter.step(computed)
+        return computed
+
+    def push(self, worker: int, shard: int, version: int) -> None:
+        self.commuters[worker].exchange(self.centre)
+
+    def newest(self, shard: int) -> Room:
+        return self.centre
+
+    def values(self) -> list[Tensor]:
+        return [v.clone() for v in (*self.centre.parameters, *self.centre.buffers)]
+
+
+def by_shards(setup: Setup) -> Apart | Commuting | Unlocked:
+    """The arithmetic of a plan with a server."""
+    if not setup.plan.locked:
+        return Unlocked(setup)
+    return Apart(setup) if setup.plan.exchanging is None else Commuting(setup)

@@ -25,7 +25,7 @@ from torch import nn
 
 from paceline.compute.layout import sha256
 from paceline.compute.payload import Computed
-from paceline.engines.arithmetic import Apart, in_step, threads
+from paceline.engines.arithmetic import Apart, Commuting, Unlocked, by_shards, in_step, threads
 from paceline.engines.setup import JobWarning, Setup, load_values, set_up
 from paceline.errors import ReplayDiverged, RunFolderError, UsageError
 from paceline.job import Batch, Job, load_job
@@ -204,9 +204,9 @@ class _ByTrace:
     """Asynchronous plans: every shard takes the pushes in the recorded order."""
 
     def __init__(self, setup: Setup, trace: Trace) -> None:
-        self.setup, self.sums = setup, Apart(setup)
+        self.setup, self.sums = setup, _server(setup)
         shards = len(setup.layout.shards)
-        self.versions, self.last = [0] * shards, setup.agenda.updates
+        self.versions, self.last = [0] * shards, setup.agenda.leases
         self.lines = [_line(trace.rows, worker) for worker in range(setup.plan.workers)]
         # A worker killed between writing a row and making its version leaves a row too many: the later one is true.
         rows = trace.of_kind(Kind.APPLY)
@@ -230,7 +230,8 @@ class _ByTrace:
     def next(self, shard: int, until: int) -> Guilty:
         row = self.true_rows[shard, until + 1]
         batch, loss, _ = self.losses.get(int(row["worker"]), (-1, 0.0, True))
-        return Guilty(int(row["update"]), int(row["worker"]), loss if batch == row["update"] else None)
+        updates = self.setup.agenda.leased(int(row["update"]))
+        return Guilty(updates[0], int(row["worker"]), loss if batch == updates[-1] else None)
 
     def _ready(self, row: Any, until: int | None) -> bool:
         if row["kind"] == Kind.COMPUTE or not self._is_true(row):
@@ -243,9 +244,12 @@ class _ByTrace:
 
     def _perform(self, row: Any) -> Iterator[Played]:
         worker, update, shard = int(row["worker"]), int(row["update"]), int(row["shard"])
+        block = self.setup.agenda.block
         if row["kind"] == Kind.COMPUTE:
             computed = self.sums.compute(worker, self.setup.agenda.filled(update))
-            self.losses[worker] = (update, computed.loss / computed.weight, _finite(computed))
+            before = self.losses.get(worker, (-1, 0.0, True))
+            good = _finite(computed) and (before[2] or before[0] // block != update // block)
+            self.losses[worker] = (update, computed.loss / computed.weight, good)
         elif self._is_true(row):
             self.sums.push(worker, shard, int(row["version"]))
             self.versions[shard] += 1
@@ -258,6 +262,12 @@ class _ByTrace:
 
 def _player(setup: Setup, trace: Trace) -> _InStep | _ByTrace:
     return _InStep(setup) if setup.plan.gate is None else _ByTrace(setup, trace)
+
+
+def _server(setup: Setup) -> Apart | Commuting:
+    sums = by_shards(setup)
+    assert not isinstance(sums, Unlocked)  # it has no order to replay
+    return sums
 
 
 def _line(rows: Columns, worker: int) -> Columns:

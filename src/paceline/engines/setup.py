@@ -54,6 +54,11 @@ class Setup:
         """Updates between two evaluations; 0 for none before the last."""
         return (self.job.evaluate_every or self.agenda.updates_per_epoch) if self.test is not None else 0
 
+    def snapshot_due(self, updates: int) -> bool:
+        """Whether this many updates are the first to reach another snapshot's number; the last is the result itself."""
+        every = self.snapshots_every
+        return bool(every) and updates % every < self.agenda.block and updates < self.agenda.updates
+
     def order(self) -> Order:
         return Order(len(self.source), self.job.seed, self.job.shuffle)
 
@@ -80,7 +85,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     found = probe(job, module, source)
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
-    agenda = Agenda(len(source), job.batch_size, job.epochs, job.accumulate, plan.parts, limit)
+    agenda = Agenda(len(source), job.batch_size, job.epochs, job.accumulate, plan.parts, limit, plan.block)
     layout = lay_out(module, plan.shards, found.moving)
     if plan.meeting is not None and not isinstance(plan.meeting, Shards):
         check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove

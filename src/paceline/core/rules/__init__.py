@@ -2,10 +2,12 @@
 
     rule            what arrives                where                     members
     Rule            the gradient of a batch     at a home's parameters    plain, dc_asgd
+    Exchanging      a replica that has moved    at a centre of parameters     easgd, diloco
     Averaging       replicas that have moved    in a meeting              model averaging, easgd, diloco, d_psgd
 
 A `Rule` is asked to `update` a home (the place where parameters and the user's optimizer live). Under an `Averaging`
-rule every worker steps a replica of its own, and now and then all of them meet. One file per published method.
+or `Exchanging` rule every worker steps a replica of its own, and now and then meets the others, or a centre. One file
+per published method.
 """
 
 from __future__ import annotations
@@ -72,3 +74,18 @@ class Averaging(Protocol):
 
     def result(self, value: Tensor, memory: Memory) -> Tensor:
         """What the training made of one parameter."""
+
+
+class Exchanging(Protocol):
+    @property
+    def every(self) -> int:
+        """Local steps between two exchanges."""
+
+    def remembers(self, parameter: Tensor) -> Memory:
+        """What the centre remembers of a parameter, as it is at the start."""
+
+    def carries(self, parameter: Tensor) -> Memory:
+        """What each worker remembers of it."""
+
+    def exchange(self, centre: Tensor, memory: Memory, mine: Tensor, carried: Memory) -> None:
+        """One worker meets the centre: change both, in place."""

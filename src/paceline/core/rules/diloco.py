@@ -8,7 +8,11 @@ momentum,
     v  <-  momentum * v + d
     w  <-  w - rate * (d + momentum * v)
 
-and everyone goes on from w, each with its own inner optimizer's memory. With rate 1 and momentum 0 it is `local_sgd`.
+Asynchronously (`OuterExchange`; Liu et al., "Asynchronous local-SGD training for language modeling", 2024), the server
+makes an outer step whenever a worker comes, with that worker's d = (w_pulled - w_i) / P, and the worker goes on from
+the new w. Divided by P, so that P arrivals move as far as one meeting of all.
+
+Everyone goes on from w, each with its own inner optimizer's memory. With rate 1 and momentum 0 it is `local_sgd`.
 Also known as federated averaging with server momentum (FedAvgM, Hsu et al., 2019) and as BMUF (Chen and Huo, 2016),
 which differ in the momentum's form.
 """
@@ -45,3 +49,24 @@ class Diloco:
 
     def result(self, value: Tensor, memory: Memory) -> Tensor:
         return value
+
+
+@dataclass(frozen=True)
+class OuterExchange:
+    workers: int
+    every: int = 50
+    rate: float = 0.7
+    momentum: float = 0.9
+
+    def remembers(self, parameter: Tensor) -> Memory:
+        return {"velocity": parameter.new_zeros(parameter.shape)}
+
+    def carries(self, parameter: Tensor) -> Memory:
+        return {"pulled": parameter.detach().clone()}
+
+    def exchange(self, centre: Tensor, memory: Memory, mine: Tensor, carried: Memory) -> None:
+        outer = (carried["pulled"] - mine).div_(self.workers)
+        velocity = memory["velocity"].mul_(self.momentum).add_(outer)
+        centre.sub_(outer + self.momentum * velocity, alpha=self.rate)
+        mine.copy_(centre)
+        carried["pulled"].copy_(centre)

@@ -6,7 +6,12 @@ with the parameters x_i of P workers and the centre c as they were before,
     x_i  <-  x_i - spring * (x_i - c)
     c    <-  c + P * spring * (mean(x) - c)
 
-The result is the centre. The momentum form, EAMSGD, is this with a torch optimizer that has Nesterov momentum: it runs
+The result is the centre. Asynchronously (`ElasticExchange`), one worker at a time meets the centre, whenever it has
+made its steps, and both move by the same pull:
+
+    pull = spring * (x_i - c);    x_i  <-  x_i - pull;    c  <-  c + pull
+
+The momentum form, EAMSGD, is this with a torch optimizer that has Nesterov momentum: it runs
 at the worker, between the meetings. The published choice is spring = 0.9 / P. Not to be confused with model averaging
 (`local_sgd`), where every worker takes the mean itself and so stops exploring.
 """
@@ -46,3 +51,21 @@ class Easgd:
 
     def result(self, value: Tensor, memory: Memory) -> Tensor:
         return memory["centre"]
+
+
+@dataclass(frozen=True)
+class ElasticExchange:
+    workers: int
+    every: int = 10
+    spring: float = 0.0
+
+    def remembers(self, parameter: Tensor) -> Memory:
+        return {}
+
+    def carries(self, parameter: Tensor) -> Memory:
+        return {}
+
+    def exchange(self, centre: Tensor, memory: Memory, mine: Tensor, carried: Memory) -> None:
+        pull = (mine - centre).mul_(self.spring or 0.9 / self.workers)
+        mine.sub_(pull)
+        centre.add_(pull)

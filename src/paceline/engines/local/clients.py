@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.compute.averaging import mix
+from paceline.compute.averaging import Commuter, mix
 from paceline.compute.home import ShardHome, optimizer_over
 from paceline.compute.payload import Computed, Payload
 from paceline.core.actions import Action, Apply, Noted
@@ -123,6 +123,9 @@ class UnlockedClient:
             parameter.data = view
         self.home = worker.replica_home()
 
+    def settle(self, computed: Computed) -> list[Tensor | None]:
+        return self.worker.learner.settle(computed)
+
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
         start = now()
         self.worker.plan.rule.update(self.home, Arrival(gradients))
@@ -133,56 +136,99 @@ class UnlockedClient:
 
 
 class ShardClient:
-    """One worker's hands on one shard: under the shard's lock it applies its gradient and pulls in one go."""
+    """One worker's hands on one shard: under the shard's lock it makes the next version, and goes on from it."""
 
     def __init__(self, worker: LocalWorker, number: int) -> None:
         self.worker, self.number, self.me = worker, number, worker.number
         self.memory = worker.arena.shards[number]
         layout = worker.arena.shape.layout.shards[number]
         self.lock = RecordLock(worker.arena.locks, number + 1, worker.waiter, f"shard {number}")
+        self.bytes = 2 * layout.length * worker.arena.shape.layout.bytes_per_number
+        self.base = 0  # version 0 was put there by the parent
+
+    def settle(self, computed: Computed) -> list[Tensor | None]:
+        """What to push of what was computed."""
+        return self.worker.learner.settle(computed)
+
+    def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
+        worker, memory, start = self.worker, self.memory, now()
+        self.before(gradients)
+        with self.lock as waited:
+            draft = memory.twin.begin()
+            action = memory.machine.handle(draft, event)
+            if isinstance(action, Apply):
+                self.make(action.version, *memory.places.move(draft, self.me))
+                # Written before the commit: no version without its row. A worker killed between the two leaves a row
+                # too many, known by a later one of the same version.
+                row = (event.batch, self.number, self.base, action.version)
+                worker.record(Kind.APPLY, *row, start, now(), waited, 0, self.bytes, 0.0)
+                memory.twin.commit()
+                self.base = action.version
+                return action
+        worker.record(Kind.DROP, event.batch, self.number, self.base, -1, start, now(), waited, 0, 0, 0.0)
+        return action
+
+    def before(self, gradients: list[Tensor | None]) -> None:
+        """What can be done without the lock."""
+        raise NotImplementedError
+
+    def make(self, version: int, source: int, target: int) -> None:
+        """Make this version in the target room, from the newest one in the source room."""
+        raise NotImplementedError
+
+
+class GradientClient(ShardClient):
+    """Brings gradients: the rule and the user's optimizer work at the shard."""
+
+    def __init__(self, worker: LocalWorker, number: int) -> None:
+        super().__init__(worker, number)
         named = dict(worker.replica.module.named_parameters())
-        mine = [named[place.name] for place in layout.parameters]
+        mine = [named[place.name] for place in worker.arena.shape.layout.shards[number].parameters]
         places = {id(p): n for n, p in enumerate(worker.replica.parameters)}
         self.which = [places[id(p)] for p in mine]
         optimizer = optimizer_over(worker.optimizer, {p: p for p in mine})
         self.home = ShardHome(mine, optimizer, worker.job.schedule, self.memory.rooms)
         self.home.look(self.memory.places.of(self.memory.twin.current, self.me))
         self.moving = worker.replica.moving if number == 0 else []
-        self.bytes = 2 * layout.length * worker.arena.shape.layout.bytes_per_number
-        self.base = 0  # version 0 was put there by the parent
 
-    def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
-        worker, home, memory, rule = self.worker, self.home, self.memory, self.worker.plan.rule
-        start = now()
-        pulled = home.pulled(rule)
-        with self.lock as waited:
-            draft = memory.twin.begin()
-            action = memory.machine.handle(draft, event)
-            if isinstance(action, Apply):
-                home.move(*memory.places.move(draft, self.me))
-                home.updates = action.version - 1
-                rule.update(home, Arrival([gradients[n] for n in self.which], pulled))
-                # The server owns the moving buffers and the last push wins; each worker goes on from its own.
-                for view, buffer in zip(home.room.buffers, self.moving, strict=True):
-                    view.copy_(buffer)
-                # Written before the commit: no version without its row. A worker killed between the two leaves a row
-                # too many, known by a later one of the same version.
-                version = action.version
-                worker.record(
-                    Kind.APPLY,
-                    event.batch,
-                    self.number,
-                    self.base,
-                    version,
-                    start,
-                    now(),
-                    waited,
-                    0,
-                    self.bytes,
-                    0.0,
-                )
-                memory.twin.commit()
-                self.base = version
-                return action
-        worker.record(Kind.DROP, event.batch, self.number, self.base, -1, start, now(), waited, 0, 0, 0.0)
-        return action
+    def before(self, gradients: list[Tensor | None]) -> None:
+        pulled = self.home.pulled(self.worker.plan.rule)
+        self.arrival: Arrival | None = Arrival([gradients[n] for n in self.which], pulled)
+
+    def make(self, version: int, source: int, target: int) -> None:
+        self.home.move(source, target)
+        self.home.updates = version - 1
+        assert self.arrival is not None
+        self.worker.plan.rule.update(self.home, self.arrival)
+        self.arrival = None  # what a step touches should stay in the cache
+        # The server owns the moving buffers and the last push wins; each worker goes on from its own.
+        for view, buffer in zip(self.home.room.buffers, self.moving, strict=True):
+            view.copy_(buffer)
+
+
+class CentreClient(ShardClient):
+    """Brings a replica that has stepped by itself; it and the centre change each other."""
+
+    def __init__(self, worker: LocalWorker, number: int) -> None:
+        super().__init__(worker, number)
+        rule = worker.plan.exchanging
+        assert rule is not None
+        self.commuter = Commuter(worker.learner, worker.replica_home(), rule)
+
+    def settle(self, computed: Computed) -> list[Tensor | None]:
+        self.commuter.step(computed)
+        return []
+
+    def before(self, gradients: list[Tensor | None]) -> None:
+        pass
+
+    def make(self, version: int, source: int, target: int) -> None:
+        rooms = self.memory.rooms
+        rooms[target].raw.copy_(rooms[source].raw)
+        self.commuter.exchange(rooms[target])
+
+
+def shard_client(worker: LocalWorker, number: int) -> ShardClient | UnlockedClient:
+    if not worker.plan.locked:
+        return UnlockedClient(worker, number)
+    return GradientClient(worker, number) if worker.plan.exchanging is None else CentreClient(worker, number)

@@ -268,7 +268,7 @@ class Crew:
         for layout, memory in zip(self.setup.layout.shards, self.arena.shards, strict=True):
             parameters, buffers = [named[p.name] for p in layout.parameters], [named[p.name] for p in layout.buffers]
             for room in memory.rooms:
-                room.start(parameters, buffers, self.setup.plan.rule)
+                room.start(parameters, buffers, self.setup.plan.exchanging or self.setup.plan.rule)
 
 
 def _shape(setup: Setup) -> ArenaShape:
@@ -283,8 +283,11 @@ def _shape(setup: Setup) -> ArenaShape:
     for shard in setup.layout.shards:
         mine = [named[place.name] for place in shard.parameters]
         twin = optimizer_over(optimizer, {p: p for p in mine})
-        rooms.append(room_shape(shard, setup.layout.dtype, mine, twin, plan.rule))
-    desk = Desk(plan.workers, setup.agenda.updates, plan.gate)
+        if plan.exchanging is None:
+            rooms.append(room_shape(shard, setup.layout.dtype, mine, twin, plan.rule))
+        else:
+            rooms.append(room_shape(shard, setup.layout.dtype, mine, None, plan.exchanging))
+    desk = Desk(plan.workers, setup.agenda.leases, plan.gate)
     return ArenaShape(plan.workers, setup.layout, "shards", desk, tuple(rooms), 0)
 
 

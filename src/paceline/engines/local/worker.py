@@ -32,7 +32,7 @@ from paceline.core.worker import Worker
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source, TensorSource, open_source
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena
-from paceline.engines.local.clients import NeighbourClient, ShardClient, TableClient, UnlockedClient
+from paceline.engines.local.clients import NeighbourClient, TableClient, shard_client
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.transports.shared_memory import Bell, Memory, RecordLock, Stopped, Waiter
 from paceline.job import Job
@@ -145,8 +145,7 @@ class LocalWorker:
         order = Order(given.samples, self.job.seed, self.job.shuffle)
         self.learner = Learner(self.replica, Reader(source, order, self.job.loader_workers, die_with_parent))
         if self.plan.gate is not None:
-            client = ShardClient if self.plan.locked else UnlockedClient
-            self.shards = [client(self, number) for number in range(len(arena.shards))]
+            self.shards = [shard_client(self, number) for number in range(len(arena.shards))]
             self.desk_lock = RecordLock(arena.locks, DESK_LOCK, self.waiter, "the desk")
 
     def train(self) -> None:
@@ -269,8 +268,9 @@ class LocalWorker:
         if isinstance(command, Push):
             return self.shards[command.shard].push(command, self.gradients)
         if isinstance(command, Compute):
-            computed = self._compute(command.batch, self.agenda.filled(command.batch), self.shards[0].base)
-            self.gradients = self.learner.settle(computed)
+            for update in self.agenda.leased(command.batch):
+                computed = self._compute(update, self.agenda.filled(update), self.shards[0].base)
+                self.gradients = self.shards[0].settle(computed)
             return Noted()
         self.gradients = []  # before the next ones are made: what a step touches should stay in the cache
         action = self._tell_desk(command)
@@ -294,11 +294,12 @@ class LocalWorker:
         if isinstance(command, Finish):
             for bell in self.bells:
                 bell.ring()  # whoever waits at the gate may ask again
-            self.snapshot(finished, self.values)
+            self.snapshot(self.agenda.leased_until(finished), self.values)
         return action
 
     def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
-        if self.snapshots is None or updates % self.snapshots.every or updates >= self.agenda.updates:
+        late = updates >= self.agenda.updates  # the last is the result itself
+        if self.snapshots is None or late or updates % self.snapshots.every >= self.agenda.block:
             return
         start = now()
         self.snapshots.write(updates, values())

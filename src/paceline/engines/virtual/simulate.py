@@ -15,7 +15,7 @@ from paceline.core.events import Compute, Death, Finish, Push
 from paceline.core.meetings import Collective, advance
 from paceline.core.server import Desk, Shard
 from paceline.core.worker import HOME, Worker
-from paceline.engines.arithmetic import Apart, Together, Unlocked, Wandering, in_step, threads
+from paceline.engines.arithmetic import Together, Wandering, by_shards, in_step, threads
 from paceline.engines.setup import Outcome, Setup, Snapshot
 from paceline.engines.virtual.clock import Clock
 from paceline.engines.virtual.world import Fate, World
@@ -45,7 +45,7 @@ def train(setup: Setup, world: World) -> Outcome:
 def _train(setup: Setup, world: World) -> Outcome:
     numbers = setup.layout.bytes
     if setup.plan.gate is not None:
-        apart = Apart(setup) if setup.plan.locked else Unlocked(setup)
+        apart = by_shards(setup)
         rows = _by_shards(setup.plan, setup.agenda, world, numbers, apart)
         return _outcome(rows, apart.values(), apart.snapshots)
     together = in_step(setup)
@@ -149,7 +149,7 @@ class _Server:
         self.clock, self.fate, self.rows = Clock(), Fate(world, plan.workers), list[Row]()
         shards = plan.shards
         self.piece = size // shards
-        self.desk = Desk(plan.workers, agenda.updates, plan.gate)
+        self.desk = Desk(plan.workers, agenda.leases, plan.gate)
         self.desk_state = [0] * self.desk.ints
         self.desk.init(self.desk_state)
         self.shard = Shard(plan.workers)
@@ -168,7 +168,7 @@ class _Server:
         for worker in self.workers:
             self.clock.at(0.0, self._next(worker))
         self.clock.run()
-        if self.desk.finished(self.desk_state) < self.agenda.updates:
+        if self.desk.finished(self.desk_state) < self.agenda.leases:
             raise RunFailed("every worker died; nothing was left to finish the run")
 
     def _next(self, worker: Worker) -> Callable[[], None]:
@@ -198,20 +198,20 @@ class _Server:
             self.clock.at(self.clock.now, self._next(self.workers[number]))
 
     def _compute(self, worker: Worker, command: Compute) -> float:
-        number, chunks = worker.number, self.agenda.filled(command.batch)
-        samples, now = sum(c.samples for c in chunks), self.clock.now
-        seconds, loss = self.fate.compute_seconds(number, samples), math.nan
-        if self.sums is not None:
-            computed = self.sums.compute(number, chunks)
-            loss = computed.loss / computed.weight
-        base = self.states[0][1 + number]
-        times = _ns(now), _ns(now + seconds)
-        if self.world.deaths.get(number, math.inf) > now + seconds:
-            self.rows.append(
-                Row(Kind.COMPUTE, number, command.batch, -1, base, -1, *times, samples=samples, value=loss)
-            )
+        number, begins = worker.number, self.clock.now
+        for update in self.agenda.leased(command.batch):
+            chunks = self.agenda.filled(update)
+            samples, loss = sum(c.samples for c in chunks), math.nan
+            ends = begins + self.fate.compute_seconds(number, samples)
+            if self.sums is not None:
+                computed = self.sums.compute(number, chunks)
+                loss = computed.loss / computed.weight
+            base, times = self.states[0][1 + number], (_ns(begins), _ns(ends))
+            if self.world.deaths.get(number, math.inf) > ends:
+                self.rows.append(Row(Kind.COMPUTE, number, update, -1, base, -1, *times, samples=samples, value=loss))
+            begins = ends
         worker.answer(Noted())
-        return seconds
+        return begins - self.clock.now
 
     def _arrive(self, worker: Worker, command: Push, sent: float) -> None:
         if worker.number in self.dead:
@@ -226,7 +226,7 @@ class _Server:
             if self.sums is not None:
                 self.sums.push(worker.number, shard, action.version)
                 if shard == 0:
-                    self.sums.keep(action.version, end)
+                    self.sums.keep(self.agenda.leased_until(action.version), end)
             base, version = (action.base, action.version) if self.plan.locked else (-1, -1)
             self.rows.append(
                 Row(
