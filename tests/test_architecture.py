@@ -39,6 +39,8 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         set(),
     ),
     ("training", {"engines", "job", "plan", "run", "errors"}, set()),
+    ("drawing", {"core", "engines.virtual", "plan", "trace", "story", "errors"}, {"torch"}),
+    ("proving", {"core", "engines.virtual", "plan", "story", "errors"}, {"torch"}),
     ("comparison", {"training", "job", "plan", "run"}, set()),
     ("testing", {"testing", "training", "engines", "job", "plan", "run", "trace"}, set()),
 ]

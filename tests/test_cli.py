@@ -94,6 +94,23 @@ def test_compare(folder: Path) -> None:
     assert max(accuracies) - min(accuracies) < 0.02  # the same mathematics, DDP's included
 
 
+def test_draw_goes_to_standard_output(folder: Path) -> None:
+    done = paceline(folder, "draw", "tree", "--workers", "4")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("tree:workers=4: ")
+    assert "worker 3" in done.stdout
+
+
+def test_prove_tells_people_or_prints_one_object(folder: Path) -> None:
+    done = paceline(folder, "prove", "ring", "-w", "4")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "ring:workers=4: proved" in done.stderr
+    done = paceline(folder, "prove", "ssp:bound=0", "--json")
+    found = json.loads(done.stdout)
+    assert (found["plan"], found["holds"]) == ("ssp:bound=0", True)
+    assert found["states"] > 500
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
@@ -106,6 +123,10 @@ def test_compare(folder: Path) -> None:
         (["train", "broken.py"], 2, "line 2"),
         (["replay", "."], 2, "no run.json"),
         (["replay", "nowhere"], 2, "not a run's folder"),
+        (["draw", "rign"], 2, "did you mean 'ring'"),
+        (["draw", "ring", "-w", "40"], 2, "draw at most 26"),
+        (["prove", "hierarchical", "-w", "3"], 2, "do not make 2 equal groups"),
+        (["prove", "ssp:bound=-1"], 2, "at least 0"),
         (["fly"], 2, "No such command"),
     ],
 )

@@ -1,7 +1,7 @@
-"""The command line: a file per command, no logic. What is for people goes to standard error, `--json` to standard
-output.
+"""The command line: a file per command, no logic. What is for people goes to standard error, `--json` and drawings to
+standard output.
 
-Exit codes: 0 done, 1 a failed run or a replay that diverged, 2 wrong use, 130 interrupted.
+Exit codes: 0 done, 1 a failed run, a replay that diverged or a proof that failed, 2 wrong use, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ _debug = False
 
 def main() -> None:
     """Run a command; every error of ours is one block without a traceback."""
-    from paceline.cli import compare, replay, train
+    from paceline.cli import compare, draw, prove, replay, train
 
     app.command()(train.train)
     app.command()(compare.compare)
     app.command()(replay.replay)
+    app.command()(draw.draw)
+    app.command()(prove.prove)
     warnings.showwarning = _say_warning  # type: ignore[assignment]
     if not sys.platform.startswith("linux"):
         console.print("Paceline needs Linux: its shared memory and its record locks are the kernel's.", style="red")

@@ -14,6 +14,9 @@ JobArgument = Annotated[
     str,
     typer.Argument(metavar="JOB", help="A Python file with a module-level `job` (or file.py:name), or a built-in job."),
 ]
+PlanArgument = Annotated[
+    str, typer.Argument(metavar="PLAN", help="A plan's name and options, as in hierarchical:workers=6,groups=3")
+]
 Workers = Annotated[Optional[int], typer.Option("--workers", "-w", min=1, help="How many workers.")]  # noqa: UP045
 Epochs = Annotated[Optional[int], typer.Option(min=1, help="Passes over the data, instead of the job's.")]  # noqa: UP045
 BatchSize = Annotated[Optional[int], typer.Option(min=1, help="Samples per batch, instead of the job's.")]  # noqa: UP045

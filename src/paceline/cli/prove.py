@@ -1,0 +1,29 @@
+"""paceline prove"""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+
+import typer
+
+from paceline.cli import console, options
+
+
+def prove(plan: options.PlanArgument, workers: options.Workers = None, json: options.Json = False) -> None:
+    """Prove what can be proved of PLAN before anything runs.
+
+    Of a synchronous plan, its table: nobody waits for ever, nothing is overwritten while it is read, the sum is the
+    sum of all, and the closed form of its time is the table's time. Of a plan with a server, its gate, in every
+    interleaving of a world of at most three workers, any one of which may die at any point.
+    """
+    from paceline.plan import Plan
+    from paceline.proving import prove_plan
+
+    found = prove_plan(Plan.parse(plan, workers))
+    if json:
+        sys.stdout.write(json_module.dumps(found.as_dict()) + "\n")
+    else:
+        console.print(str(found), markup=False, soft_wrap=True)
+    if found.holds is False:
+        raise typer.Exit(1)

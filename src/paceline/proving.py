@@ -1,0 +1,117 @@
+"""What can be proved of a plan before anything runs: what `paceline prove` says.
+
+a collective    its table: nobody waits for ever, nothing is read while it is changed, the sum is the sum
+a gate          every interleaving of a small world, with a death at every point
+anything else   nobody waits for anybody: there is nothing to prove
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.gates import Gate
+from paceline.core.meetings import Collective, Shards
+from paceline.core.meetings.neighbours import Neighbours
+from paceline.core.proof import prove, prove_mixing, table_seconds
+from paceline.plan import Plan
+
+if TYPE_CHECKING:
+    from paceline.core.state import State
+
+LINKS = ((1e-5, 1e9), (1e-3, 1e9), (1e-7, 1e8), (0.0, 1e9))  # latency in seconds, bytes per second
+MOST_WORKERS, BATCHES, MOST_SHARDS = 3, 3, 2  # of a world that is walked whole in seconds
+
+
+@dataclass(frozen=True)
+class Proved:
+    plan: str
+    holds: bool | None  # None: there was nothing to prove
+    says: list[str]
+    figures: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        verdict = {True: "proved", False: "NOT TRUE", None: "nothing to prove"}[self.holds]
+        return "\n".join([f"{self.plan}: {verdict}", *(f"  {line}" for line in self.says)])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"plan": self.plan, "holds": self.holds, "says": self.says, **self.figures}
+
+
+def prove_plan(plan: Plan) -> Proved:
+    """Prove what there is to prove. A table that is wrong raises PlanError with the first thing that is."""
+    if plan.gate is not None:
+        return _gate(plan, plan.gate)
+    if plan.native:
+        return Proved(str(plan), None, ["Its meeting is PyTorch's own code, not a table of Paceline's."])
+    if plan.meeting is None or isinstance(plan.meeting, Shards):
+        return Proved(str(plan), None, ["Its workers never meet: nobody waits, and nothing is exchanged."])
+    return _mixing(plan, plan.meeting) if isinstance(plan.meeting, Neighbours) else _collective(plan, plan.meeting)
+
+
+def _collective(plan: Plan, meeting: Collective) -> Proved:
+    workers = plan.workers
+    steps = prove(meeting, workers)
+    says = [
+        f"{type(meeting).__name__} of {workers} workers: {steps} steps over {meeting.segments(workers)} segments",
+        "no waiting circle: every offer has its taker in the same step",
+        "nothing is overwritten while somebody may still be reading it",
+        f"every worker ends with one contribution of each of the {workers}",
+    ]
+    equal = all(
+        math.isclose(meeting.seconds(workers, 1e6, *link), table_seconds(meeting, workers, 1e6, *link), rel_tol=1e-12)
+        for link in LINKS
+    )
+    says.append(f"its closed form {'is' if equal else 'IS NOT'} the table's time, over {len(LINKS)} kinds of link")
+    if plan.averaging is not None:
+        says.append("how replicas that have met move on is arithmetic: tests hold it to its equation")
+    return Proved(str(plan), equal, says, {"workers": workers, "steps": steps})
+
+
+def _mixing(plan: Plan, meeting: Neighbours) -> Proved:
+    workers = plan.workers
+    steps = prove_mixing(meeting, workers)
+    says = [
+        f"{type(meeting).__name__} of {workers} workers: {steps} exchanges of the whole vector",
+        "no waiting circle: every offer has its taker in the same step",
+        "everyone mixes what it was sent, by weights that leave the mean of all where it is",
+        "what one worker says reaches every other in the end",
+    ]
+    return Proved(str(plan), True, says, {"workers": workers, "steps": steps})
+
+
+class _Watched:
+    """A gate, and how often it was found closed."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate, self.closed = gate, 0
+        self.ints: Callable[[int], int] = gate.ints
+        self.init, self.finished, self.died = gate.init, gate.finished, gate.died
+
+    def open(self, state: State, at: int, worker: int) -> bool:
+        answer = self.gate.open(state, at, worker)
+        self.closed += not answer
+        return answer
+
+
+def _gate(plan: Plan, gate: Gate) -> Proved:
+    from paceline.engines.virtual import explore
+
+    workers, shards = min(plan.workers, MOST_WORKERS), min(plan.shards, MOST_SHARDS)
+    deaths, watched = int(workers > 1), _Watched(gate)
+    found = explore(workers, BATCHES, shards, deaths, watched)
+    world = f"{workers} workers, {BATCHES} batches, {shards} shard{'s' * (shards > 1)}, up to {deaths} death"
+    figures = {"workers": workers, "states": found.states, "moves": found.moves, "closed": watched.closed}
+    says = [f"every interleaving of a small world ({world}): {found.states:,} states, {found.moves:,} moves"]
+    if found.story is not None:
+        return Proved(str(plan), False, [*says, *found.story.splitlines()], figures)
+    says += ["nobody waits for ever, whoever dies at whatever point", "no batch is with two living workers at once"]
+    if plan.locked:
+        says.append("every shard takes every batch exactly once, also that of a worker who died half-way")
+        says.append("the staleness of all pushes sums to what their order says")
+    else:
+        says.append("without locks no more than that: what two writers leave behind is left to chance")
+    closed = f"was found closed {watched.closed:,} times" if watched.closed else "never closed in so small a world"
+    return Proved(str(plan), True, [*says, f"the gate {closed}"], figures)
