@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+import torch
 
 from paceline.plan import Plan
-from paceline.testing.conformance import ENGINES, PLANS, check_run, same_numbers
+from paceline.testing.conformance import ENGINES, PLANS, check_run, replays, same_numbers
 from paceline.testing.jobs import JOBS, OPTIMIZERS
 from paceline.training import train
 
@@ -52,3 +55,23 @@ def test_downpour_with_one_real_worker_is_sequential_to_the_bit() -> None:
 def test_virtual_and_local_give_the_same_bits_where_the_plan_fixes_the_order(plan: str) -> None:
     runs = [train(JOBS["mlp"](), plan, engine=engine, folder=None) for engine in ENGINES]
     assert len({run.summary()["parameters_sha256"] for run in runs}) == 1
+
+
+SERVERS_OPTIMIZERS = {
+    "nesterov": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True),
+    "adadelta": torch.optim.Adadelta,
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.001),
+    "nadam": partial(torch.optim.NAdam, lr=0.001),
+    "adamw": partial(torch.optim.AdamW, lr=0.001),
+    "adamax": partial(torch.optim.Adamax, lr=0.001),
+    "radam": partial(torch.optim.RAdam, lr=0.001),
+}
+
+
+@pytest.mark.parametrize("name", SERVERS_OPTIMIZERS)
+def test_any_optimizer_works_at_the_server_to_the_bit(name: str) -> None:
+    made = JOBS["tied"]().with_(optimizer=SERVERS_OPTIMIZERS[name])
+    plans = ("downpour:workers=1,shards=3", "sequential")
+    shas = {train(made, p, engine="virtual", folder=None).summary()["parameters_sha256"] for p in plans}
+    assert len(shas) == 1
+    replays(train(made, "downpour:workers=3,shards=2", engine="virtual", folder=None))

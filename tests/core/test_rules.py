@@ -186,6 +186,29 @@ def test_impossible_options_are_refused(plan: str, says: str) -> None:
         Plan.parse(plan)
 
 
+@pytest.mark.parametrize(
+    "plan", ["downpour", "hogwild", "easgd:mode=asynchronous,every=2,spring=0.0001", "local_sgd:every=2"]
+)
+def test_a_schedule_counts_the_samples_of_all_workers(plan: str) -> None:
+    """After ten updates, whoever made them, the rate is 0: from then on nobody's step moves anything."""
+    seen: list[float] = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            seen.append(self.param_groups[0]["lr"])
+            super().step(closure)
+
+    made = job(
+        optimizer=partial(Watched, lr=RATE),
+        schedule=lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda update: float(update < 10)),
+    )
+    pl.train(made, plan, 3, engine="virtual", folder=None, updates=20)
+    each = 3 if plan.startswith("local_sgd") else 1  # every worker steps in every update
+    steps = seen[-20 * each :]  # the probe and the shapes of the optimizer's memory step before
+    assert steps.count(RATE) == 10 * each
+    assert steps.count(0.0) == 10 * each
+
+
 @pytest.mark.parametrize("name", ["easgd", "diloco"])
 def test_asynchronous_exchanges_are_their_equations(name: str) -> None:
     """The trace says who stepped on what and in which order they came to the centre: the same again, in NumPy."""

@@ -51,7 +51,8 @@ class Commuter:
         self.learner, self.home, self.rule = learner, home, rule
         self.carried = [rule.carries(value) for value in home.values]
 
-    def step(self, computed: Computed) -> None:
+    def step(self, update: int, computed: Computed) -> None:
+        self.home.updates = update  # of all workers: a schedule counts samples, whoever saw them
         self.home.step(self.learner.settle(computed))
 
     def exchange(self, centre: Room) -> None:

@@ -270,6 +270,7 @@ class Unlocked(_Snapshots):
 
     def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
         computed = self.learner.compute(chunks)
+        self.homes[worker].updates = chunks[0].update
         self.gradients[worker] = self.learner.settle(computed)
         return computed
 
@@ -302,7 +303,7 @@ class Commuting(_Snapshots):
         """One local step."""
         commuter = self.commuters[worker]
         computed = commuter.learner.compute(chunks)
-        commuter.step(computed)
+        commuter.step(chunks[0].update, computed)
         return computed
 
     def push(self, worker: int, shard: int, version: int) -> None:

@@ -123,7 +123,8 @@ class UnlockedClient:
             parameter.data = view
         self.home = worker.replica_home()
 
-    def settle(self, computed: Computed) -> list[Tensor | None]:
+    def settle(self, update: int, computed: Computed) -> list[Tensor | None]:
+        self.home.updates = update
         return self.worker.learner.settle(computed)
 
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
@@ -146,7 +147,7 @@ class ShardClient:
         self.bytes = 2 * layout.length * worker.arena.shape.layout.bytes_per_number
         self.base = 0  # version 0 was put there by the parent
 
-    def settle(self, computed: Computed) -> list[Tensor | None]:
+    def settle(self, update: int, computed: Computed) -> list[Tensor | None]:
         """What to push of what was computed."""
         return self.worker.learner.settle(computed)
 
@@ -215,8 +216,8 @@ class CentreClient(ShardClient):
         assert rule is not None
         self.commuter = Commuter(worker.learner, worker.replica_home(), rule)
 
-    def settle(self, computed: Computed) -> list[Tensor | None]:
-        self.commuter.step(computed)
+    def settle(self, update: int, computed: Computed) -> list[Tensor | None]:
+        self.commuter.step(update, computed)
         return []
 
     def before(self, gradients: list[Tensor | None]) -> None:

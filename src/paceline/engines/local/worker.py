@@ -270,7 +270,7 @@ class LocalWorker:
         if isinstance(command, Compute):
             for update in self.agenda.leased(command.batch):
                 computed = self._compute(update, self.agenda.filled(update), self.shards[0].base)
-                self.gradients = self.shards[0].settle(computed)
+                self.gradients = self.shards[0].settle(update, computed)
             return Noted()
         self.gradients = []  # before the next ones are made: what a step touches should stay in the cache
         action = self._tell_desk(command)
