@@ -1,4 +1,5 @@
-"""How near to the ceiling: Downpour and ring on two workers, three sizes of network, beside plain PyTorch and DDP.
+"""How near to the ceiling: every data-parallel plan on two workers, three sizes of network, beside plain PyTorch, its
+Hogwild example and DDP.
 
 Speed is the slope between a short and a long training, taken by a clock outside; what is compared is run in turn, round
 after round; medians and ratios are reported. The ceiling is two processes of a plain PyTorch loop, written here and
@@ -22,11 +23,13 @@ from torch import nn
 
 import paceline as pl
 from paceline.jobs import IdxMissing, mnist
+from paceline.plan import RECIPES, Plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write
 
 BATCH = 100
+MEMBERS = [name for name in RECIPES if name not in ("sequential", "ceiling")]
 SIZES = {"55 thousand": 64, "1 million": 660, "11 million": 2960}
 Updates = int
 
@@ -43,11 +46,11 @@ def network(hidden: int) -> nn.Module:
 SGD = partial(torch.optim.SGD, lr=0.05, weight_decay=1e-5)
 
 
-def plain_loop(hidden: int, updates: Updates, threads: int, start: Any, done: Any, indexing: str) -> None:
+def plain_loop(model: nn.Module, updates: Updates, threads: int, start: Any, done: Any, indexing: str) -> None:
     """One process of an ordinary PyTorch loop, as the manual shows it."""
     torch.set_num_threads(threads)
     (x, y), _ = mnist(None)
-    model, loss = network(hidden), nn.CrossEntropyLoss()
+    loss = nn.CrossEntropyLoss()
     optimizer = SGD(model.parameters())
     order = torch.randperm(len(x))
     start.wait()
@@ -62,13 +65,18 @@ def plain_loop(hidden: int, updates: Updates, threads: int, start: Any, done: An
     done.put(time.perf_counter() - begun)
 
 
-def plain(processes: int, threads: int, hidden: int, indexing: str = "plain") -> Callable[[Updates], float]:
-    """Seconds for so many updates in each of so many processes that never meet."""
+def plain(
+    processes: int, threads: int, hidden: int, indexing: str = "plain", shared: bool = False
+) -> Callable[[Updates], float]:
+    """Seconds for so many updates in each of so many processes that never meet, or that share one model as PyTorch's
+    Hogwild example does.
+    """
 
     def seconds(updates: Updates) -> float:
         context = multiprocessing.get_context("spawn")
         start, done = context.Barrier(processes), context.Queue()
-        args = (hidden, updates, threads, start, done, indexing)
+        model = network(hidden).share_memory() if shared else network(hidden)
+        args = (model, updates, threads, start, done, indexing)
         crew = [context.Process(target=plain_loop, args=args) for _ in range(processes)]
         for process in crew:
             process.start()
@@ -103,6 +111,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a long training")
     parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--plans", default=",".join(MEMBERS))
     options = parser.parse_args()
     import warnings
 
@@ -110,22 +119,24 @@ def main() -> None:
     data, _ = mnist(None)
     figures: dict[str, Any] = {}
     for size in options.sizes.split(","):
-        figures[size] = measure(SIZES[size], data, options.rounds, options.seconds)
+        figures[size] = measure(SIZES[size], data, options.rounds, options.seconds, options.plans.split(","))
         show(size, figures[size])
         write(Path(__file__).parent, {"rounds": options.rounds, "seconds": options.seconds, "sizes": figures})
 
 
-def measure(hidden: int, data: Any, rounds: int, length: float) -> dict[str, Any]:
+def measure(hidden: int, data: Any, rounds: int, length: float, plans: list[str]) -> dict[str, Any]:
     # (what, seconds for n updates, samples per update)
     entrants: list[tuple[str, Callable[[Updates], float], int]] = [
         ("one process, 1 thread", plain(1, 1, hidden), BATCH),
         ("one process, 2 threads", plain(1, 2, hidden), BATCH),
         ("ceiling", plain(2, 1, hidden), 2 * BATCH),
         ("ceiling, index_select", plain(2, 1, hidden, "select"), 2 * BATCH),
-        ("downpour", paceline("downpour:workers=2", hidden, data, BATCH), BATCH),
-        ("ring", paceline("ring:workers=2", hidden, data, 2 * BATCH), 2 * BATCH),
-        ("ddp", paceline("ddp:workers=2", hidden, data, 2 * BATCH), 2 * BATCH),
+        ("PyTorch's Hogwild example", plain(2, 1, hidden, shared=True), 2 * BATCH),
     ]
+    for name in plans:
+        plan = Plan.parse(name, workers=2)
+        batch = BATCH * plan.parts
+        entrants.append((name, paceline(str(plan), hidden, data, batch), batch))
     speeds: dict[str, list[float]] = {name: [] for name, _, _ in entrants}
     many = {name: _long(seconds, length) for name, seconds, _ in entrants}
     for _ in range(rounds):
@@ -135,12 +146,11 @@ def measure(hidden: int, data: Any, rounds: int, length: float) -> dict[str, Any
             speeds[name].append(samples / slope)
     medians = {name: statistics.median(found) for name, found in speeds.items()}
     ratios = {
-        name: statistics.median(a / b for a, b in zip(speeds[name], speeds["ceiling"], strict=True))
-        for name in ("downpour", "ring", "ddp")
+        name: statistics.median(a / b for a, b in zip(speeds[name], speeds["ceiling"], strict=True)) for name in plans
     }
     strict = {
         name: statistics.median(a / b for a, b in zip(speeds[name], speeds["ceiling, index_select"], strict=True))
-        for name in ("downpour", "ring", "ddp")
+        for name in plans
     }
     best = max(medians["one process, 1 thread"], medians["one process, 2 threads"])
     return {
