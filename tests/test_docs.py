@@ -1,4 +1,4 @@
-"""The README's program runs as it stands; examples run; the docs' links lead somewhere."""
+"""The README's program runs as it stands; examples run; pictures are what drawing gives; links lead somewhere."""
 
 from __future__ import annotations
 
@@ -9,16 +9,54 @@ from pathlib import Path
 
 import pytest
 
+from paceline.drawing import draw
+from paceline.plan import RECIPES, Plan
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
+METHODS = (ROOT / "docs" / "methods.md").read_text()
+
+
+def run_blocks(page: Path, folder: Path) -> str:
+    """Run a page's Python blocks as one program; what it prints."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    assert blocks
+    (folder / "page.py").write_text("\n".join(blocks))
+    done = subprocess.run([sys.executable, "page.py"], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_readmes_program_runs(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert blocks
-    (tmp_path / "readme.py").write_text("\n".join(blocks))
-    done = subprocess.run([sys.executable, "readme.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_blocks(ROOT / "README.md", tmp_path)
+
+
+def test_the_new_method_works_and_its_story_is_the_one_told(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "new-method.md"
+    said = run_blocks(page, tmp_path)
+    (story,) = re.findall(r"```text\n(.*?)```", page.read_text(), re.S)
+    assert story in said
+
+
+PICTURES = re.findall(r"<!-- draw: (.*?) -->\n```text\n(.*?)```", METHODS, re.S)
+
+
+@pytest.mark.parametrize(("plan", "picture"), PICTURES, ids=[plan for plan, _ in PICTURES])
+def test_a_picture_is_what_drawing_gives_now(plan: str, picture: str) -> None:
+    assert picture == draw(Plan.parse(plan)) + "\n", f"run `paceline draw {plan}` and put what it prints there"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_plan_is_explained_with_a_picture_and_all_its_options(name: str) -> None:
+    section = re.search(rf"^### {name}\n(.*?)(?=^##|\Z)", METHODS, re.S | re.M)
+    assert section, f"docs/methods.md has no section {name}"
+    assert f"<!-- draw: {name}" in section[1]
+    own = set(RECIPES[name].options) - {"workers", "threads"}
+    options = section[1].partition("\nOptions: ")[2]
+    assert {option for option in own if f"`{option}`" not in options} == set()
+    row = re.search(rf"^\| `{name}` \|.*$", (ROOT / "README.md").read_text(), re.M)
+    assert row, f"README.md has no row for plan {name}"
+    assert {option for option in RECIPES[name].options if f"`{option}`" not in row[0]} == set()
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)

@@ -217,6 +217,6 @@ def _says(plan: Plan, trace: Trace) -> list[str]:
 def _what_a_meeting_is(plan: Plan) -> str:
     if isinstance(plan.meeting, Neighbours):
         others = sorted(other for other, _ in plan.meeting.weights(0, plan.workers)[1:])
-        whose = f"worker {', '.join(map(str, others))}" if others else "nobody"
+        whose = f"worker{'s' * (len(others) > 1)} {', '.join(map(str, others))}" if others else "nobody"
         return f"In a meeting worker 0 mixes its parameters with those of {whose}."
     return f"A meeting is an all-reduce among all workers, by the table of {type(plan.meeting).__name__}."
