@@ -42,9 +42,11 @@ Option = int | float | str
 
 
 class Kind(NamedTuple):
-    """What an option may be; the default says whether it is a whole number, a number or a word."""
+    """What an option may be; the default says whether it is a whole number, a number (None: the method's own) or a
+    word.
+    """
 
-    default: Option
+    default: Option | None
     least: float = 1
     words: tuple[str, ...] = ()
 
@@ -165,9 +167,9 @@ RECIPES: dict[str, Recipe] = {
         lambda shards, mode, lam: {
             "meeting": Shards(shards),
             "gate": Asynchronous(),
-            "rule": DcAsgd(PUBLISHED_LAMBDA[mode] if lam < 0 else lam, mode),
+            "rule": DcAsgd(PUBLISHED_LAMBDA[mode] if lam is None else lam, mode),
         },
-        {**SERVER, "mode": Kind("constant", words=tuple(PUBLISHED_LAMBDA)), "lam": Kind(-1.0, least=-1.0)},
+        {**SERVER, "mode": Kind("constant", words=tuple(PUBLISHED_LAMBDA)), "lam": Kind(None, least=0)},
     ),
     "hogwild": Recipe(
         "asynchronous, everybody changes the same memory without locks",
@@ -189,7 +191,7 @@ RECIPES: dict[str, Recipe] = {
             if mode == "synchronous"
             else {**CENTRE, "exchanging": ElasticExchange(workers, every, spring)}
         ),
-        {**TEAM, "mode": MODES, "every": Kind(10), "spring": Kind(0.0, least=0.0)},
+        {**TEAM, "mode": MODES, "every": Kind(10), "spring": Kind(None, least=0)},
     ),
     "diloco": Recipe(
         "many local steps, then one outer step with momentum",

@@ -2,7 +2,7 @@
 
     rule            what arrives                where                     members
     Rule            the gradient of a batch     at a home's parameters    plain, dc_asgd
-    Exchanging      a replica that has moved    at a centre of parameters     easgd, diloco
+    Exchanging      a replica that has moved    at a centre               easgd, diloco
     Averaging       replicas that have moved    in a meeting              model averaging, easgd, diloco, d_psgd
 
 A `Rule` is asked to `update` a home (the place where parameters and the user's optimizer live). Under an `Averaging`

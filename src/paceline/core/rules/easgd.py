@@ -31,12 +31,8 @@ if TYPE_CHECKING:
 class Easgd:
     workers: int
     every: int = 10
-    spring: float = 0.0  # 0 stands for 0.9 / workers
+    spring: float | None = None  # 0.9 / workers
     mixes_first = False
-
-    @property
-    def alpha(self) -> float:
-        return self.spring or 0.9 / self.workers
 
     def remembers(self, parameter: Tensor) -> Memory:
         return {"centre": parameter.detach().clone()}
@@ -46,8 +42,9 @@ class Easgd:
 
     def takes(self, value: Tensor, memory: Memory, mean: Tensor) -> None:
         centre = memory["centre"]
-        value.sub_(value - centre, alpha=self.alpha)
-        centre.add_(mean - centre, alpha=self.workers * self.alpha)
+        spring = _spring(self.spring, self.workers)
+        value.sub_(value - centre, alpha=spring)
+        centre.add_(mean - centre, alpha=self.workers * spring)
 
     def result(self, value: Tensor, memory: Memory) -> Tensor:
         return memory["centre"]
@@ -57,7 +54,7 @@ class Easgd:
 class ElasticExchange:
     workers: int
     every: int = 10
-    spring: float = 0.0
+    spring: float | None = None
 
     def remembers(self, parameter: Tensor) -> Memory:
         return {}
@@ -66,6 +63,10 @@ class ElasticExchange:
         return {}
 
     def exchange(self, centre: Tensor, memory: Memory, mine: Tensor, carried: Memory) -> None:
-        pull = (mine - centre).mul_(self.spring or 0.9 / self.workers)
+        pull = (mine - centre).mul_(_spring(self.spring, self.workers))
         mine.sub_(pull)
         centre.add_(pull)
+
+
+def _spring(given: float | None, workers: int) -> float:
+    return 0.9 / workers if given is None else given

@@ -13,8 +13,10 @@ store, which flips the integers, makes it the newest.
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 
+import cloudpickle
 import torch
 
 from paceline.compute.home import Room, RoomShape
@@ -92,7 +94,12 @@ class Arena:
         return arena
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Arena, (self.shape, self.memory, self.locks, self.bells)
+        # The shape holds the gate, which may be a class of the user's own script: it travels by value.
+        return _arena, (cloudpickle.dumps(self.shape), self.memory, self.locks, self.bells)
+
+
+def _arena(shape: bytes, memory: Memory, locks: Locks, bells: list[BellDescriptor]) -> Arena:
+    return Arena(pickle.loads(shape), memory, locks, bells)
 
 
 def _size(shape: ArenaShape) -> int:

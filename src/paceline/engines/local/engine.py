@@ -216,7 +216,7 @@ class Crew:
         where = f"in update {update}" if update >= 0 else "before its first update"
         remedy = (
             "A synchronous plan cannot go on without one of its workers; the others were stopped and are not the "
-            "cause. Under `downpour` the others would have finished its work."
+            "cause. Under a plan with a server (`downpour`, `ssp`, ...) the others would have finished its work."
         )
         if how == "SIGKILL":
             remedy += " SIGKILL without a sender is usually the kernel's out-of-memory killer: see `dmesg`."
