@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import random
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -80,6 +84,8 @@ class Job:
             value = getattr(self, word)
             if not isinstance(value, int) or value < least:
                 faults.append(f"{word}={value!r} is not a whole number of at least {least}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            faults.append(f"seed={self.seed!r} is not a whole number from 0 to 2**63 - 1")
         if self.evaluate_every is not None and self.evaluate_every < 1:
             faults.append(f"evaluate_every={self.evaluate_every} is not at least 1")
         if self.precision not in PRECISIONS:
@@ -96,7 +102,7 @@ class Job:
             import copy
 
             return copy.deepcopy(self.model)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), seeded_elsewhere(self.seed):
             torch.manual_seed(self.seed)
             module = self.model()
         if not isinstance(module, nn.Module):
@@ -118,6 +124,19 @@ class Job:
     def torch_device(self) -> torch.device:
         """ "auto" is the CPU wherever workers share memory; name "cuda" to train sequentially on a GPU."""
         return torch.device("cpu" if self.device == "auto" else self.device)
+
+
+@contextmanager
+def seeded_elsewhere(seed: int) -> Iterator[None]:
+    """Python's and NumPy's own chance, for functions of the user's that draw from them; afterwards as it was before."""
+    kept = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
 
 
 def _wants_module(factory: Callable[..., Any]) -> bool:
@@ -161,6 +180,11 @@ def _from_file(path: str, name: str) -> Job:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise JobError(f"{path} does not parse: line {error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        line = next(
+            (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(file)), 0
+        )
+        raise JobError(f"{path} fails when it is read, in line {line}: {type(error).__name__}: {error}") from error
     job = getattr(module, name, None)
     if not isinstance(job, Job):
         found = [key for key, value in vars(module).items() if isinstance(value, Job)]

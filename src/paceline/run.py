@@ -10,6 +10,7 @@ source.py     the text of the job's file, where there is one
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -69,7 +70,7 @@ class RunFolder:
     def write(self, record: dict[str, Any]) -> None:
         if self.path:
             draft = self.path / "run.json.new"
-            draft.write_text(json.dumps(record, indent=1, default=str) + "\n")
+            draft.write_text(json.dumps(strict(record), indent=1, default=str, allow_nan=False) + "\n")
             os.replace(draft, self.path / "run.json")
 
 
@@ -90,6 +91,15 @@ def read_record(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RunFolderError(f"{path}/run.json is damaged: {error}") from None
     return dict(record)
+
+
+def strict(value: Any) -> Any:
+    """As JSON has it: a number that is not finite is null."""
+    if isinstance(value, dict):
+        return {key: strict(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def machine() -> dict[str, Any]:

@@ -174,6 +174,7 @@ class Trace:
     def loss_curve(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """(update, sample-weighted mean loss of its chunks), by update."""
         rows = self.of_kind(Kind.COMPUTE)
+        rows = rows[rows["samples"] > 0]  # a worker may get none of a small last batch
         updates, place = np.unique(rows["update"], return_inverse=True)
         weights = np.bincount(place, rows["samples"], len(updates))
         sums = np.bincount(place, rows["samples"] * rows["value"], len(updates))

@@ -47,6 +47,10 @@ def main() -> None:
     if not sys.platform.startswith("linux"):
         console.print("Paceline needs Linux: its shared memory and its record locks are the kernel's.", style="red")
         sys.exit(2)
+    if "--json" in sys.argv:
+        from paceline.cli.output import keep_for_json
+
+        keep_for_json()
     try:
         app()
     except PacelineError as error:

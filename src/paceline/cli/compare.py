@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.cli import console, options
+from paceline.cli.output import print_json
 
 
 def compare(
@@ -41,7 +40,7 @@ def compare(
         say=lambda line: console.print(line, style="dim"),
     )
     if json:
-        sys.stdout.write(json_module.dumps(found.as_dict()) + "\n")
+        print_json(found.as_dict())
         return
     show_comparison(found)
 

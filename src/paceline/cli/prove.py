@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
-
 import typer
 
 from paceline.cli import console, options
+from paceline.cli.output import print_json
 
 
 def prove(plan: options.PlanArgument, workers: options.Workers = None, json: options.Json = False) -> None:
@@ -22,7 +20,7 @@ def prove(plan: options.PlanArgument, workers: options.Workers = None, json: opt
 
     found = prove_plan(Plan.parse(plan, workers))
     if json:
-        sys.stdout.write(json_module.dumps(found.as_dict()) + "\n")
+        print_json(found.as_dict())
     else:
         console.print(str(found), markup=False, soft_wrap=True)
     if found.holds is False:

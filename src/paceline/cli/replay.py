@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.cli import console, options
+from paceline.cli.output import print_json
 
 
 def replay(
@@ -36,18 +35,15 @@ def replay(
             save,
         )
     if json:
-        sys.stdout.write(
-            json_module.dumps(
-                {
-                    "updates": found.updates,
-                    "parameters_sha256": found.parameters_sha256,
-                    "matches": found.matches,
-                    "guilty_update": found.guilty_update,
-                    "guilty_worker": found.guilty_worker,
-                    "loss": found.loss,
-                }
-            )
-            + "\n"
+        print_json(
+            {
+                "updates": found.updates,
+                "parameters_sha256": found.parameters_sha256,
+                "matches": found.matches,
+                "guilty_update": found.guilty_update,
+                "guilty_worker": found.guilty_worker,
+                "loss": found.loss,
+            }
         )
         return
     if found.matches:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.cli import options
+from paceline.cli.output import print_json
 from paceline.cli.progress import Progress
 
 
@@ -54,7 +53,7 @@ def train(
         progress.close()
     summary = run.summary()
     if json:
-        sys.stdout.write(json_module.dumps(summary) + "\n")
+        print_json(summary)
         return
     from paceline.cli.tables import show_summary
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from paceline.compute.chance import Chance
 from paceline.compute.layout import trainable
 from paceline.core.agenda import Chunk
+from paceline.core.chance import mix
 from paceline.errors import JobError
-from paceline.job import PRECISIONS, Batch, Job
+from paceline.job import PRECISIONS, Batch, Job, seeded_elsewhere
 
 
 class Replica:
@@ -40,7 +41,8 @@ class Replica:
         """The chunk's loss, with the chance and the precision it is due."""
         self.chance.begin(chunk.update, chunk.number)
         if self.job.transform is not None:
-            batch = self.job.transform(batch)
+            with seeded_elsewhere(mix(self.job.seed, chunk.update, chunk.number)):
+                batch = self.job.transform(batch)
         if self.device.type != "cpu":
             batch = to_device(batch, self.device)
         if self.autocast is None:

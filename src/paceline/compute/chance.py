@@ -22,22 +22,30 @@ class Chance:
 
     def __init__(self, module: nn.Module, seed: int, device: torch.device | None = None) -> None:
         self._start = mix(seed, 0)
-        self._chunk = 0
+        self._chunk = self._turn = 0
         self._seed = _seeder(device)
         for number, part in enumerate(module.modules(), start=1):
             if _draws(part):
                 part.register_forward_pre_hook(self._reseeder(number))
 
     def begin(self, update: int, chunk: int) -> None:
+        self._turn += 1
         self._chunk = mix(self._start, update, chunk)
         self._seed(self._chunk)
 
     def _reseeder(self, number: int):  # type: ignore[no-untyped-def]
-        salt = mix(number)
+        salts = [mix(number)]  # of the first, second ... call in a chunk: one dropout used twice draws twice
+        turn = call = 0
 
         def reseed(part: nn.Module, inputs: object) -> None:
-            if part.training:
-                self._seed(self._chunk ^ salt)
+            nonlocal turn, call
+            if not part.training:
+                return
+            now = -self._turn if torch._C._current_graph_task_id() >= 0 else self._turn  # again, for a checkpoint
+            turn, call = now, call + 1 if turn == now else 0
+            if call == len(salts):
+                salts.append(mix(number, call))
+            self._seed(self._chunk ^ salts[call])
 
         return reseed
 

@@ -93,16 +93,26 @@ StateShape = dict[str, Cell]
 
 
 def state_shapes(parameters: list[nn.Parameter], optimizer: Optimizer) -> list[StateShape]:
-    """What the optimizer remembers of each parameter, learnt by letting a copy of it take one step on copies."""
+    """What the optimizer remembers of each parameter, learnt by letting a copy of it take steps on copies."""
     copies = {p: nn.Parameter(p.detach().clone()) for p in parameters}
     for twin_of in copies.values():
         twin_of.grad = torch.zeros_like(twin_of)
     twin = optimizer_over(optimizer, copies)
+    name = type(optimizer).__name__
+
+    def shapes() -> list[StateShape]:
+        return [{key: _cell(key, v, name) for key, v in twin.state.get(c, {}).items()} for c in copies.values()]
+
     twin.step()
-    return [
-        {key: _cell(key, value, type(optimizer).__name__) for key, value in twin.state.get(twin_of, {}).items()}
-        for twin_of in copies.values()
-    ]
+    first = shapes()
+    for _ in range(2):
+        twin.step()
+    if shapes() != first:
+        grown = sorted({key for cells in shapes() for key in cells} - {key for cells in first for key in cells})
+        raise JobError(
+            f"{name} remembers {grown or 'things of another shape'} only from a later step on; {_FROM_START}"
+        )
+    return first
 
 
 def optimizer_over(optimizer: Optimizer, parameters: dict[nn.Parameter, nn.Parameter]) -> Optimizer:
@@ -126,6 +136,9 @@ def _cell(key: str, value: Any, optimizer: str) -> Cell:
         f"{optimizer} remembers {key!r} as a {type(value).__name__}, which cannot lie in memory that workers share; "
         "use an optimizer whose state is tensors and numbers"
     )
+
+
+_FROM_START = "what workers share must be there from the first step on: make it in the optimizer's first step"
 
 
 class StateMemory:
@@ -160,6 +173,9 @@ class StateMemory:
     def keep(self, number: int, state: dict[str, Any]) -> None:
         """Write back what the optimizer did not change in place."""
         self.present[number] = 1
+        if len(state) != len(self.views[number]):
+            grown = sorted(set(state) ^ set(self.views[number]))
+            raise JobError(f"the optimizer has begun, or ceased, to remember {grown}; {_FROM_START}")
         for key, view in self.views[number].items():
             value = state[key]
             if value is not view and value is not None:

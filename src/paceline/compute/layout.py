@@ -78,6 +78,11 @@ def check_trainable(module: nn.Module) -> torch.dtype:
     parameters = trainable(module)
     if not parameters:
         raise JobError(f"{type(module).__name__} has no parameter that requires a gradient: nothing to train")
+    lazy = [name for name, p in parameters.items() if isinstance(p, nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise JobError(
+            f"parameter {lazy[0]} has no shape yet (a lazy module): run one batch through the model in model="
+        )
     dtypes = {p.dtype for p in parameters.values()}
     if len(dtypes) > 1:
         raise JobError(

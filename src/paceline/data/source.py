@@ -53,7 +53,7 @@ class TensorSource:
         places = torch.linspace(0, len(self) - 1, min(len(self), 64)).long()
         for tensor in self.tensors:
             digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(np.ascontiguousarray(tensor[places].numpy()).tobytes())
+            digest.update(tensor[places].contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
 

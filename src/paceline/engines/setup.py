@@ -82,7 +82,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     module = job.make_model()
     check_trainable(module)
     job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
-    found = probe(job, module, source)
+    found = probe(job, module, source, plan.parts)
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
     agenda = Agenda(len(source), job.batch_size, job.epochs, job.accumulate, plan.parts, limit, plan.block)

@@ -89,7 +89,8 @@ class Crew:
                     target=main,
                     args=(self._assignment(number), self.arena, self.tensors, self.snapshot_file, theirs),
                 )
-                process.start()
+                with _interrupts_wait():
+                    process.start()
                 theirs.close()
                 self.processes.append(process)
                 self.pipes.append(mine)
@@ -175,7 +176,8 @@ class Crew:
         data = job.data if self.tensors is None else None
         given = Assignment(
             number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, data,
-            len(setup.source), Path(self.meeting_folder.name, "ddp") if self.meeting_folder else None, self.deadline,
+            len(setup.source), setup.initial_sha256,
+            Path(self.meeting_folder.name, "ddp") if self.meeting_folder else None, self.deadline,
         )  # fmt: skip
         try:
             pickled: bytes = cloudpickle.dumps(given)
@@ -249,7 +251,7 @@ class Crew:
             writer.append(part)
         if progress is None:
             return
-        losses = [r["value"][r["kind"] == Kind.COMPUTE] for r in rows]
+        losses = [r["value"][(r["kind"] == Kind.COMPUTE) & (r["samples"] > 0)] for r in rows]
         latest = [float(values[-1]) for values in losses if len(values)]
         done = max(self.arena.doing) + 1
         progress(
@@ -297,6 +299,16 @@ def _snapshot_file(setup: Setup) -> SnapshotFile | None:
     buffers = dict(setup.module.named_buffers())
     tensors = [*trainable(setup.module).values(), *(buffers[name] for name in setup.probe.moving)]
     return SnapshotFile([tuple(t.shape) for t in tensors], setup.layout.dtype, setup.snapshots_every)
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """A Ctrl-C now comes a moment later. What is started meanwhile never sees one: it is the parent who decides."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

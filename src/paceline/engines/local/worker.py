@@ -21,6 +21,7 @@ from torch import Tensor
 from paceline.compute.autograd import Replica
 from paceline.compute.averaging import Wanderer
 from paceline.compute.home import ReplicaHome
+from paceline.compute.layout import sha256
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed
 from paceline.core.actions import Action, Noted, Wait
@@ -35,6 +36,7 @@ from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena
 from paceline.engines.local.clients import NeighbourClient, TableClient, shard_client
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.transports.shared_memory import Bell, Memory, RecordLock, Stopped, Waiter
+from paceline.errors import JobError
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.trace import Kind
@@ -54,6 +56,7 @@ class Assignment:
     moving: tuple[str, ...]
     data: object  # a Dataset or a function that makes one; None when the data are shared tensors
     samples: int
+    initial_sha256: str
     meeting_place: Path | None  # a file through which PyTorch's own processes find each other
     deadline: float
 
@@ -140,6 +143,11 @@ class LocalWorker:
         self.gradients: list[Tensor | None] = []
         self.waited = 0  # nanoseconds at the gate, not yet in the trace
         module = self.job.make_model()
+        if sha256(module) != given.initial_sha256:
+            raise JobError(
+                "model= makes another model in this process than in the parent's; let all chance in it come from "
+                "torch, random or NumPy's global generator, which are seeded, or give the module itself"
+            )
         self.replica = Replica(self.job, module, given.moving)
         self.optimizer = self.job.make_optimizer(module, self.replica.parameters)
         order = Order(given.samples, self.job.seed, self.job.shuffle)
