@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.errors import JobError, WorkerFailed
+from paceline.errors import JobError, UsageError, WorkerFailed
 
 X = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -187,3 +188,30 @@ def test_a_gate_of_the_users_own_script_reaches_the_workers(tmp_path: Path) -> N
     )
     done = subprocess.run([sys.executable, "own_gate.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "4", done.stderr
+
+
+@pytest.mark.parametrize("plan", ["sequential", "ring"])
+def test_loader_processes_left_folders_behind(plan: str, tmp_path: Path) -> None:
+    script, scratch = tmp_path / "loads.py", tmp_path / "scratch"
+    scratch.mkdir()
+    script.write_text(
+        "import sys, torch, paceline as pl\nfrom torch import nn\n"
+        "class Few(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 40\n"
+        "    def __getitem__(self, number): return torch.randn(6), number % 2\n"
+        "job = pl.Job(model=lambda: nn.Linear(6, 2), data=Few(), loss=nn.CrossEntropyLoss(), loader_workers=2,\n"
+        "             optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=10)\n"
+        "pl.train(job, sys.argv[1], folder=None)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    done = subprocess.run(
+        [sys.executable, str(script), plan], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    left = [path.name for path in scratch.iterdir()]
+    assert not [name for name in left if name.startswith(("pymp-", "paceline-"))]
+
+
+def test_nobody_waits_less_than_no_time() -> None:
+    with pytest.raises(UsageError, match="deadline=-1"):
+        pl.train(job(), "ring", folder=None, deadline=-1)

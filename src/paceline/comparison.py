@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import UsageError
 from paceline.job import Job
 from paceline.plan import Plan, make
 from paceline.run import Run
@@ -101,6 +102,8 @@ def compare(
     seconds   timed seconds per plan, in five rounds; without it three short rounds
     say       is told in plain lines what goes on
     """
+    if not plans:
+        raise UsageError("there are no plans to compare; name some, as in ring,downpour")
     chosen = [Plan.parse(plan, workers) for plan in plans]
     runs = []
     for plan in chosen:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.engines.setup import Progress, finish, first_record, keep_job, set_up
-from paceline.errors import PlanError, suggest
+from paceline.errors import PlanError, UsageError, suggest
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.run import Run, RunFolder, new_folder
@@ -44,6 +44,8 @@ def train(
         raise PlanError(f"there is no engine {engine!r}; {suggest(engine, ENGINES)}")
     if chosen.native and engine != "local":
         raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")
+    if not deadline > 0:
+        raise UsageError(f"deadline={deadline}: nobody waits less than no time; give seconds, such as 120")
     setup = set_up(job, chosen, engine, updates)
     place = RunFolder(new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None)
     record = first_record(setup)

@@ -69,7 +69,9 @@ class Crew:
         self.started_at = 0
         source = setup.source
         self.snapshot_file = _snapshot_file(setup)
-        self.meeting_folder = tempfile.TemporaryDirectory(prefix="paceline-") if setup.plan.native else None
+        # Where PyTorch's own processes meet, and where loaders keep what SIGKILL would have them leave behind.
+        wanted = setup.plan.native or setup.job.loader_workers > 0
+        self.scratch = tempfile.TemporaryDirectory(prefix="paceline-") if wanted else None
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         if setup.plan.gate is not None:
             self._put_version_0()
@@ -162,8 +164,8 @@ class Crew:
         """Let go of every descriptor. The memory goes with the last tensor that looks at it."""
         if self.snapshot_file is not None:
             self.snapshot_file.close()
-        if self.meeting_folder is not None:
-            self.meeting_folder.cleanup()
+        if self.scratch is not None:
+            self.scratch.cleanup()
         for bell in self.arena.bells:
             os.close(bell.descriptor)
         os.close(self.arena.locks.descriptor)
@@ -177,7 +179,7 @@ class Crew:
         given = Assignment(
             number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, data,
             len(setup.source), setup.initial_sha256,
-            Path(self.meeting_folder.name, "ddp") if self.meeting_folder else None, self.deadline,
+            Path(self.scratch.name) if self.scratch else None, self.deadline,
         )  # fmt: skip
         try:
             pickled: bytes = cloudpickle.dumps(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import pickle
 import signal
@@ -57,7 +58,7 @@ class Assignment:
     data: object  # a Dataset or a function that makes one; None when the data are shared tensors
     samples: int
     initial_sha256: str
-    meeting_place: Path | None  # a file through which PyTorch's own processes find each other
+    scratch: Path | None  # a folder that the parent takes away at the end
     deadline: float
 
 
@@ -103,6 +104,8 @@ def main(
         assignment: Assignment = pickle.loads(pickled)
         number = assignment.number
         torch.set_num_threads(assignment.plan.threads)
+        if assignment.scratch is not None:
+            multiprocessing.current_process()._config["tempdir"] = str(assignment.scratch)  # type: ignore[attr-defined]
         source = TensorSource(tensors.open()) if tensors else open_source(assignment.data, assignment.job.seed)
         worker = LocalWorker(assignment, arena, source, snapshots)
         pipe.send(("ready",))
@@ -162,8 +165,8 @@ class LocalWorker:
                 train_by_ddp,
             )  # half a second of imports that others need not pay
 
-            assert self.given.meeting_place is not None
-            train_by_ddp(self, self.given.meeting_place)
+            assert self.given.scratch is not None
+            train_by_ddp(self, self.given.scratch / "ddp")
         elif self.plan.gate is not None:
             self._train_by_shards()
         elif self.plan.averaging is not None:
