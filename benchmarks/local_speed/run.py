@@ -168,6 +168,7 @@ def measure(hidden: int, data: Any, rounds: int, length: float, plans: list[str]
 def _long(seconds: Callable[[Updates], float], length: float) -> Updates:
     """So many updates as take `length` seconds."""
     few, many = 4, 40
+    seconds(few)  # the very first run also starts the process that all workers are forked from
     while (took := seconds(many) - seconds(few)) < length / 5:
         many *= 4
     return max(20, round((many - few) * length / took))
