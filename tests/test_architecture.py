@@ -41,7 +41,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("training", {"engines", "job", "plan", "run", "errors"}, set()),
     ("drawing", {"core", "engines.virtual", "plan", "trace", "story", "errors"}, {"torch"}),
     ("proving", {"core", "engines.virtual", "plan", "story", "errors"}, {"torch"}),
-    ("comparison", {"training", "job", "plan", "run"}, set()),
+    ("comparison", {"errors", "training", "job", "plan", "run"}, set()),
     ("testing", {"testing", "training", "engines", "job", "plan", "run", "trace"}, set()),
 ]
 HOMES = (
