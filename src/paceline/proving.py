@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.core.state import State
 
 LINKS = ((1e-5, 1e9), (1e-3, 1e9), (1e-7, 1e8), (0.0, 1e9))  # latency in seconds, bytes per second
+NO_CIRCLE = "no waiting circle: every offer has its taker in the same step"
 MOST_WORKERS, BATCHES, MOST_SHARDS = 3, 3, 2  # of a world that is walked whole in seconds
 
 
@@ -56,7 +57,7 @@ def _collective(plan: Plan, meeting: Collective) -> Proved:
     steps = prove(meeting, workers)
     says = [
         f"{type(meeting).__name__} of {workers} workers: {steps} steps over {meeting.segments(workers)} segments",
-        "no waiting circle: every offer has its taker in the same step",
+        NO_CIRCLE,
         "nothing is overwritten while somebody may still be reading it",
         f"every worker ends with one contribution of each of the {workers}",
     ]
@@ -75,7 +76,7 @@ def _mixing(plan: Plan, meeting: Neighbours) -> Proved:
     steps = prove_mixing(meeting, workers)
     says = [
         f"{type(meeting).__name__} of {workers} workers: {steps} exchanges of the whole vector",
-        "no waiting circle: every offer has its taker in the same step",
+        NO_CIRCLE,
         "everyone mixes what it was sent, by weights that leave the mean of all where it is",
         "what one worker says reaches every other in the end",
     ]

@@ -30,6 +30,10 @@ class Replica:
         buffers = dict(module.named_buffers())
         self.moving = [buffers[name] for name in moving]
 
+    def values(self) -> list[Tensor]:
+        """Its parameters, then its moving buffers."""
+        return [p.detach() for p in self.parameters] + self.moving
+
     def backward(self, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""
         loss = self.forward(self.module, chunk, batch)

@@ -59,9 +59,7 @@ class Commuter:
         mine = zip(centre.parameters, centre.memory, self.home.values, self.carried, strict=True)
         for value, memory, own, carried in mine:
             self.rule.exchange(value, memory, own, carried)
-        # The centre owns the moving buffers and the last to come wins; each replica goes on from its own.
-        for view, buffer in zip(centre.buffers, self.learner.replica.moving, strict=True):
-            view.copy_(buffer)
+        centre.keep_buffers(self.learner.replica.moving)
 
 
 def mix(vectors: Sequence[Tensor], weights: list[tuple[int, float]], into: Tensor) -> None:

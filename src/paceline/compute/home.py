@@ -240,6 +240,11 @@ class Room:
             for key, value in rule.remembers(parameter.detach()).items():
                 memory[key].copy_(value)
 
+    def keep_buffers(self, moving: Sequence[Tensor]) -> None:
+        """The server owns the moving buffers and the last to come wins; each worker goes on from its own."""
+        for view, buffer in zip(self.buffers, moving, strict=True):
+            view.copy_(buffer)
+
 
 class ShardHome:
     """One shard of a server, in rooms that may be shared memory, seen by one worker.

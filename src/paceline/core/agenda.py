@@ -62,6 +62,10 @@ class Agenda:
         """Updates done when so many leases are."""
         return min(leases * self.block, self.updates)
 
+    def reaches(self, updates: int, every: int) -> bool:
+        """Whether these updates are the first to reach another multiple of `every`; the last of all are the result."""
+        return bool(every) and updates % every < self.block and updates < self.updates
+
     def span(self, update: int) -> tuple[int, int, int]:
         """(epoch, start, stop) of an update."""
         epoch, step = divmod(update, self.updates_per_epoch)

@@ -43,7 +43,7 @@ class _Snapshots:
         raise NotImplementedError
 
     def keep(self, updates: int, seconds: float) -> None:
-        if self.setup.snapshot_due(updates):
+        if self.setup.agenda.reaches(updates, self.setup.snapshots_every):
             values = self.values()
             self.snapshots.append(Snapshot(updates, seconds, lambda: values))
 
@@ -90,8 +90,7 @@ class Together(_Snapshots):
         self.setup.plan.rule.update(self.home, Arrival(self.learner.settle(whole)))
 
     def values(self) -> list[Tensor]:
-        replica = self.learner.replica
-        return [t.detach().clone() for t in (*replica.parameters, *replica.moving)]
+        return [value.clone() for value in self.learner.replica.values()]
 
     def finite(self) -> bool:
         return all(bool(p.isfinite().all()) for p in self.learner.replica.parameters)
@@ -151,18 +150,20 @@ class _Meeting:
         self.payloads = [Payload(setup.layout, flat) for flat in self.flats]
 
     def sum(self, shares: list[Computed]) -> Computed:
-        for payload, share in zip(self.payloads, shares, strict=True):
-            payload.write(share)
+        self._write(shares)
         execute(self.collective, self.flats, self.layout)  # type: ignore[arg-type]
         return self.payloads[0].read(sum(share.samples for share in shares))
+
+    def _write(self, shares: list[Computed]) -> None:
+        for payload, share in zip(self.payloads, shares, strict=True):
+            payload.write(share)
 
     def means(self, shares: list[Computed]) -> list[Computed]:
         """For each worker, the mean of what those it meets have brought."""
         workers = len(shares)
         if not isinstance(self.collective, Neighbours):
             return [self.sum(shares).scaled(1.0 / workers)] * workers
-        for payload, share in zip(self.payloads, shares, strict=True):
-            payload.write(share)
+        self._write(shares)
         found = []
         for worker in range(workers):
             mixture = torch.zeros_like(self.flats[worker])
@@ -278,8 +279,7 @@ class Unlocked(_Snapshots):
         self.setup.plan.rule.update(self.homes[worker], Arrival(self.gradients[worker]))
 
     def values(self) -> list[Tensor]:
-        replica = self.learner.replica
-        return [t.detach().clone() for t in (*replica.parameters, *replica.moving)]
+        return [value.clone() for value in self.learner.replica.values()]
 
 
 class Commuting(_Snapshots):

@@ -54,11 +54,6 @@ class Setup:
         """Updates between two evaluations; 0 for none before the last."""
         return (self.job.evaluate_every or self.agenda.updates_per_epoch) if self.test is not None else 0
 
-    def snapshot_due(self, updates: int) -> bool:
-        """Whether this many updates are the first to reach another snapshot's number; the last is the result itself."""
-        every = self.snapshots_every
-        return bool(every) and updates % every < self.agenda.block and updates < self.agenda.updates
-
     def order(self) -> Order:
         return Order(len(self.source), self.job.seed, self.job.shuffle)
 

@@ -14,27 +14,13 @@ without waiting for the rest.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from paceline.core.rules import Memory
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from paceline.core.rules.model_averaging import ModelAveraging
 
 
 @dataclass(frozen=True)
-class DPsgd:
+class DPsgd(ModelAveraging):
+    """Model averaging after every step, where the mean is that of the neighbours and comes before the own step."""
+
     every: int = 1
     mixes_first = True
-
-    def remembers(self, parameter: Tensor) -> Memory:
-        return {}
-
-    def brings(self, value: Tensor, memory: Memory) -> Tensor:
-        return value
-
-    def takes(self, value: Tensor, memory: Memory, mean: Tensor) -> None:
-        value.copy_(mean)
-
-    def result(self, value: Tensor, memory: Memory) -> Tensor:
-        return value

@@ -35,7 +35,7 @@ class TableClient:
         self.worker, self.number = worker, worker.number
         self.steps: list[Step] = list(meeting.steps(worker.number, workers))
         arena, layout = worker.arena, worker.arena.shape.layout
-        self.offers, self.bells, self.waiter = arena.offers, worker.bells, worker.waiter
+        self.offers, self.bells = arena.offers, worker.bells
         self.payloads = [Payload(layout, flat) for flat in arena.payloads[worker.number]]
         length, size = Payload.length(layout), layout.bytes_per_number
         cuts = segment_cuts(length, meeting.segments(workers), size)
@@ -59,7 +59,7 @@ class TableClient:
                 continue
             theirs = self.offers[step.receive.other]
             if theirs[0] < offer:
-                waited += self._wait(theirs, offer, step.receive.other)
+                waited += _wait(self.worker, step.receive.other, offer)
             mine, received = parts
             if step.reduce:
                 mine.add_(received)
@@ -71,8 +71,11 @@ class TableClient:
         total, waited, sent = self.meet(number, computed)
         return total.scaled(1.0 / self.worker.plan.workers), waited, sent
 
-    def _wait(self, theirs: memoryview, offer: int, whom: int) -> int:
-        return self.waiter.until(lambda: theirs[0] >= offer, lambda: f"worker {whom}")
+
+def _wait(worker: LocalWorker, whom: int, offer: int) -> int:
+    """Until this worker has made its offer of this number; the nanoseconds it took."""
+    theirs = worker.arena.offers[whom]
+    return worker.waiter.until(lambda: theirs[0] >= offer, lambda: f"worker {whom}")
 
 
 def _both(part: Part | None, mine: Tensor, flats: Sequence[Tensor], cuts: list[int]) -> tuple[Tensor, Tensor] | None:
@@ -105,12 +108,9 @@ class NeighbourClient:
             self.worker.bells[other].ring()
         for other in others:
             if arena.offers[other][0] <= number:
-                waited += self._wait(arena.offers[other], number, other)
+                waited += _wait(self.worker, other, number + 1)
         mix([pair[turn] for pair in arena.payloads], self.weights, self.mixture)
         return self.mixed.read(computed.samples), waited, self.bytes
-
-    def _wait(self, theirs: memoryview, number: int, whom: int) -> int:
-        return self.worker.waiter.until(lambda: theirs[0] > number, lambda: f"worker {whom}")
 
 
 class UnlockedClient:
@@ -130,8 +130,7 @@ class UnlockedClient:
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
         start = now()
         self.worker.plan.rule.update(self.home, Arrival(gradients))
-        for view, buffer in zip(self.room.buffers, self.worker.replica.moving, strict=True):
-            view.copy_(buffer)
+        self.room.keep_buffers(self.worker.replica.moving)
         self.worker.record(Kind.APPLY, event.batch, self.number, -1, -1, start, now(), 0, 0, 0, 0.0)
         return Noted()
 
@@ -202,9 +201,7 @@ class GradientClient(ShardClient):
         assert self.arrival is not None
         self.worker.plan.rule.update(self.home, self.arrival)
         self.arrival = None  # what a step touches should stay in the cache
-        # The server owns the moving buffers and the last push wins; each worker goes on from its own.
-        for view, buffer in zip(self.home.room.buffers, self.moving, strict=True):
-            view.copy_(buffer)
+        self.home.room.keep_buffers(self.moving)
 
 
 class CentreClient(ShardClient):

@@ -209,7 +209,7 @@ class LocalWorker:
             self.snapshot(update + 1, self.values)
 
     def values(self) -> list[Tensor]:
-        return [p.detach() for p in self.replica.parameters] + self.replica.moving
+        return self.replica.values()
 
     def hand_in(self, values: list[Tensor]) -> None:
         """Leave parameters and moving buffers where the parent finds them."""
@@ -309,8 +309,7 @@ class LocalWorker:
         return action
 
     def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
-        late = updates >= self.agenda.updates  # the last is the result itself
-        if self.snapshots is None or late or updates % self.snapshots.every >= self.agenda.block:
+        if self.snapshots is None or not self.agenda.reaches(updates, self.snapshots.every):
             return
         start = now()
         self.snapshots.write(updates, values())
