@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.agenda import Agenda
 from paceline.core.meetings import Collective, Part, Shards, Step
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.errors import PlanError
@@ -156,7 +155,7 @@ def _simulated(plan: Plan, updates: int, slowest: float) -> Trace:
     move = 0.0 if plan.gate is None else MOVE
     world = World(compute=COMPUTE, speeds=speeds, jitter=0.0, latency=move, update=move)
     size = BATCH * plan.parts
-    return simulate(plan, Agenda(size * updates, size, 1, parts=plan.parts, block=plan.block), world, 0)
+    return simulate(plan, plan.agenda(size * updates, size), world, 0)
 
 
 class _Line:

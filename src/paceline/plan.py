@@ -4,7 +4,8 @@
     split      what does each worker hold?                  the whole model (data parallelism)
     meeting    where do workers meet?                       Ring, Tree, HalvingDoubling, Hierarchical, Central,
                                                             Neighbours; Shards; None: nowhere
-    gate       who may go on?                               Asynchronous, StaleSynchronous; None: the meeting does
+    gate       who may go on?                               Asynchronous, StaleSynchronous, Backup; None: the meeting
+                                                            does
     rule       how does an arrival change the parameters?   Plain, DcAsgd
     averaging  how do replicas that moved agree?            ModelAveraging, Easgd, Diloco, DPsgd; None: they do not move
     exchanging or with a centre?                            ElasticExchange, OuterExchange
@@ -19,8 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from paceline.core.agenda import Agenda
 from paceline.core.gates import Gate
 from paceline.core.gates.asynchronous import Asynchronous
+from paceline.core.gates.backup import Backup
 from paceline.core.gates.stale_synchronous import StaleSynchronous
 from paceline.core.meetings import Collective, Shards
 from paceline.core.meetings.central import Central
@@ -76,7 +79,7 @@ class Plan:
     @property
     def parts(self) -> int:
         """Into how many chunks a batch is split."""
-        return self.workers if self.synchronous or self.native else self.chunks
+        return self.workers if self.synchronous or self.native else self.gathers or self.chunks
 
     @property
     def synchronous(self) -> bool:
@@ -99,6 +102,17 @@ class Plan:
     @property
     def shards(self) -> int:
         return self.meeting.count if isinstance(self.meeting, Shards) else 1
+
+    @property
+    def gathers(self) -> int:
+        """Gradients, each of its share of a batch, that a shard makes an update of; 0 where each is one."""
+        return self.meeting.gathers if isinstance(self.meeting, Shards) else 0
+
+    def agenda(
+        self, samples: int, batch_size: int, epochs: int = 1, accumulate: int = 1, limit: int | None = None
+    ) -> Agenda:
+        """How this plan divides the training."""
+        return Agenda(samples, batch_size, epochs, accumulate, self.parts, limit, self.block, self.gathers or 1)
 
     def meets_after(self, update: int, updates: int) -> bool:
         """Whether all meet after this update: always, but under an averaging rule now and then, and at the end."""
@@ -162,6 +176,11 @@ RECIPES: dict[str, Recipe] = {
         lambda shards, bound: {"meeting": Shards(shards), "gate": StaleSynchronous(bound)},
         {**SERVER, "bound": Kind(3, least=0)},
     ),
+    "backup": Recipe(
+        "synchronous, without the `backups` slowest workers",
+        lambda workers, backups: _with_backups(workers - backups),
+        {**TEAM, "backups": Kind(1, least=0)},
+    ),
     "dc_asgd": Recipe(
         "asynchronous, old gradients bent towards the newest parameters",
         lambda shards, mode, lam: {
@@ -210,6 +229,12 @@ RECIPES: dict[str, Recipe] = {
     "ceiling": Recipe("workers that never meet: the speed nobody can beat", dict, TEAM),
     "ddp": Recipe("PyTorch's DistributedDataParallel over gloo", lambda: {"native": True}, TEAM),
 }
+
+
+def _with_backups(needed: int) -> dict[str, Any]:
+    if needed < 1:
+        raise PlanError("plan 'backup' needs at least one worker that is not a backup: workers > backups")
+    return {"meeting": Shards(1, gathers=needed), "gate": Backup(needed)}
 
 
 def make(name: str, **given: Option) -> Plan:

@@ -284,6 +284,12 @@ class ShardHome:
         self.rooms[target].raw.copy_(self.rooms[source].raw)
         self.look(target)
 
+    def fetch(self, source: int, target: int) -> None:
+        """Look at the newest version in a room of one's own."""
+        if source != target:
+            self.rooms[target].raw.copy_(self.rooms[source].raw)
+        self.look(target)
+
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         """Let the optimizer apply these gradients here; `updates` says how many came before."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):

@@ -27,6 +27,17 @@ class Apply(NamedTuple):
     base: int
 
 
+class Held(NamedTuple):
+    """The gradient, computed from version `base`, waits at the shard for the others that `version` is made of."""
+
+    version: int
+    base: int
+
+
+class Late(NamedTuple):
+    """The gradient was computed from an older version: pull, and compute it again."""
+
+
 class Drop(NamedTuple):
     """This shard already has the batch (its first owner died half-way through its pushes): apply nothing."""
 
@@ -35,4 +46,4 @@ class Noted(NamedTuple):
     """Nothing to do."""
 
 
-Action = Lease | Wait | Done | Apply | Drop | Noted
+Action = Lease | Wait | Done | Apply | Held | Late | Drop | Noted

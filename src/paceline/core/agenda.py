@@ -36,6 +36,7 @@ class Agenda:
     parts: int = 1  # chunks per batch
     limit: int | None = None  # stop after so many updates
     block: int = 1  # updates that a worker leases at once: local steps between two pushes
+    shares: int = 1  # leases that an update is divided in
 
     @property
     def samples_per_update(self) -> int:
@@ -52,15 +53,20 @@ class Agenda:
 
     @property
     def leases(self) -> int:
-        return -(-self.updates // self.block)
+        return -(-self.updates // self.block) * self.shares
 
-    def leased(self, lease: int) -> range:
-        """The updates of one lease."""
-        return range(lease * self.block, self.leased_until(lease + 1))
+    def tasks(self, lease: int) -> range:
+        """What a lease has its worker compute, one gradient each: its updates, or its own share of an update."""
+        return range(lease * self.block, min((lease + 1) * self.block, self.updates * self.shares))
 
-    def leased_until(self, leases: int) -> int:
-        """Updates done when so many leases are."""
-        return min(leases * self.block, self.updates)
+    def task(self, number: int) -> list[Chunk]:
+        """The chunks that hold samples."""
+        update, share = divmod(number, self.shares)
+        return self.filled(update) if self.shares == 1 else self.mine(update, share)
+
+    def made_by(self, version: int) -> int:
+        """Updates that are in this version of a shard."""
+        return min(version * self.block, self.updates)
 
     def reaches(self, updates: int, every: int) -> bool:
         """Whether these updates are the first to reach another multiple of `every`; the last of all are the result."""
@@ -75,13 +81,15 @@ class Agenda:
     def chunks(self, update: int) -> list[Chunk]:
         """All chunks of an update; some may be empty when the last batch is smaller than `parts`."""
         epoch, start, stop = self.span(update)
+        # Shares of several updates may be added up together, so they are weighed against a full one.
+        whole = stop - start if self.shares == 1 else self.samples_per_update
         result: list[Chunk] = []
         for first in range(start, stop, self.batch_size):
             size = min(first + self.batch_size, stop) - first
             cuts = [first + size * part // self.parts for part in range(self.parts + 1)]
             for part in range(self.parts):
                 low, high = cuts[part], cuts[part + 1]
-                result.append(Chunk(update, len(result), epoch, low, high, (high - low) / (stop - start)))
+                result.append(Chunk(update, len(result), epoch, low, high, (high - low) / whole))
         return result
 
     def filled(self, update: int) -> list[Chunk]:

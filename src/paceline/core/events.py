@@ -27,6 +27,13 @@ class Push(NamedTuple):
     again: bool = False  # the batch was leased before, to a worker that died
 
 
+class Pull(NamedTuple):
+    """A worker wants a shard's newest parameters, without bringing anything."""
+
+    worker: int
+    shard: int
+
+
 class Finish(NamedTuple):
     """A worker has pushed `batch` to every shard, and wants its next one."""
 
@@ -40,5 +47,5 @@ class Death(NamedTuple):
     worker: int
 
 
-Command = Ask | Compute | Push | Finish
-Event = Ask | Push | Finish | Death
+Command = Ask | Pull | Compute | Push | Finish
+Event = Ask | Pull | Push | Finish | Death

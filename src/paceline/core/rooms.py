@@ -42,6 +42,10 @@ class Rooms:
         state[at] = state[own] = target
         return source, target
 
+    def fetch(self, state: State, worker: int) -> tuple[int, int]:
+        """(the newest version's room, the room for this worker's copy of it); the same where it is there already."""
+        return state[self.at], state[self.at + 2 + worker]
+
     def of(self, state: State, worker: int) -> int:
         return state[self.at + 2 + worker]
 

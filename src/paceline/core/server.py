@@ -11,7 +11,7 @@ What holds, whatever the order of events and whoever dies in between:
   owner died between two shards is leased again, and dropped by the shards that already have it);
 - a batch is leased to at most one living worker;
 - the staleness identity: when a worker pulls right after each push, the staleness of all its pushes sums to
-  (position of its last push + 1) - (number of its pushes); see `paceline.testing.conformance.staleness_identity`.
+  (position of its last push + 1) - (number of its pushes); see `identity_gap`.
 
 State is a flat run of integers owned by the engine (an array here, shared memory there) and changed in place, so a
 decision costs a microsecond; whoever needs all-or-nothing under SIGKILL gives the machine a copy and flips it in.
@@ -19,7 +19,8 @@ decision costs a microsecond; whoever needs all-or-nothing under SIGKILL gives t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core.actions import Action, Apply, Done, Drop, Lease, Noted, Wait
 from paceline.core.events import Ask, Death, Event, Finish, Push
@@ -107,6 +108,13 @@ class Desk:
         return tuple(state[: self.ints])
 
 
+class Taken(NamedTuple):
+    """A push that a shard took, for asking afterwards whether all went well."""
+
+    worker: int
+    base: int  # the version it was computed from
+
+
 class Shard:
     """Counts the versions of one part of the parameters and refuses what it already has.
 
@@ -133,8 +141,28 @@ class Shard:
         state[pushed + event.worker] = event.batch
         return Apply(state[0], base)
 
-    def version(self, state: State) -> int:
-        return state[0]
+    def base(self, state: State, worker: int) -> int:
+        """The version this worker holds."""
+        return state[1 + worker]
+
+    def fault(self, pushes: Sequence[Taken], version: int) -> str | None:
+        """What is wrong with these pushes, in their order, when the shard is then at `version`."""
+        if version != len(pushes):
+            return f"it is at version {version} after {len(pushes)} pushes"
+        if gap := identity_gap(pushes):
+            return f"the staleness identity is off by {gap}"
+        return None
 
     def key(self, state: State) -> tuple[int, ...]:
         return tuple(state[: self.ints])
+
+
+def identity_gap(pushes: Sequence[Taken]) -> int:
+    """Sum of staleness minus what the identity says it is, for one shard's pushes in their order.
+
+    When every worker starts from version 0 and pulls right after each push, its staleness sums to
+    (position of its last push + 1) - (number of its pushes).
+    """
+    staleness = sum(position - base for position, (_, base) in enumerate(pushes))
+    last = {worker: position for position, (worker, _) in enumerate(pushes)}
+    return staleness - (sum(position + 1 for position in last.values()) - len(pushes))

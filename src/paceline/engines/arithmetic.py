@@ -24,7 +24,9 @@ from paceline.compute.home import (
 from paceline.compute.layout import Layout
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed, Payload
+from paceline.compute.slots import Slots
 from paceline.core.agenda import Chunk
+from paceline.core.events import Push
 from paceline.core.meetings import Collective, Part, segment_cuts
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.rooms import Rooms
@@ -231,16 +233,20 @@ class Apart(_Snapshots):
         self.buffers[worker] = [b.clone() for b in self.learner.replica.moving]
         return computed
 
-    def push(self, worker: int, shard: int, version: int) -> None:
+    def push(self, event: Push, version: int) -> None:
         """Make this version of the shard, and let the worker hold it."""
-        home = self.homes[worker][shard]
-        home.updates = version - 1
-        pulled = home.pulled(self.setup.plan.rule)
-        home.move(*self.rooms.move(self.states[shard], worker))
+        worker, shard = event.worker, event.shard
+        pulled = self.homes[worker][shard].pulled(self.setup.plan.rule)
         arrival = Arrival([self.gradients[worker][n] for n in self.which[shard]], pulled)
-        self.setup.plan.rule.update(home, arrival)
+        self._make(worker, shard, version, arrival)
         if shard == 0:
             self.newest_buffers = self.buffers[worker]
+
+    def _make(self, worker: int, shard: int, version: int, arrival: Arrival) -> None:
+        home = self.homes[worker][shard]
+        home.updates = version - 1
+        home.move(*self.rooms.move(self.states[shard], worker))
+        self.setup.plan.rule.update(home, arrival)
 
     def newest(self, shard: int) -> Room:
         return self.homes[0][shard].rooms[self.rooms.newest(self.states[shard])]
@@ -251,6 +257,39 @@ class Apart(_Snapshots):
             found.update(zip(which, (v.clone() for v in self.newest(shard).parameters), strict=True))
         dtype = self.setup.layout.dtype  # as the shard keeps them
         return [found[n] for n in range(len(found))] + [b.to(dtype) for b in self.newest_buffers]
+
+
+class Gathered(Apart):
+    """Each worker holds a version; enough gradients computed from the newest one together make the next."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        length, layout, self.needed = Payload.length(setup.layout), setup.layout, setup.plan.gathers
+        self.slots = Slots(layout, [torch.zeros(length, dtype=layout.dtype) for _ in range(self.needed)])
+        self.round: list[tuple[int, int]] = []  # (batch, slot)
+        self.computed: dict[int, Computed] = {}
+
+    def pull(self, worker: int) -> None:
+        self.homes[worker][0].fetch(*self.rooms.fetch(self.states[0], worker))
+        self.buffers[worker] = self.newest_buffers
+
+    def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
+        """The gradient of a share of a batch, from what this worker holds."""
+        self.homes[worker][0].look(self.rooms.of(self.states[0], worker))
+        self.learner.set_buffers(self.buffers[worker])
+        self.computed[worker] = self.learner.compute(chunks)
+        return self.computed[worker]
+
+    def push(self, event: Push, version: int) -> None:
+        """Hold it for this version; make the version when the round is full."""
+        slot = len(self.round)
+        self.slots.write(slot, self.computed[event.worker])
+        self.round.append((event.batch, slot))
+        if len(self.round) == self.needed:
+            whole = self.slots.add_up([slot for _, slot in sorted(self.round)])
+            self._make(event.worker, 0, version, Arrival(self.learner.settle(whole, alone=True)))
+            self.newest_buffers = [b.clone() for b in self.learner.replica.moving]
+            self.round.clear()
 
 
 class Unlocked(_Snapshots):
@@ -275,8 +314,8 @@ class Unlocked(_Snapshots):
         self.gradients[worker] = self.learner.settle(computed)
         return computed
 
-    def push(self, worker: int, shard: int, version: int) -> None:
-        self.setup.plan.rule.update(self.homes[worker], Arrival(self.gradients[worker]))
+    def push(self, event: Push, version: int) -> None:
+        self.setup.plan.rule.update(self.homes[event.worker], Arrival(self.gradients[event.worker]))
 
     def values(self) -> list[Tensor]:
         return [value.clone() for value in self.learner.replica.values()]
@@ -306,8 +345,8 @@ class Commuting(_Snapshots):
         commuter.step(chunks[0].update, computed)
         return computed
 
-    def push(self, worker: int, shard: int, version: int) -> None:
-        self.commuters[worker].exchange(self.centre)
+    def push(self, event: Push, version: int) -> None:
+        self.commuters[event.worker].exchange(self.centre)
 
     def newest(self, shard: int) -> Room:
         return self.centre
@@ -316,8 +355,13 @@ class Commuting(_Snapshots):
         return [v.clone() for v in (*self.centre.parameters, *self.centre.buffers)]
 
 
-def by_shards(setup: Setup) -> Apart | Commuting | Unlocked:
+Server = Apart | Commuting | Unlocked
+
+
+def by_shards(setup: Setup) -> Server:
     """The arithmetic of a plan with a server."""
     if not setup.plan.locked:
         return Unlocked(setup)
+    if setup.plan.gathers:
+        return Gathered(setup)
     return Apart(setup) if setup.plan.exchanging is None else Commuting(setup)

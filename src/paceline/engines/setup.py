@@ -80,7 +80,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     found = probe(job, module, source, plan.parts)
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
-    agenda = Agenda(len(source), job.batch_size, job.epochs, job.accumulate, plan.parts, limit, plan.block)
+    agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate, limit)
     layout = lay_out(module, plan.shards, found.moving)
     if plan.meeting is not None and not isinstance(plan.meeting, Shards):
         check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from paceline.core.gathering import Gathering
+from paceline.core.server import Shard
+
 
 class Part(NamedTuple):
     """Neighbouring segments, and the worker they go to or come from."""
@@ -50,6 +53,10 @@ class Shards:
     """The parameters lie in `count` shards, each updated under one lock (or by one server)."""
 
     count: int = 1
+    gathers: int = 0  # gradients that together make a version; 0: each makes one, however old it is
+
+    def machine(self, workers: int) -> Shard | Gathering:
+        return Gathering(workers, self.gathers) if self.gathers else Shard(workers)
 
 
 def segment_cuts(length: int, count: int, bytes_per_number: int) -> list[int]:

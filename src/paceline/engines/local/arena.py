@@ -5,6 +5,7 @@
     desk        the desk's integers, twice
     per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare
     payloads    of a collective: two per worker, used in turn
+    slots       of a shard that gathers: one per worker and per place in a round
     results     parameters and buffers of workers that trained a replica of their own
 
 A step on a shard is all or nothing under SIGKILL: the next version is made in a room that nobody looks at, and one
@@ -22,6 +23,8 @@ import torch
 from paceline.compute.home import Room, RoomShape
 from paceline.compute.layout import Layout
 from paceline.compute.payload import Payload
+from paceline.core.gathering import Gathering
+from paceline.core.meetings import Shards
 from paceline.core.rooms import Rooms
 from paceline.core.server import Desk, Shard
 from paceline.engines.transports.shared_memory import BellDescriptor, Locks, Memory, Twin
@@ -38,6 +41,7 @@ class ArenaShape:
     layout: Layout
     kind: str  # "alone", "collective" or "shards"
     desk: Desk | None
+    place: Shards
     rooms: tuple[RoomShape, ...]  # per shard
     results: int  # workers whose replicas make the result
 
@@ -46,7 +50,7 @@ class ArenaShape:
 class ShardMemory:
     """The machine's integers and the rooms' lie in the same twin, so one store commits both."""
 
-    machine: Shard
+    machine: Shard | Gathering
     places: Rooms
     twin: Twin
     rooms: list[Room]
@@ -70,11 +74,14 @@ class Arena:
         self.shards = [self._shard(number) for number in range(len(shape.layout.shards))] if shape.desk else []
         length = Payload.length(shape.layout) if shape.kind == "collective" else 0
         self.payloads = [[memory.tensor(length, shape.layout.dtype) for _ in range(2)] for _ in range(workers)]
+        held = [shard.machine.slots for shard in self.shards if isinstance(shard.machine, Gathering)]
+        length = Payload.length(shape.layout) if held else 0
+        self.slots = [memory.tensor(length, shape.layout.dtype) for _ in range(sum(held))]
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
 
     def _shard(self, number: int) -> ShardMemory:
         memory, workers = self.memory, self.shape.workers
-        machine = Shard(workers)
+        machine = self.shape.place.machine(workers)
         places = Rooms(workers, at=machine.ints)
         twin = Twin(memory, machine.ints + places.ints)
         shape = self.shape.rooms[number]
@@ -110,7 +117,9 @@ def _size(shape: ArenaShape) -> int:
         size += 2 * 8 * shape.desk.ints
         for room in shape.rooms:
             size += (1 + workers) * (room.size + 64)
-            size += 2 * 8 * (3 * workers + 8) + 64 * 4
+            size += 2 * 8 * (shape.place.machine(workers).ints + workers + 8) + 64 * 4
+        if shape.place.gathers:
+            size += (workers + shape.place.gathers) * (Payload.length(shape.layout) * number + 64)
     size += shape.results * (shape.layout.bytes + 64)
     if shape.kind == "collective":
         size += 2 * workers * (Payload.length(shape.layout) * number + 64)

@@ -12,8 +12,10 @@ from torch import Tensor
 from paceline.compute.averaging import Commuter, mix
 from paceline.compute.home import ShardHome, optimizer_over
 from paceline.compute.payload import Computed, Payload
-from paceline.core.actions import Action, Apply, Noted
-from paceline.core.events import Push
+from paceline.compute.slots import Slots
+from paceline.core.actions import Action, Apply, Held, Noted
+from paceline.core.events import Pull, Push
+from paceline.core.gathering import Gathering
 from paceline.core.meetings import Collective, Part, Step, segment_cuts
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.rules import Arrival
@@ -21,6 +23,7 @@ from paceline.engines.transports.shared_memory import RecordLock
 from paceline.trace import Kind
 
 if TYPE_CHECKING:
+    from paceline.core.state import State
     from paceline.engines.local.worker import LocalWorker
 
 
@@ -155,15 +158,17 @@ class ShardClient:
         self.before(gradients)
         with self.lock as waited:
             draft = memory.twin.begin()
-            action = memory.machine.handle(draft, event)
-            if isinstance(action, Apply):
-                self.make(action.version, *memory.places.move(draft, self.me))
+            action: Action = memory.machine.handle(draft, event)
+            if isinstance(action, Apply | Held):
+                if isinstance(action, Apply):
+                    self.make(draft, action.version)
                 # Written before the commit: no version without its row. A worker killed between the two leaves a row
                 # too many, known by a later one of the same version.
-                row = (event.batch, self.number, self.base, action.version)
+                row = (event.batch, self.number, action.base, action.version)
                 worker.record(Kind.APPLY, *row, start, now(), waited, 0, self.bytes, 0.0)
                 memory.twin.commit()
-                self.base = action.version
+                if isinstance(action, Apply):
+                    self.base = action.version
                 return action
         worker.record(Kind.DROP, event.batch, self.number, self.base, -1, start, now(), waited, 0, 0, 0.0)
         return action
@@ -172,8 +177,8 @@ class ShardClient:
         """What can be done without the lock."""
         raise NotImplementedError
 
-    def make(self, version: int, source: int, target: int) -> None:
-        """Make this version in the target room, from the newest one in the source room."""
+    def make(self, draft: State, version: int) -> None:
+        """Make this version of the newest one, in the room for it."""
         raise NotImplementedError
 
 
@@ -195,13 +200,49 @@ class GradientClient(ShardClient):
         pulled = self.home.pulled(self.worker.plan.rule)
         self.arrival: Arrival | None = Arrival([gradients[n] for n in self.which], pulled)
 
-    def make(self, version: int, source: int, target: int) -> None:
-        self.home.move(source, target)
+    def make(self, draft: State, version: int) -> None:
+        self.home.move(*self.memory.places.move(draft, self.me))
         self.home.updates = version - 1
         assert self.arrival is not None
         self.worker.plan.rule.update(self.home, self.arrival)
         self.arrival = None  # what a step touches should stay in the cache
         self.home.room.keep_buffers(self.moving)
+
+
+class GatheringClient(GradientClient):
+    """Brings its gradient to a round; whoever fills the round makes the version."""
+
+    def __init__(self, worker: LocalWorker, number: int) -> None:
+        super().__init__(worker, number)
+        self.slots = Slots(worker.arena.shape.layout, worker.arena.slots)
+
+    @property
+    def machine(self) -> Gathering:
+        assert isinstance(self.memory.machine, Gathering)
+        return self.memory.machine
+
+    def settle(self, update: int, computed: Computed) -> list[Tensor | None]:
+        self.computed = computed
+        return []
+
+    def pull(self, event: Pull) -> Action:
+        memory = self.memory
+        with self.lock:
+            draft = memory.twin.begin()
+            action = self.machine.handle(draft, event)
+            self.home.fetch(*memory.places.fetch(draft, self.me))
+            memory.twin.commit()
+            self.base = self.machine.base(draft, self.me)
+        self.worker.learner.set_buffers(self.home.room.buffers)
+        return action
+
+    def before(self, gradients: list[Tensor | None]) -> None:
+        self.slots.write(self.machine.slot(self.memory.twin.current, self.me), self.computed)
+
+    def make(self, draft: State, version: int) -> None:
+        whole = self.slots.add_up([held.slot for held in self.machine.full_round(draft)])
+        self.arrival = Arrival(self.worker.learner.settle(whole, alone=True))
+        super().make(draft, version)
 
 
 class CentreClient(ShardClient):
@@ -220,8 +261,8 @@ class CentreClient(ShardClient):
     def before(self, gradients: list[Tensor | None]) -> None:
         pass
 
-    def make(self, version: int, source: int, target: int) -> None:
-        rooms = self.memory.rooms
+    def make(self, draft: State, version: int) -> None:
+        rooms, (source, target) = self.memory.rooms, self.memory.places.move(draft, self.me)
         rooms[target].raw.copy_(rooms[source].raw)
         self.commuter.exchange(rooms[target])
 
@@ -229,4 +270,6 @@ class CentreClient(ShardClient):
 def shard_client(worker: LocalWorker, number: int) -> ShardClient | UnlockedClient:
     if not worker.plan.locked:
         return UnlockedClient(worker, number)
+    if worker.plan.gathers:
+        return GatheringClient(worker, number)
     return GradientClient(worker, number) if worker.plan.exchanging is None else CentreClient(worker, number)

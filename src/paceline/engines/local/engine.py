@@ -24,6 +24,7 @@ from paceline.compute.averaging import middle
 from paceline.compute.home import optimizer_over, room_shape
 from paceline.compute.layout import trainable
 from paceline.core.events import Death
+from paceline.core.meetings import Shards
 from paceline.core.server import Desk
 from paceline.data.source import TensorSource
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
@@ -279,7 +280,7 @@ def _shape(setup: Setup) -> ArenaShape:
     plan = setup.plan
     if plan.gate is None:
         kind = "alone" if plan.meeting is None else "collective"
-        return ArenaShape(plan.workers, setup.layout, kind, None, (), plan.results)
+        return ArenaShape(plan.workers, setup.layout, kind, None, Shards(), (), plan.results)
     module = setup.fresh_module()
     named = trainable(module)
     optimizer = setup.job.make_optimizer(module, list(named.values()))
@@ -292,7 +293,8 @@ def _shape(setup: Setup) -> ArenaShape:
         else:
             rooms.append(room_shape(shard, setup.layout.dtype, mine, None, plan.exchanging))
     desk = Desk(plan.workers, setup.agenda.leases, plan.gate)
-    return ArenaShape(plan.workers, setup.layout, "shards", desk, tuple(rooms), 0)
+    assert isinstance(plan.meeting, Shards)
+    return ArenaShape(plan.workers, setup.layout, "shards", desk, plan.meeting, tuple(rooms), 0)
 
 
 def _snapshot_file(setup: Setup) -> SnapshotFile | None:

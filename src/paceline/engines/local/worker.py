@@ -25,16 +25,16 @@ from paceline.compute.home import ReplicaHome
 from paceline.compute.layout import sha256
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed
-from paceline.core.actions import Action, Noted, Wait
+from paceline.core.actions import Action, Apply, Noted, Wait
 from paceline.core.agenda import Agenda, Chunk
-from paceline.core.events import Ask, Command, Compute, Finish, Push
+from paceline.core.events import Ask, Command, Compute, Finish, Pull, Push
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.rules import Arrival, Averaging
 from paceline.core.worker import Worker
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source, TensorSource, open_source
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena
-from paceline.engines.local.clients import NeighbourClient, TableClient, shard_client
+from paceline.engines.local.clients import GatheringClient, NeighbourClient, TableClient, shard_client
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.transports.shared_memory import Bell, Memory, RecordLock, Stopped, Waiter
 from paceline.errors import JobError
@@ -182,7 +182,7 @@ class LocalWorker:
         self.trace.write(kind, self.number, *rest)
 
     def _compute(self, update: int, chunks: list[Chunk], version: int) -> Computed:
-        self.arena.doing[self.number] = update
+        self.arena.doing[self.number] = update // self.agenda.shares
         start = now()
         computed = self.learner.compute(chunks)
         mean = computed.loss / computed.weight if computed.weight else float("nan")
@@ -271,17 +271,24 @@ class LocalWorker:
     # --- by shards: the server's machines, run by whoever holds the lock --------------------------------------------
 
     def _train_by_shards(self) -> None:
-        worker = Worker(self.number, len(self.shards))
+        worker = Worker(self.number, len(self.shards), self.plan.gathers > 0)
         while (command := worker.command()) is not None:
             worker.answer(self._perform(command))
 
     def _perform(self, command: Command) -> Action:
         if isinstance(command, Push):
-            return self.shards[command.shard].push(command, self.gradients)
+            action = self.shards[command.shard].push(command, self.gradients)
+            if self.plan.gathers and isinstance(action, Apply):
+                self.snapshot(action.version, self.values)
+            return action
+        if isinstance(command, Pull):
+            client = self.shards[command.shard]
+            assert isinstance(client, GatheringClient)
+            return client.pull(command)
         if isinstance(command, Compute):
-            for update in self.agenda.leased(command.batch):
-                computed = self._compute(update, self.agenda.filled(update), self.shards[0].base)
-                self.gradients = self.shards[0].settle(update, computed)
+            for task in self.agenda.tasks(command.batch):
+                computed = self._compute(task, self.agenda.task(task), self.shards[0].base)
+                self.gradients = self.shards[0].settle(task, computed)
             return Noted()
         self.gradients = []  # before the next ones are made: what a step touches should stay in the cache
         action = self._tell_desk(command)
@@ -305,7 +312,8 @@ class LocalWorker:
         if isinstance(command, Finish):
             for bell in self.bells:
                 bell.ring()  # whoever waits at the gate may ask again
-            self.snapshot(self.agenda.leased_until(finished), self.values)
+            if not self.plan.gathers:
+                self.snapshot(self.agenda.made_by(finished), self.values)
         return action
 
     def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:

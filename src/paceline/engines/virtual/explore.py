@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core.actions import Action, Apply, Done, Drop, Lease, Noted, Wait
-from paceline.core.events import Command, Compute, Death, Finish, Push
+from paceline.core.actions import Action, Apply, Done, Drop, Held, Late, Lease, Noted, Wait
+from paceline.core.events import Command, Compute, Death, Finish, Pull, Push
 from paceline.core.gates import Gate
 from paceline.core.gates.asynchronous import Asynchronous
-from paceline.core.server import Desk, Shard
+from paceline.core.meetings import Shards
+from paceline.core.server import Desk, Taken
 from paceline.core.worker import HOME, Worker
 from paceline.story import Scene, tell
 
@@ -45,7 +46,7 @@ class _World:
     workers: list[Worker]
     alive: list[bool]
     waits: list[bool]  # asked, was told to wait, and nothing has changed since
-    applied: list[list[tuple[int, int, int]]] = field(default_factory=list)  # per shard (worker, batch, base)
+    applied: list[list[tuple[int, Taken]]] = field(default_factory=list)  # per shard (batch, push)
 
     def copy(self) -> _World:
         return _World(
@@ -65,17 +66,17 @@ def _copy_worker(worker: Worker) -> Worker:
 
 
 class _Explorer:
-    def __init__(self, workers: int, batches: int, shards: int, deaths: int, gate: Gate, desk: type[Desk]) -> None:
-        self.count, self.batches, self.shards, self.deaths = workers, batches, shards, deaths
-        self.desk, self.shard = desk(workers, batches, gate), Shard(workers)
+    def __init__(self, workers: int, batches: int, place: Shards, deaths: int, gate: Gate, desk: type[Desk]) -> None:
+        self.count, self.batches, self.place, self.deaths = workers, batches, place, deaths
+        self.desk, self.shard = desk(workers, batches, gate), place.machine(workers)
 
     def first(self) -> _World:
         desk_state = [0] * self.desk.ints
         self.desk.init(desk_state)
-        shard_states = [[0] * self.shard.ints for _ in range(self.shards)]
+        shard_states = [[0] * self.shard.ints for _ in range(self.place.count)]
         for state in shard_states:
             self.shard.init(state)
-        workers = [Worker(number, self.shards) for number in range(self.count)]
+        workers = [Worker(number, self.place.count, self.place.gathers > 0) for number in range(self.count)]
         return _World(
             desk_state,
             shard_states,
@@ -92,7 +93,7 @@ class _Explorer:
             tuple(w.key() for w in world.workers),
             tuple(world.alive),
             tuple(world.waits),
-            tuple(tuple(sorted(batch for _, batch, _ in applied)) for applied in world.applied),
+            tuple(tuple(sorted(batch for batch, _ in applied)) for applied in world.applied),
         )
 
     def moves(self, world: _World) -> Iterator[Move]:
@@ -126,10 +127,10 @@ class _Explorer:
     def _perform(self, world: _World, command: Command) -> Action:
         if isinstance(command, Compute):
             return Noted()
-        if isinstance(command, Push):
-            action = self.shard.handle(world.shard_states[command.shard], command)
-            if isinstance(action, Apply):
-                world.applied[command.shard].append((command.worker, command.batch, action.base))
+        if isinstance(command, Push | Pull):
+            action = self.shard.handle(world.shard_states[command.shard], command)  # type: ignore[arg-type]
+            if isinstance(command, Push) and isinstance(action, Apply | Held):
+                world.applied[command.shard].append((command.batch, Taken(command.worker, action.base)))
             return action
         return self.desk.handle(world.desk_state, command)
 
@@ -138,13 +139,11 @@ class _Explorer:
         if len(set(leases)) < len(leases):
             return f"two living workers hold the same batch: leases {leases}"
         for number, applied in enumerate(world.applied):
-            batches = [batch for _, batch, _ in applied]
+            batches = [batch for batch, _ in applied]
             if len(set(batches)) < len(batches):
                 return f"shard {number} applied a batch twice: {batches}"
-            if self.shard.version(world.shard_states[number]) != len(applied):
-                return f"shard {number} is at version {world.shard_states[number][0]} after {len(applied)} pushes"
-            if (gap := identity_gap([(w, base) for w, _, base in applied])) != 0:
-                return f"shard {number}: the staleness identity is off by {gap}"
+            if fault := self.shard.fault([push for _, push in applied], world.shard_states[number][0]):
+                return f"shard {number}: {fault}"
         return None
 
     def fault_at_end(self, world: _World) -> str | None:
@@ -152,21 +151,10 @@ class _Explorer:
         if stuck:
             return f"workers {stuck} wait for ever"
         for number, applied in enumerate(world.applied):
-            missing = set(range(self.batches)) - {batch for _, batch, _ in applied}
+            missing = set(range(self.batches)) - {batch for batch, _ in applied}
             if missing:
                 return f"everybody went home, but shard {number} never got batches {sorted(missing)}"
         return None
-
-
-def identity_gap(pushes: list[tuple[int, int]]) -> int:
-    """Sum of staleness minus what the identity says it is, for one shard's pushes (worker, base) in their order.
-
-    When every worker starts from version 0 and pulls right after each push, its staleness sums to
-    (position of its last push + 1) - (number of its pushes).
-    """
-    staleness = sum(position - base for position, (_, base) in enumerate(pushes))
-    last = {worker: position for position, (worker, _) in enumerate(pushes)}
-    return staleness - (sum(position + 1 for position in last.values()) - len(pushes))
 
 
 def explore(
@@ -176,9 +164,10 @@ def explore(
     deaths: int = 0,
     gate: Gate | None = None,
     desk: type[Desk] = Desk,
+    gathers: int = 0,
 ) -> Explored:
     """Walk every interleaving; the shortest bad story, if there is one."""
-    explorer = _Explorer(workers, batches, shards, deaths, gate or Asynchronous(), desk)
+    explorer = _Explorer(workers, batches, Shards(shards, gathers), deaths, gate or Asynchronous(), desk)
     first = explorer.first()
     came_from: dict[Any, tuple[Any, Scene] | None] = {explorer.key(first): None}
     queue, moves = deque([first]), 0
@@ -214,6 +203,10 @@ def _say(thing: Command | Action) -> str:
         return f"batch {thing.batch}{' again' if thing.again else ''}"
     if isinstance(thing, Apply):
         return f"version {thing.version} (computed from {thing.base})"
+    if isinstance(thing, Held):
+        return f"held for version {thing.version}"
+    if isinstance(thing, Pull):
+        return f"pulls shard {thing.shard}"
     if isinstance(thing, Push):
         return f"pushes batch {thing.batch} to shard {thing.shard}"
     if isinstance(thing, Compute):
@@ -222,6 +215,6 @@ def _say(thing: Command | Action) -> str:
         return "done"
     if isinstance(thing, Done):
         return "goes home"
-    if isinstance(thing, Wait | Drop):
+    if isinstance(thing, Wait | Drop | Late):
         return type(thing).__name__.lower()
     return f"finishes batch {thing.batch}" if isinstance(thing, Finish) else "asks"

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 from torch import Tensor
 
-from paceline.compute.payload import Computed, Payload
-from paceline.core.actions import Apply, Lease, Noted, Wait
-from paceline.core.agenda import Agenda, Chunk
-from paceline.core.events import Compute, Death, Finish, Push
-from paceline.core.meetings import Collective, advance
-from paceline.core.server import Desk, Shard
+from paceline.compute.payload import Payload
+from paceline.core.actions import Apply, Held, Lease, Noted, Wait
+from paceline.core.agenda import Agenda
+from paceline.core.events import Compute, Death, Finish, Pull, Push
+from paceline.core.meetings import Collective, Shards, advance
+from paceline.core.server import Desk
 from paceline.core.worker import HOME, Worker
-from paceline.engines.arithmetic import Together, Wandering, by_shards, in_step, threads
+from paceline.engines.arithmetic import Gathered, Server, Together, Wandering, by_shards, in_step, threads
 from paceline.engines.setup import Outcome, Setup, Snapshot
 from paceline.engines.virtual.clock import Clock
 from paceline.engines.virtual.world import Fate, World
@@ -24,16 +23,6 @@ from paceline.plan import Plan
 from paceline.trace import Kind, Row, Trace
 
 CLOSED_FORM_FROM = 65  # workers: up to 64 the closed form is proved equal to the table, which is then executed
-
-
-class ShardSums(Protocol):
-    """The arithmetic of an asynchronous plan: `engines.arithmetic.Apart`, or none."""
-
-    def compute(self, worker: int, chunks: list[Chunk]) -> Computed: ...
-
-    def push(self, worker: int, shard: int, version: int) -> None: ...
-
-    def keep(self, updates: int, seconds: float) -> None: ...
 
 
 def train(setup: Setup, world: World) -> Outcome:
@@ -134,7 +123,7 @@ def _meet(meeting: Collective, workers: int, world: World, size: int, ready: lis
 # --- plans with a server --------------------------------------------------------------------------------------------
 
 
-def _by_shards(plan: Plan, agenda: Agenda, world: World, size: int, sums: ShardSums | None) -> list[Row]:
+def _by_shards(plan: Plan, agenda: Agenda, world: World, size: int, sums: Server | None) -> list[Row]:
     server = _Server(plan, agenda, world, size, sums)
     server.run()
     return server.rows
@@ -143,8 +132,9 @@ def _by_shards(plan: Plan, agenda: Agenda, world: World, size: int, sums: ShardS
 class _Server:
     """Desk, shards and workers on one clock. Every shard serves one push at a time, in the order of arrival."""
 
-    def __init__(self, plan: Plan, agenda: Agenda, world: World, size: int, sums: ShardSums | None) -> None:
+    def __init__(self, plan: Plan, agenda: Agenda, world: World, size: int, sums: Server | None) -> None:
         assert plan.gate is not None
+        assert isinstance(plan.meeting, Shards)
         self.plan, self.agenda, self.world, self.sums = plan, agenda, world, sums
         self.clock, self.fate, self.rows = Clock(), Fate(world, plan.workers), list[Row]()
         shards = plan.shards
@@ -152,12 +142,12 @@ class _Server:
         self.desk = Desk(plan.workers, agenda.leases, plan.gate)
         self.desk_state = [0] * self.desk.ints
         self.desk.init(self.desk_state)
-        self.shard = Shard(plan.workers)
+        self.shard = plan.meeting.machine(plan.workers)
         self.states = [[0] * self.shard.ints for _ in range(shards)]
         for state in self.states:
             self.shard.init(state)
         self.free = [0.0] * shards
-        self.workers = [Worker(number, shards) for number in range(plan.workers)]
+        self.workers = [Worker(number, shards, plan.gathers > 0) for number in range(plan.workers)]
         self.waiting: set[int] = set()
         self.dead: set[int] = set()
 
@@ -181,6 +171,8 @@ class _Server:
         elif isinstance(command, Push):
             arrives = now + self.world.travel(self.piece)
             self.clock.at(arrives, lambda: self._arrive(worker, command, now))
+        elif isinstance(command, Pull):
+            self.clock.at(now + self.world.latency, lambda: self._pull(worker, command))
         elif command is not None:
             action = self.desk.handle(self.desk_state, command)
             worker.answer(action)
@@ -199,19 +191,29 @@ class _Server:
 
     def _compute(self, worker: Worker, command: Compute) -> float:
         number, begins = worker.number, self.clock.now
-        for update in self.agenda.leased(command.batch):
-            chunks = self.agenda.filled(update)
+        for task in self.agenda.tasks(command.batch):
+            chunks = self.agenda.task(task)
             samples, loss = sum(c.samples for c in chunks), math.nan
             ends = begins + self.fate.compute_seconds(number, samples)
             if self.sums is not None:
                 computed = self.sums.compute(number, chunks)
-                loss = computed.loss / computed.weight
-            base, times = self.states[0][1 + number], (_ns(begins), _ns(ends))
+                loss = computed.loss / computed.weight if computed.weight else math.nan
+            base, times = self.shard.base(self.states[0], number), (_ns(begins), _ns(ends))
             if self.world.deaths.get(number, math.inf) > ends:
-                self.rows.append(Row(Kind.COMPUTE, number, update, -1, base, -1, *times, samples=samples, value=loss))
+                self.rows.append(Row(Kind.COMPUTE, number, task, -1, base, -1, *times, samples=samples, value=loss))
             begins = ends
         worker.answer(Noted())
         return begins - self.clock.now
+
+    def _pull(self, worker: Worker, command: Pull) -> None:
+        if worker.number in self.dead:
+            return
+        state = self.states[command.shard]
+        size = 0 if self.shard.base(state, worker.number) == state[0] else self.piece
+        worker.answer(self.shard.handle(state, command))  # type: ignore[arg-type]
+        if isinstance(self.sums, Gathered):
+            self.sums.pull(worker.number)
+        self.clock.at(self.clock.now + self.world.travel(size), self._next(worker))
 
     def _arrive(self, worker: Worker, command: Push, sent: float) -> None:
         if worker.number in self.dead:
@@ -222,11 +224,11 @@ class _Server:
         end = start + (self.world.update if isinstance(action, Apply) else 0.0)
         self.free[shard] = end
         back = end + self.world.travel(self.piece)
-        if isinstance(action, Apply):
+        if isinstance(action, Apply | Held):
             if self.sums is not None:
-                self.sums.push(worker.number, shard, action.version)
-                if shard == 0:
-                    self.sums.keep(self.agenda.leased_until(action.version), end)
+                self.sums.push(command, action.version)
+                if shard == 0 and isinstance(action, Apply):
+                    self.sums.keep(self.agenda.made_by(action.version), end)
             base, version = (action.base, action.version) if self.plan.locked else (-1, -1)
             self.rows.append(
                 Row(

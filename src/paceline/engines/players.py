@@ -1,0 +1,225 @@
+"""Who makes the versions of a recorded run again, one after the other.
+
+A synchronous plan needs only its table. An asynchronous one needs the trace: it says which version of each shard a
+worker held when it computed, and in which order the shards took the pushes; everything else follows. Rows are taken
+worker by worker in their order, each push waiting for its shard to come to its turn, so no clock has to be trusted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.compute.payload import Computed
+from paceline.core.agenda import Chunk
+from paceline.core.events import Push
+from paceline.engines.arithmetic import Apart, Commuting, Gathered, Unlocked, by_shards, in_step
+from paceline.engines.setup import Setup
+from paceline.trace import Columns, Kind, Trace
+
+
+@dataclass(frozen=True)
+class Played:
+    """One version of one shard, made again."""
+
+    shard: int
+    version: int
+    finite: bool  # the loss and gradient it came from, and the shard after it
+
+
+@dataclass(frozen=True)
+class Guilty:
+    """The update that would come next."""
+
+    chunks: list[Chunk]
+    worker: int
+    loss: float | None  # None when its worker had not computed it yet
+
+
+class Loss(NamedTuple):
+    """Of a worker's last computation."""
+
+    task: int
+    value: float
+    finite: bool
+
+
+class InStep:
+    """Synchronous plans, and the first worker of a plan where nobody meets."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.sums = setup, in_step(setup)
+        plan, updates = setup.plan, setup.agenda.updates
+        self.alone = not plan.synchronous
+        self.updates = list(range(0, updates, plan.workers if self.alone else 1))
+        self.done, self.last = 0, len(self.updates)
+
+    def play(self, until: int | None) -> Iterator[Played]:
+        for update in self.updates[:until]:
+            shares = self._shares(update)
+            good = all(_finite(share) for share in shares)
+            self.sums.apply(update, shares)
+            self.done += 1
+            good = good and self.sums.finite()
+            yield Played(0, self.done, good)
+
+    def next(self, shard: int, until: int) -> Guilty:
+        shares = self._shares(self.updates[until])
+        bad = next((n for n, share in enumerate(shares) if not _finite(share)), 0)
+        loss = sum(s.loss for s in shares) / sum(s.weight for s in shares)
+        return Guilty(self.setup.agenda.filled(self.updates[until]), bad, loss)
+
+    def _shares(self, update: int) -> list[Computed]:
+        agenda = self.setup.agenda
+        if self.alone:
+            return [self.sums.compute(0, agenda.filled(update))]
+        return [self.sums.compute(worker, agenda.mine(update, worker)) for worker in range(self.setup.plan.workers)]
+
+    def values(self) -> list[torch.Tensor]:
+        return self.sums.values()
+
+
+class ByTrace:
+    """Plans with a server: every shard takes the pushes in the recorded order."""
+
+    def __init__(self, setup: Setup, trace: Trace, sums: Apart | Commuting) -> None:
+        self.setup, self.sums, self.agenda = setup, sums, setup.agenda
+        self.versions, self.last = [0] * len(setup.layout.shards), self.agenda.leases // self.agenda.shares
+        self.lines = [self.line(trace.rows, worker) for worker in range(setup.plan.workers)]
+        # A worker killed between writing a row and making its version leaves a row too many: the later one is true.
+        self.true_rows = {self.key(row): row for row in trace.of_kind(Kind.APPLY)}
+        self.losses: dict[int, Loss] = {}
+
+    @property
+    def done(self) -> int:
+        return min(self.versions)
+
+    def play(self, until: int | None) -> Iterator[Played]:
+        """Make every version up to `until` of every shard."""
+        places, moved = [0] * len(self.lines), True
+        while moved:
+            moved = False
+            for worker, line in enumerate(self.lines):
+                while places[worker] < len(line) and self._ready(line[places[worker]], until):
+                    yield from self._perform(line[places[worker]])
+                    places[worker], moved = places[worker] + 1, True
+
+    def next(self, shard: int, until: int) -> Guilty:
+        row = self.true_rows[shard, until + 1]
+        return Guilty(self.agenda.task(self.agenda.tasks(int(row["update"]))[0]), int(row["worker"]), self._loss(row))
+
+    def values(self) -> list[torch.Tensor]:
+        return self.sums.values()
+
+    def line(self, rows: Columns, worker: int) -> Columns:
+        """One worker's computations and pushes, in its own order."""
+        return _line(rows, worker, Kind.COMPUTE, Kind.APPLY)
+
+    def key(self, row: Any) -> tuple[int, int]:
+        """What only one push can have been."""
+        return int(row["shard"]), int(row["version"])
+
+    def compute(self, row: Any) -> Loss:
+        worker, task, block = int(row["worker"]), int(row["update"]), self.agenda.block
+        computed = self.sums.compute(worker, self.agenda.task(task))
+        before = self.losses.get(worker, Loss(-1, 0.0, True))
+        good = _finite(computed) and (before.finite or before.task // block != task // block)
+        return Loss(task, computed.loss / computed.weight if computed.weight else math.nan, good)
+
+    def can_compute(self, row: Any) -> bool:
+        return True
+
+    def push(self, row: Any) -> Iterator[Played]:
+        shard, version = int(row["shard"]), int(row["version"])
+        self.sums.push(Push(int(row["worker"]), shard, int(row["update"])), version)
+        yield self.made(shard, self.losses[int(row["worker"])].finite)
+
+    def made(self, shard: int, from_finite: bool) -> Played:
+        self.versions[shard] += 1
+        finite = from_finite and bool(self.sums.newest(shard).values.isfinite().all())
+        return Played(shard, self.versions[shard], finite)
+
+    def _ready(self, row: Any, until: int | None) -> bool:
+        if row["kind"] == Kind.COMPUTE:
+            return self.can_compute(row)
+        version = int(row["version"])
+        return not self._is_true(row) or (
+            self.versions[row["shard"]] == version - 1 and (until is None or version <= until)
+        )
+
+    def _is_true(self, row: Any) -> bool:
+        return bool(self.true_rows[self.key(row)] == row)
+
+    def _perform(self, row: Any) -> Iterator[Played]:
+        if row["kind"] == Kind.COMPUTE:
+            self.losses[int(row["worker"])] = self.compute(row)
+        elif self._is_true(row):
+            yield from self.push(row)
+
+    def _loss(self, row: Any) -> float | None:
+        loss = self.losses.get(int(row["worker"]))
+        return loss.value if loss is not None and loss.task == self.agenda.tasks(int(row["update"]))[-1] else None
+
+
+class ByRounds(ByTrace):
+    """Where a shard gathers: a version is made of several pushes, and what came too late was computed for nothing."""
+
+    sums: Gathered
+
+    def __init__(self, setup: Setup, trace: Trace, sums: Gathered) -> None:
+        super().__init__(setup, trace, sums)
+        self.round: list[Any] = []
+
+    def line(self, rows: Columns, worker: int) -> Columns:
+        mine = _line(rows, worker, Kind.COMPUTE, Kind.APPLY, Kind.DROP)
+        after = np.append(mine["kind"][1:], Kind.DEATH)
+        used: Columns = mine[(mine["kind"] == Kind.APPLY) | ((mine["kind"] == Kind.COMPUTE) & (after == Kind.APPLY))]
+        return used
+
+    def key(self, row: Any) -> tuple[int, int]:
+        return int(row["shard"]), int(row["update"])
+
+    def next(self, shard: int, until: int) -> Guilty:
+        rows = [row for row in self.true_rows.values() if row["version"] == until + 1]
+        bad = next(
+            (row for row in rows if not self.losses.get(int(row["worker"]), Loss(-1, 0.0, True)).finite), rows[0]
+        )
+        chunks = [chunk for row in rows for chunk in self.agenda.task(int(row["update"]))]
+        return Guilty(chunks, int(bad["worker"]), self._loss(bad))
+
+    def can_compute(self, row: Any) -> bool:
+        return self.versions[0] == int(row["base"])
+
+    def compute(self, row: Any) -> Loss:
+        self.sums.pull(int(row["worker"]))
+        return super().compute(row)
+
+    def push(self, row: Any) -> Iterator[Played]:
+        self.sums.push(Push(int(row["worker"]), 0, int(row["update"])), int(row["version"]))
+        self.round.append(row)
+        if len(self.round) == self.setup.plan.gathers:
+            yield self.made(0, all(self.losses[int(row["worker"])].finite for row in self.round))
+            self.round.clear()
+
+
+def player(setup: Setup, trace: Trace) -> InStep | ByTrace:
+    if setup.plan.gate is None:
+        return InStep(setup)
+    sums = by_shards(setup)
+    assert not isinstance(sums, Unlocked)  # it has no order to replay
+    return ByRounds(setup, trace, sums) if isinstance(sums, Gathered) else ByTrace(setup, trace, sums)
+
+
+def _line(rows: Columns, worker: int, *kinds: Kind) -> Columns:
+    mine = rows[(rows["worker"] == worker) & np.isin(rows["kind"], kinds)]
+    ordered: Columns = mine[np.argsort(mine["end"], kind="stable")]
+    return ordered
+
+
+def _finite(computed: Computed) -> bool:
+    return math.isfinite(computed.loss) and all(bool(g.isfinite().all()) for g in computed.gradients if g is not None)
