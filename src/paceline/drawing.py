@@ -143,6 +143,8 @@ def _updates(plan: Plan) -> int:
         return max(6, 2 * plan.averaging.every) if plan.averaging.every else SHOWN  # two meetings; or one, at the end
     if plan.exchanging is not None:
         return 3 * plan.workers * plan.block
+    if plan.gathers:
+        return 5
     return (5 if plan.gate is not None else SHOWN) * plan.workers
 
 
@@ -187,6 +189,8 @@ def _lines(plan: Plan, trace: Trace, columns: int, own_steps: bool) -> list[str]
             line.meet()
         elif row["kind"] == Kind.APPLY and plan.gate is not None and row["shard"] == 0:
             line.text += str(row["version"]) if plan.locked else "*"
+        elif row["kind"] == Kind.DROP:
+            line.text += "/"
     return [f"worker {number:<2} {line.text}" for number, line in enumerate(lines)]
 
 
@@ -196,7 +200,10 @@ def _signs(plan: Plan, own_steps: bool) -> list[str]:
         signs.append("  3   meets the centre, whose version 3 that makes")
     elif plan.gate is not None:
         of = " of shard 0" if plan.shards > 1 else ""
-        signs.append(f"  3   pushes its gradient, which makes version 3{of}" if plan.locked else "  *   pushes")
+        does = "is held for" if plan.gathers else "makes"
+        signs.append(f"  3   pushes its gradient, which {does} version 3{of}" if plan.locked else "  *   pushes")
+        if plan.gathers:
+            signs.append("  /   comes too late: computes it again")
     elif plan.meeting is not None:
         signs.append("  M   meets the others")
     return signs if plan.meeting is None else [*signs, "  .   waits"]

@@ -153,6 +153,12 @@ SERVER = {**TEAM, "shards": Kind(1)}
 MODES = Kind("synchronous", words=("synchronous", "asynchronous"))
 CENTRE: dict[str, Any] = {"meeting": Shards(1), "gate": Asynchronous()}
 
+
+def _with_backups(workers: int, backups: int) -> dict[str, Any]:
+    needed = max(1, workers - backups)
+    return {"meeting": Shards(1, gathers=needed), "gate": Backup(needed)}
+
+
 RECIPES: dict[str, Recipe] = {
     "sequential": Recipe(
         "one process; chunks=N is the oracle of N workers", dict, {"chunks": CHUNKS, "threads": THREADS}
@@ -178,7 +184,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "backup": Recipe(
         "synchronous, without the `backups` slowest workers",
-        lambda workers, backups: _with_backups(workers - backups),
+        _with_backups,
         {**TEAM, "backups": Kind(1, least=0)},
     ),
     "dc_asgd": Recipe(
@@ -229,12 +235,6 @@ RECIPES: dict[str, Recipe] = {
     "ceiling": Recipe("workers that never meet: the speed nobody can beat", dict, TEAM),
     "ddp": Recipe("PyTorch's DistributedDataParallel over gloo", lambda: {"native": True}, TEAM),
 }
-
-
-def _with_backups(needed: int) -> dict[str, Any]:
-    if needed < 1:
-        raise PlanError("plan 'backup' needs at least one worker that is not a backup: workers > backups")
-    return {"meeting": Shards(1, gathers=needed), "gate": Backup(needed)}
 
 
 def make(name: str, **given: Option) -> Plan:

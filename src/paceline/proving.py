@@ -16,7 +16,7 @@ from paceline.core.gates import Gate
 from paceline.core.meetings import Collective, Shards
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.proof import prove, prove_mixing, table_seconds
-from paceline.plan import Plan
+from paceline.plan import Plan, make_again
 
 if TYPE_CHECKING:
     from paceline.core.state import State
@@ -44,7 +44,7 @@ class Proved:
 def prove_plan(plan: Plan) -> Proved:
     """Prove what there is to prove. A table that is wrong raises PlanError with the first thing that is."""
     if plan.gate is not None:
-        return _gate(plan, plan.gate)
+        return _gate(plan)
     if plan.native:
         return Proved(str(plan), None, ["Its meeting is PyTorch's own code, not a table of Paceline's."])
     if plan.meeting is None or isinstance(plan.meeting, Shards):
@@ -97,22 +97,31 @@ class _Watched:
         return answer
 
 
-def _gate(plan: Plan, gate: Gate) -> Proved:
+def _gate(plan: Plan) -> Proved:
     from paceline.engines.virtual import explore
 
-    workers, shards = min(plan.workers, MOST_WORKERS), min(plan.shards, MOST_SHARDS)
-    deaths, watched = int(workers > 1), _Watched(gate)
-    found = explore(workers, BATCHES, shards, deaths, watched)
-    world = f"{workers} workers, {BATCHES} batches, {shards} shard{'s' * (shards > 1)}, up to {deaths} death"
+    fewest = plan.workers - plan.gathers + 1 if plan.gathers else 1  # all the backups, and one more
+    small = make_again(plan, min(plan.workers, max(MOST_WORKERS, fewest)))
+    assert small.gate is not None
+    workers, shards, gathers = small.workers, min(small.shards, MOST_SHARDS), small.gathers
+    batches = 2 * gathers if gathers else BATCHES
+    deaths, watched = int(workers > 1), _Watched(small.gate)
+    found = explore(workers, batches, shards, deaths, watched, gathers=gathers)
+    world = f"{workers} workers, {batches} batches, {shards} shard{'s' * (shards > 1)}, up to {deaths} death"
     figures = {"workers": workers, "states": found.states, "moves": found.moves, "closed": watched.closed}
     says = [f"every interleaving of a small world ({world}): {found.states:,} states, {found.moves:,} moves"]
     if found.story is not None:
         return Proved(str(plan), False, [*says, *found.story.splitlines()], figures)
     says += ["nobody waits for ever, whoever dies at whatever point", "no batch is with two living workers at once"]
+    if gathers:
+        says.append(
+            f"every version is made of {gathers} gradient{'s' * (gathers > 1)}, computed from the version before"
+        )
     if plan.locked:
         says.append("every shard takes every batch exactly once, also that of a worker who died half-way")
+    if plan.locked and not gathers:
         says.append("the staleness of all pushes sums to what their order says")
-    else:
+    if not plan.locked:
         says.append("without locks no more than that: what two writers leave behind is left to chance")
     closed = f"was found closed {watched.closed:,} times" if watched.closed else "never closed in so small a world"
     return Proved(str(plan), True, [*says, f"the gate {closed}"], figures)

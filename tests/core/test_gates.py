@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import pytest
 
-from paceline.core.actions import Lease
+from paceline.core.actions import Action, Apply, Late, Lease
 from paceline.core.agenda import Agenda
 from paceline.core.events import Death, Finish
+from paceline.core.gates.backup import Backup
 from paceline.core.gates.stale_synchronous import StaleSynchronous
+from paceline.core.gathering import Gathering
 from paceline.core.server import Desk
 from paceline.engines.virtual import World, explore, simulate
 from paceline.plan import Plan
 from paceline.trace import Kind, Trace
+
+if TYPE_CHECKING:
+    from paceline.core.state import State
 
 
 class Counts(Desk):
@@ -58,6 +65,53 @@ def test_ssp_with_bound_0_keeps_step() -> None:
         BOUND = 0
 
     assert explore(3, 5, gate=StaleSynchronous(0), desk=KeepsStep).good
+
+
+@pytest.mark.parametrize(
+    ("workers", "needed", "batches", "deaths"),
+    [(1, 1, 3, 0), (2, 2, 4, 1), (2, 1, 3, 1), (3, 2, 4, 0), (3, 2, 4, 1), (3, 3, 3, 1), (3, 1, 2, 2)],
+)
+def test_backup_makes_every_version_of_fresh_gradients(workers: int, needed: int, batches: int, deaths: int) -> None:
+    found = explore(workers, batches, deaths=deaths, gate=Backup(needed), gathers=needed)
+    assert found.good, found.story
+
+
+def test_a_backup_gate_that_does_not_count_the_dead_is_told() -> None:
+    class WaitsForTheDead(Backup):
+        def died(self, state: State, at: int, worker: int) -> None:
+            pass
+
+    found = explore(2, 4, deaths=1, gate=WaitsForTheDead(2), gathers=2)
+    assert found.story is not None
+    assert "wait for ever" in found.story
+
+
+def test_a_shard_that_holds_what_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle(self: Gathering, state: State, event: Any) -> Action:
+        action = honest(self, state, event)
+        if not isinstance(action, Late):
+            return action
+        state[0] += 1
+        return Apply(state[0], self.base(state, event.worker))
+
+    honest = Gathering.handle
+    monkeypatch.setattr(Gathering, "handle", handle)
+    found = explore(2, 2, gate=Backup(1), gathers=1)
+    assert found.story is not None
+    assert "too old for its round" in found.story
+
+
+def test_one_backup_hides_the_stalls_of_one_worker_at_a_time() -> None:
+    def seconds(plan: Plan, straggle: tuple[float, float]) -> int:
+        world = World(straggle=straggle, seed=1)
+        return int(simulate(plan, plan.agenda(200 * 400, 400), world).rows["end"].max())
+
+    slower = {}
+    for text in ("backup:workers=4,backups=0", "backup:workers=5,backups=1"):
+        plan = Plan.parse(text)
+        slower[plan.options["backups"]] = seconds(plan, (0.01, 10.0)) / seconds(plan, (0.0, 1.0))
+    assert slower[0] > 1.25
+    assert slower[1] < 1.1
 
 
 RUNS, WORKERS, BATCHES, BYTES = 10_000, 8, 32, 220_200

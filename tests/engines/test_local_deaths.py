@@ -38,8 +38,8 @@ def job(**changes: Any) -> pl.Job:
     return pl.Job(**{**given, **changes})
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_downpour_survives_a_death_in_mid_update_with_the_lock_held(tmp_path: Path, shards: int) -> None:
+@pytest.mark.parametrize("plan", ["downpour", "downpour:shards=3", "backup", "backup:backups=0"])
+def test_the_others_survive_a_death_in_mid_update_with_the_lock_held(tmp_path: Path, plan: str) -> None:
     when = tmp_path / "die"
 
     def arm(state: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ def test_downpour_survives_a_death_in_mid_update_with_the_lock_held(tmp_path: Pa
 
     armed: list[None] = []
     made = job(optimizer=partial(DiesInMidUpdate, lr=0.05, momentum=0.9, when=str(when)), epochs=200)
-    run = pl.train(made, f"downpour:workers=3,shards={shards}", folder=None, progress=arm)
+    run = pl.train(made, plan, workers=3, folder=None, progress=arm)
     assert len(run.summary()["deaths"]) == 1
     assert all(p.abs().max() < 1e3 for p in run.model.parameters()), "the torn step was not taken back"
     no_update_lost(run)
@@ -56,14 +56,15 @@ def test_downpour_survives_a_death_in_mid_update_with_the_lock_held(tmp_path: Pa
     replays(run)
 
 
-def test_downpour_goes_on_when_all_but_one_are_killed() -> None:
+@pytest.mark.parametrize("plan", ["downpour", "backup"])
+def test_the_last_one_goes_on_when_all_others_are_killed(plan: str) -> None:
     first, second = kill_one(0.1, lambda n: 0), kill_one(0.3, lambda n: n - 1)
 
     def both(state: dict[str, Any]) -> None:
         first(state)
         second(state)
 
-    run = pl.train(job(epochs=400), "downpour", workers=3, folder=None, progress=both)
+    run = pl.train(job(epochs=400), plan, workers=3, folder=None, progress=both)
     assert len(run.summary()["deaths"]) == 2
     no_update_lost(run)
     staleness_identity(run)

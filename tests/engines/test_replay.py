@@ -57,7 +57,9 @@ def test_until_an_update_leaves_the_model_and_the_next_batch(plan: str) -> None:
     assert start.parameters_sha256 == sha256(made.make_model())
 
 
-@pytest.mark.parametrize("plan", ["sequential", "ring:workers=3", "downpour:workers=3", "downpour:workers=2,shards=2"])
+@pytest.mark.parametrize(
+    "plan", ["sequential", "ring:workers=3", "downpour:workers=3", "downpour:workers=2,shards=2", "backup:workers=3"]
+)
 @pytest.mark.parametrize("engine", ["local", "virtual"])
 def test_a_run_that_turns_to_nan_is_replayed_to_the_update_before(plan: str, engine: str) -> None:
     made = CASES["dnn"]()
