@@ -42,7 +42,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("drawing", {"core", "engines.virtual", "plan", "trace", "story", "errors"}, {"torch"}),
     ("proving", {"core", "engines.virtual", "plan", "story", "errors"}, {"torch"}),
     ("comparison", {"errors", "training", "job", "plan", "run"}, set()),
-    ("testing", {"testing", "training", "engines", "job", "plan", "run", "trace"}, set()),
+    ("testing", {"testing", "training", "engines", "core", "job", "plan", "run", "trace"}, set()),
 ]
 HOMES = (
     "core (pure algorithms), compute (gradients), engines (processes and clocks), cli (nothing but the command line)"

@@ -9,6 +9,7 @@
     rule       how does an arrival change the parameters?   Plain, DcAsgd
     averaging  how do replicas that moved agree?            ModelAveraging, Easgd, Diloco, DPsgd; None: they do not move
     exchanging or with a centre?                            ElasticExchange, OuterExchange
+    pairing    or with one other?                           AdPsgd
 
 `Plan.parse("downpour:workers=4,shards=2")` and `Downpour(workers=4, shards=2)` are the same.
 """
@@ -33,6 +34,7 @@ from paceline.core.meetings.neighbours import GRAPHS, Neighbours
 from paceline.core.meetings.ring import Ring
 from paceline.core.meetings.tree import Tree
 from paceline.core.rules import Averaging, Exchanging, Rule
+from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.core.rules.d_psgd import DPsgd
 from paceline.core.rules.dc_asgd import PUBLISHED_LAMBDA, DcAsgd
 from paceline.core.rules.diloco import Diloco, OuterExchange
@@ -72,6 +74,7 @@ class Plan:
     rule: Rule = field(default_factory=Plain)
     averaging: Averaging | None = None
     exchanging: Exchanging | None = None
+    pairing: AdPsgd | None = None
     locked: bool = True  # whether a shard is changed by one worker at a time; else (Hogwild) a run has no order
     native: bool = False  # PyTorch's own DDP does the meeting
     options: dict[str, Option] = field(default_factory=dict)  # as the user gave them
@@ -151,7 +154,7 @@ TEAM = {"workers": WORKERS, "threads": THREADS}
 OWN = ("workers", "chunks", "threads")  # fields of every plan; all other options are for the axes
 SERVER = {**TEAM, "shards": Kind(1)}
 MODES = Kind("synchronous", words=("synchronous", "asynchronous"))
-CENTRE: dict[str, Any] = {"meeting": Shards(1), "gate": Asynchronous()}
+ONE_LOCK: dict[str, Any] = {"meeting": Shards(1), "gate": Asynchronous()}
 
 
 def _with_backups(workers: int, backups: int) -> dict[str, Any]:
@@ -214,7 +217,7 @@ RECIPES: dict[str, Recipe] = {
         lambda mode, workers, every, spring: (
             {"meeting": Ring(), "averaging": Easgd(workers, every, spring)}
             if mode == "synchronous"
-            else {**CENTRE, "exchanging": ElasticExchange(workers, every, spring)}
+            else {**ONE_LOCK, "exchanging": ElasticExchange(workers, every, spring)}
         ),
         {**TEAM, "mode": MODES, "every": Kind(10), "spring": Kind(None, least=0)},
     ),
@@ -223,14 +226,18 @@ RECIPES: dict[str, Recipe] = {
         lambda mode, workers, every, rate, momentum: (
             {"meeting": Ring(), "averaging": Diloco(every, rate, momentum)}
             if mode == "synchronous"
-            else {**CENTRE, "exchanging": OuterExchange(workers, every, rate, momentum)}
+            else {**ONE_LOCK, "exchanging": OuterExchange(workers, every, rate, momentum)}
         ),
         {**TEAM, "mode": MODES, "every": Kind(50), "rate": Kind(0.7, least=0.0), "momentum": Kind(0.9, least=0.0)},
     ),
     "gossip": Recipe(
         "everyone mixes with its neighbours on a graph; no centre",
-        lambda graph: {"meeting": Neighbours(graph), "averaging": DPsgd()},
-        {**TEAM, "graph": Kind("ring", words=GRAPHS)},
+        lambda mode, graph: (
+            {"meeting": Neighbours(graph), "averaging": DPsgd()}
+            if mode == "synchronous"
+            else {**ONE_LOCK, "pairing": AdPsgd(graph)}
+        ),
+        {**TEAM, "mode": MODES, "graph": Kind("ring", words=GRAPHS)},
     ),
     "ceiling": Recipe("workers that never meet: the speed nobody can beat", dict, TEAM),
     "ddp": Recipe("PyTorch's DistributedDataParallel over gloo", lambda: {"native": True}, TEAM),

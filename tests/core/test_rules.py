@@ -13,10 +13,13 @@ import torch
 from torch import nn
 
 import paceline as pl
+from paceline.core.meetings.neighbours import GRAPHS
+from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.data.order import Order
 from paceline.engines.virtual import World
 from paceline.errors import PlanError
 from paceline.plan import Plan
+from paceline.trace import Kind
 
 Vector = npt.NDArray[np.float64]
 SAMPLES, SIZE, BATCH, RATE, UPDATES = 60, 7, 12, 0.05, 23
@@ -234,3 +237,38 @@ def test_asynchronous_exchanges_are_their_equations(name: str) -> None:
             mine[who] = pulled[who] = centre
     assert len(pushes) == -(-UPDATES // every)
     assert np.abs(run.model.w.detach().numpy() - centre).max() <= 1e-12 * np.abs(centre).max()
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_ad_psgd_is_its_equation(graph: str) -> None:
+    """The trace says in which order they came, chance whom they met: the same again, in NumPy."""
+    workers, made = 4, job()
+    world = World(speeds=(1.0, 0.6, 0.8, 0.3))
+    plan = Plan.parse(f"gossip:mode=asynchronous,graph={graph},workers={workers}")
+    run = pl.train(made, plan, engine="virtual", folder=None, updates=UPDATES, world=world)
+    newest, held = [[START.copy() for _ in range(workers)] for _ in range(2)]
+    pushes = run.trace.rows[run.trace.rows["version"] > 0]
+    moved = 0
+    for row in pushes[np.argsort(pushes["version"])]:
+        who, batch = int(row["worker"]), int(row["update"])
+        other = AdPsgd(graph).partner(who, workers, made.seed, batch)
+        assert other is not None
+        moved += not np.array_equal(newest[who], held[who])
+        (x,) = chunks(batch, 1)
+        gradient = A @ (held[who] - x.mean(0))
+        newest[other] = (newest[who] + newest[other]) / 2
+        newest[who] = held[who] = newest[other] - RATE * gradient
+    assert moved > 5, "nobody was ever met while it computed"
+    mean = np.mean(newest, 0)
+    assert np.abs(run.model.w.detach().numpy() - mean).max() <= 1e-12 * np.abs(mean).max()
+
+
+def test_backup_is_the_mean_of_the_first_gradients_of_each_round() -> None:
+    run = pl.train(job(), "backup:workers=3", engine="virtual", folder=None, updates=UPDATES, world=World(jitter=0.9))
+    rows, value = run.trace.of_kind(Kind.APPLY), START.copy()
+    for version in range(1, UPDATES + 1):
+        taken = [chunks(int(lease) // 2, 2)[int(lease) % 2] for lease in rows["update"][rows["version"] == version]]
+        assert len(taken) == 2
+        value = value - RATE * (A @ (value - np.concatenate(taken).mean(0)))
+    assert len(run.trace.of_kind(Kind.DROP)) > 5, "nobody was ever late"
+    assert np.abs(run.model.w.detach().numpy() - value).max() <= 1e-12 * np.abs(value).max()

@@ -38,7 +38,9 @@ def job(**changes: Any) -> pl.Job:
     return pl.Job(**{**given, **changes})
 
 
-@pytest.mark.parametrize("plan", ["downpour", "downpour:shards=3", "backup", "backup:backups=0"])
+@pytest.mark.parametrize(
+    "plan", ["downpour", "downpour:shards=3", "backup", "backup:backups=0", "gossip:mode=asynchronous"]
+)
 def test_the_others_survive_a_death_in_mid_update_with_the_lock_held(tmp_path: Path, plan: str) -> None:
     when = tmp_path / "die"
 
@@ -56,7 +58,7 @@ def test_the_others_survive_a_death_in_mid_update_with_the_lock_held(tmp_path: P
     replays(run)
 
 
-@pytest.mark.parametrize("plan", ["downpour", "backup"])
+@pytest.mark.parametrize("plan", ["downpour", "backup", "gossip:mode=asynchronous"])
 def test_the_last_one_goes_on_when_all_others_are_killed(plan: str) -> None:
     first, second = kill_one(0.1, lambda n: 0), kill_one(0.3, lambda n: n - 1)
 

@@ -1,4 +1,6 @@
-"""A worker's own replica: it steps alone, and now and then meets the others (`Wanderer`) or a centre (`Commuter`)."""
+"""A worker's own replica: it steps alone, and now and then meets the others (`Wanderer`), a centre (`Commuter`) or one
+other (`Peer`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,9 @@ from paceline.compute.home import ReplicaHome, Room
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed
 from paceline.core.rules import Averaging, Exchanging
+from paceline.core.rules.ad_psgd import AdPsgd
+
+Ways = tuple[int, int]  # from one room to another
 
 
 class Wanderer:
@@ -60,6 +65,33 @@ class Commuter:
         for value, memory, own, carried in mine:
             self.rule.exchange(value, memory, own, carried)
         centre.keep_buffers(self.learner.replica.moving)
+
+
+class Peer:
+    """A replica that others reach: before each of its steps it meets one of them halfway."""
+
+    def __init__(self, learner: Learner, home: ReplicaHome, rule: AdPsgd, rooms: list[Room]) -> None:
+        self.learner, self.home, self.rule, self.rooms = learner, home, rule, rooms
+
+    def look(self, room: int) -> None:
+        """Let the module compute with the version in this room."""
+        for parameter, view in zip(self.home.parameters, self.rooms[room].parameters, strict=True):
+            parameter.data = view
+
+    def step(self, version: int, gradients: list[Tensor | None], mine: Ways, theirs: Ways | None) -> None:
+        """From the newest version of one's own, and of the one met, in their rooms, to the next in others."""
+        source, target = mine
+        room, moving = self.rooms[target], self.learner.replica.moving
+        room.values.copy_(self.rooms[source].values)
+        room.keep_buffers(moving)
+        if theirs is not None:
+            other = self.rooms[theirs[1]].values
+            other.copy_(self.rooms[theirs[0]].values)
+            self.rule.meet(room.values, other)
+        self.learner.set_buffers(room.buffers)
+        self.look(target)
+        self.home.updates = version - 1  # of all workers: a schedule counts samples, whoever saw them
+        self.home.step(gradients)
 
 
 def mix(vectors: Sequence[Tensor], weights: list[tuple[int, float]], into: Tensor) -> None:

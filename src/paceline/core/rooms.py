@@ -1,4 +1,6 @@
-"""Where the versions of a shard lie: one room for each worker, and a spare.
+"""Where versions lie in memory that several workers see, so that nothing has to be undone when one is killed.
+
+**Rooms**, of a shard: one for each worker, and a spare.
 
 A worker computes with the version in its own room. The next version is made where nobody looks: in the pusher's own
 room, since its gradient is ready and it will not compute with the old version again; in the spare room when the
@@ -8,7 +10,10 @@ newest version lies in its own, because it must stay whole until the next one is
     worker 0          a b .   b (1)     its own room 0, from 1
     worker 0          c b .   c (0)     the spare room 2, from 0; room 0 is then the spare
 
-So nothing has to be undone when a worker is killed half-way: the room it was changing is nobody's.
+The room that a killed worker was changing is nobody's.
+
+**Replicas**, a replica per worker that the others may change: three rooms each. One holds the newest version; the
+owner may still be computing with an older one in another; the next is made in one that is neither.
 """
 
 from __future__ import annotations
@@ -51,3 +56,38 @@ class Rooms:
 
     def newest(self, state: State) -> int:
         return state[self.at]
+
+
+class Replicas:
+    """state, from `at`: per replica, the newest version's room | the room its owner computes with"""
+
+    def __init__(self, workers: int, at: int = 0) -> None:
+        self.workers, self.at = workers, at
+        self.count, self.ints = 3 * workers, 2 * workers
+
+    def init(self, state: State) -> None:
+        for replica in range(self.workers):
+            state[self.at + 2 * replica] = state[self.at + 2 * replica + 1] = 3 * replica
+
+    def move(self, state: State, replica: int) -> tuple[int, int]:
+        """(the newest version's room, the room for the next one), where its owner will then compute."""
+        source, own = state[self.at + 2 * replica], state[self.at + 2 * replica + 1]
+        target = own if own != source else self._free(state, replica)
+        state[self.at + 2 * replica] = state[self.at + 2 * replica + 1] = target
+        return source, target
+
+    def change(self, state: State, replica: int) -> tuple[int, int]:
+        """(the newest version's room, the room for the next one), made by somebody else: its owner computes on."""
+        source, target = state[self.at + 2 * replica], self._free(state, replica)
+        state[self.at + 2 * replica] = target
+        return source, target
+
+    def of(self, state: State, replica: int) -> int:
+        return state[self.at + 2 * replica + 1]
+
+    def newest(self, state: State, replica: int = 0) -> int:
+        return state[self.at + 2 * replica]
+
+    def _free(self, state: State, replica: int) -> int:
+        taken = (state[self.at + 2 * replica], state[self.at + 2 * replica + 1])
+        return next(room for room in range(3 * replica, 3 * replica + 3) if room not in taken)

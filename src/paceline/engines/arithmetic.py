@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.compute.autograd import Replica
-from paceline.compute.averaging import Commuter, Wanderer, middle, mix
+from paceline.compute.averaging import Commuter, Peer, Wanderer, middle, mix
 from paceline.compute.home import (
     ReplicaHome,
     Room,
@@ -29,7 +29,7 @@ from paceline.core.agenda import Chunk
 from paceline.core.events import Push
 from paceline.core.meetings import Collective, Part, segment_cuts
 from paceline.core.meetings.neighbours import Neighbours
-from paceline.core.rooms import Rooms
+from paceline.core.rooms import Replicas, Rooms
 from paceline.core.rules import Arrival
 from paceline.data.source import Reader
 from paceline.engines.setup import Setup, Snapshot
@@ -355,7 +355,52 @@ class Commuting(_Snapshots):
         return [v.clone() for v in (*self.centre.parameters, *self.centre.buffers)]
 
 
-Server = Apart | Commuting | Unlocked
+class Paired(_Snapshots):
+    """Every worker has a replica that the others reach; whoever has a gradient ready meets one of them."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.snapshots, workers = setup, [], setup.plan.workers
+        rule, (layout,) = setup.plan.pairing, setup.layout.shards
+        assert rule is not None
+        self.rule, self.replicas = rule, Replicas(workers)
+        self.state = [0] * self.replicas.ints
+        self.replicas.init(self.state)
+        replica = _learner(setup)[0].replica
+        shape = room_shape(layout, setup.layout.dtype, replica.parameters, None, setup.plan.rule)
+        self.rooms = [Room(shape, torch.zeros(shape.size, dtype=torch.uint8)) for _ in range(self.replicas.count)]
+        for room in self.rooms:
+            room.start(replica.parameters, [b.to(setup.layout.dtype) for b in replica.moving], setup.plan.rule)
+        self.peers = []
+        for worker in range(workers):
+            learner, optimizer = _learner(setup)
+            home = ReplicaHome(learner.replica.parameters, optimizer, setup.job.schedule, setup.plan.rule)
+            self.peers.append(Peer(learner, home, rule, self.rooms))
+            self.peers[worker].look(self.replicas.of(self.state, worker))
+        self.gradients: list[list[Tensor | None]] = [[] for _ in range(workers)]
+        self.last = 0
+
+    def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
+        learner = self.peers[worker].learner
+        computed = learner.compute(chunks)
+        self.gradients[worker] = learner.settle(computed)
+        return computed
+
+    def push(self, event: Push, version: int) -> None:
+        setup, worker = self.setup, event.worker
+        partner = self.rule.partner(worker, setup.plan.workers, setup.job.seed, event.batch)
+        theirs = None if partner is None else self.replicas.change(self.state, partner)
+        self.peers[worker].step(version, self.gradients[worker], self.replicas.move(self.state, worker), theirs)
+        self.last = worker
+
+    def newest(self, shard: int) -> Room:
+        return self.rooms[self.replicas.newest(self.state, self.last)]
+
+    def values(self) -> list[Tensor]:
+        rooms = [self.rooms[self.replicas.newest(self.state, r)] for r in range(self.setup.plan.workers)]
+        return middle([[v.clone() for v in (*room.parameters, *room.buffers)] for room in rooms])
+
+
+Server = Apart | Commuting | Paired | Unlocked
 
 
 def by_shards(setup: Setup) -> Server:
@@ -364,4 +409,6 @@ def by_shards(setup: Setup) -> Server:
         return Unlocked(setup)
     if setup.plan.gathers:
         return Gathered(setup)
+    if setup.plan.pairing is not None:
+        return Paired(setup)
     return Apart(setup) if setup.plan.exchanging is None else Commuting(setup)

@@ -18,7 +18,7 @@ import torch
 from paceline.compute.payload import Computed
 from paceline.core.agenda import Chunk
 from paceline.core.events import Push
-from paceline.engines.arithmetic import Apart, Commuting, Gathered, Unlocked, by_shards, in_step
+from paceline.engines.arithmetic import Apart, Commuting, Gathered, Paired, Unlocked, by_shards, in_step
 from paceline.engines.setup import Setup
 from paceline.trace import Columns, Kind, Trace
 
@@ -87,7 +87,7 @@ class InStep:
 class ByTrace:
     """Plans with a server: every shard takes the pushes in the recorded order."""
 
-    def __init__(self, setup: Setup, trace: Trace, sums: Apart | Commuting) -> None:
+    def __init__(self, setup: Setup, trace: Trace, sums: Apart | Commuting | Paired) -> None:
         self.setup, self.sums, self.agenda = setup, sums, setup.agenda
         self.versions, self.last = [0] * len(setup.layout.shards), self.agenda.leases // self.agenda.shares
         self.lines = [self.line(trace.rows, worker) for worker in range(setup.plan.workers)]

@@ -60,6 +60,7 @@ PLANS = (
     Member("easgd:mode=asynchronous,every=2", (1, 3)),
     Member("diloco:mode=asynchronous,every=5", (2,)),
     Member("gossip", (2, 4)),
+    Member("gossip:mode=asynchronous", (1, 2, 3)),
 )
 ENGINES = ("virtual", "local")
 

@@ -25,7 +25,7 @@ from paceline.compute.layout import Layout
 from paceline.compute.payload import Payload
 from paceline.core.gathering import Gathering
 from paceline.core.meetings import Shards
-from paceline.core.rooms import Rooms
+from paceline.core.rooms import Replicas, Rooms
 from paceline.core.server import Desk, Shard
 from paceline.engines.transports.shared_memory import BellDescriptor, Locks, Memory, Twin
 from paceline.trace import TraceRing
@@ -43,6 +43,7 @@ class ArenaShape:
     desk: Desk | None
     place: Shards
     rooms: tuple[RoomShape, ...]  # per shard
+    places: type[Rooms] | type[Replicas]  # which room is whose
     results: int  # workers whose replicas make the result
 
 
@@ -51,13 +52,19 @@ class ShardMemory:
     """The machine's integers and the rooms' lie in the same twin, so one store commits both."""
 
     machine: Shard | Gathering
-    places: Rooms
+    places: Rooms | Replicas
     twin: Twin
     rooms: list[Room]
 
     @property
     def newest(self) -> Room:
         return self.rooms[self.places.newest(self.twin.current)]
+
+    @property
+    def all_newest(self) -> list[Room]:
+        """Of every replica, where each worker has one."""
+        assert isinstance(self.places, Replicas)
+        return [self.rooms[self.places.newest(self.twin.current, r)] for r in range(self.places.workers)]
 
 
 class Arena:
@@ -82,7 +89,7 @@ class Arena:
     def _shard(self, number: int) -> ShardMemory:
         memory, workers = self.memory, self.shape.workers
         machine = self.shape.place.machine(workers)
-        places = Rooms(workers, at=machine.ints)
+        places = self.shape.places(workers, at=machine.ints)
         twin = Twin(memory, machine.ints + places.ints)
         shape = self.shape.rooms[number]
         rooms = [Room(shape, memory.tensor(shape.size, torch.uint8)) for _ in range(places.count)]
@@ -115,9 +122,10 @@ def _size(shape: ArenaShape) -> int:
     size = workers * (TraceRing.size() + 64 * 8) + 16 * workers * 4
     if shape.desk:
         size += 2 * 8 * shape.desk.ints
+        places = shape.places(workers)
         for room in shape.rooms:
-            size += (1 + workers) * (room.size + 64)
-            size += 2 * 8 * (shape.place.machine(workers).ints + workers + 8) + 64 * 4
+            size += places.count * (room.size + 64)
+            size += 2 * 8 * (shape.place.machine(workers).ints + places.ints + 8) + 64 * 4
         if shape.place.gathers:
             size += (workers + shape.place.gathers) * (Payload.length(shape.layout) * number + 64)
     size += shape.results * (shape.layout.bytes + 64)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.compute.averaging import Commuter, mix
+from paceline.compute.averaging import Commuter, Peer, middle, mix
 from paceline.compute.home import ShardHome, optimizer_over
 from paceline.compute.payload import Computed, Payload
 from paceline.compute.slots import Slots
@@ -18,6 +18,7 @@ from paceline.core.events import Pull, Push
 from paceline.core.gathering import Gathering
 from paceline.core.meetings import Collective, Part, Step, segment_cuts
 from paceline.core.meetings.neighbours import Neighbours
+from paceline.core.rooms import Replicas, Rooms
 from paceline.core.rules import Arrival
 from paceline.engines.transports.shared_memory import RecordLock
 from paceline.trace import Kind
@@ -130,6 +131,9 @@ class UnlockedClient:
         self.home.updates = update
         return self.worker.learner.settle(computed)
 
+    def values(self) -> list[Tensor]:
+        return self.worker.values()
+
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
         start = now()
         self.worker.plan.rule.update(self.home, Arrival(gradients))
@@ -155,7 +159,7 @@ class ShardClient:
 
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
         worker, memory, start = self.worker, self.memory, now()
-        self.before(gradients)
+        self.before(event, gradients)
         with self.lock as waited:
             draft = memory.twin.begin()
             action: Action = memory.machine.handle(draft, event)
@@ -173,7 +177,11 @@ class ShardClient:
         worker.record(Kind.DROP, event.batch, self.number, self.base, -1, start, now(), waited, 0, 0, 0.0)
         return action
 
-    def before(self, gradients: list[Tensor | None]) -> None:
+    def values(self) -> list[Tensor]:
+        """The parameters and moving buffers, as far as this worker knows them."""
+        return self.worker.values()
+
+    def before(self, event: Push, gradients: list[Tensor | None]) -> None:
         """What can be done without the lock."""
         raise NotImplementedError
 
@@ -193,15 +201,17 @@ class GradientClient(ShardClient):
         self.which = [places[id(p)] for p in mine]
         optimizer = optimizer_over(worker.optimizer, {p: p for p in mine})
         self.home = ShardHome(mine, optimizer, worker.job.schedule, self.memory.rooms)
-        self.home.look(self.memory.places.of(self.memory.twin.current, self.me))
+        assert isinstance(self.memory.places, Rooms)
+        self.places = self.memory.places
+        self.home.look(self.places.of(self.memory.twin.current, self.me))
         self.moving = worker.replica.moving if number == 0 else []
 
-    def before(self, gradients: list[Tensor | None]) -> None:
+    def before(self, event: Push, gradients: list[Tensor | None]) -> None:
         pulled = self.home.pulled(self.worker.plan.rule)
         self.arrival: Arrival | None = Arrival([gradients[n] for n in self.which], pulled)
 
     def make(self, draft: State, version: int) -> None:
-        self.home.move(*self.memory.places.move(draft, self.me))
+        self.home.move(*self.places.move(draft, self.me))
         self.home.updates = version - 1
         assert self.arrival is not None
         self.worker.plan.rule.update(self.home, self.arrival)
@@ -230,13 +240,13 @@ class GatheringClient(GradientClient):
         with self.lock:
             draft = memory.twin.begin()
             action = self.machine.handle(draft, event)
-            self.home.fetch(*memory.places.fetch(draft, self.me))
+            self.home.fetch(*self.places.fetch(draft, self.me))
             memory.twin.commit()
             self.base = self.machine.base(draft, self.me)
         self.worker.learner.set_buffers(self.home.room.buffers)
         return action
 
-    def before(self, gradients: list[Tensor | None]) -> None:
+    def before(self, event: Push, gradients: list[Tensor | None]) -> None:
         self.slots.write(self.machine.slot(self.memory.twin.current, self.me), self.computed)
 
     def make(self, draft: State, version: int) -> None:
@@ -258,7 +268,7 @@ class CentreClient(ShardClient):
         self.commuter.step(update, computed)
         return []
 
-    def before(self, gradients: list[Tensor | None]) -> None:
+    def before(self, event: Push, gradients: list[Tensor | None]) -> None:
         pass
 
     def make(self, draft: State, version: int) -> None:
@@ -267,9 +277,36 @@ class CentreClient(ShardClient):
         self.commuter.exchange(rooms[target])
 
 
+class PeerClient(ShardClient):
+    """Brings its gradient to its own replica, and meets another's on the way."""
+
+    def __init__(self, worker: LocalWorker, number: int) -> None:
+        super().__init__(worker, number)
+        rule = worker.plan.pairing
+        assert rule is not None
+        assert isinstance(self.memory.places, Replicas)
+        self.rule, self.places = rule, self.memory.places
+        self.peer = Peer(worker.learner, worker.replica_home(), rule, self.memory.rooms)
+        self.peer.look(self.places.of(self.memory.twin.current, self.me))
+
+    def values(self) -> list[Tensor]:
+        with self.lock:
+            return middle([[v.clone() for v in (*r.parameters, *r.buffers)] for r in self.memory.all_newest])
+
+    def before(self, event: Push, gradients: list[Tensor | None]) -> None:
+        plan, seed = self.worker.plan, self.worker.job.seed
+        self.partner, self.gradients = self.rule.partner(self.me, plan.workers, seed, event.batch), gradients
+
+    def make(self, draft: State, version: int) -> None:
+        theirs = None if self.partner is None else self.places.change(draft, self.partner)
+        self.peer.step(version, self.gradients, self.places.move(draft, self.me), theirs)
+
+
 def shard_client(worker: LocalWorker, number: int) -> ShardClient | UnlockedClient:
     if not worker.plan.locked:
         return UnlockedClient(worker, number)
     if worker.plan.gathers:
         return GatheringClient(worker, number)
+    if worker.plan.pairing is not None:
+        return PeerClient(worker, number)
     return GradientClient(worker, number) if worker.plan.exchanging is None else CentreClient(worker, number)

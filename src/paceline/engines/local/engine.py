@@ -25,6 +25,7 @@ from paceline.compute.home import optimizer_over, room_shape
 from paceline.compute.layout import trainable
 from paceline.core.events import Death
 from paceline.core.meetings import Shards
+from paceline.core.rooms import Replicas, Rooms
 from paceline.core.server import Desk
 from paceline.data.source import TensorSource
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
@@ -131,6 +132,8 @@ class Crew:
         """Trainable parameters in the module's order, then moving buffers."""
         if not self.arena.shards:
             return middle([self._collect([result]) for result in self.arena.results])
+        if self.setup.plan.pairing is not None:
+            return middle([self._collect([room.values]) for room in self.arena.shards[0].all_newest])
         return self._collect([memory.newest.values for memory in self.arena.shards])
 
     def _collect(self, flats: list[Tensor]) -> list[Tensor]:
@@ -280,7 +283,7 @@ def _shape(setup: Setup) -> ArenaShape:
     plan = setup.plan
     if plan.gate is None:
         kind = "alone" if plan.meeting is None else "collective"
-        return ArenaShape(plan.workers, setup.layout, kind, None, Shards(), (), plan.results)
+        return ArenaShape(plan.workers, setup.layout, kind, None, Shards(), (), Rooms, plan.results)
     module = setup.fresh_module()
     named = trainable(module)
     optimizer = setup.job.make_optimizer(module, list(named.values()))
@@ -288,13 +291,14 @@ def _shape(setup: Setup) -> ArenaShape:
     for shard in setup.layout.shards:
         mine = [named[place.name] for place in shard.parameters]
         twin = optimizer_over(optimizer, {p: p for p in mine})
-        if plan.exchanging is None:
-            rooms.append(room_shape(shard, setup.layout.dtype, mine, twin, plan.rule))
-        else:
-            rooms.append(room_shape(shard, setup.layout.dtype, mine, None, plan.exchanging))
+        at_home = plan.exchanging is None and plan.pairing is None  # the optimizer works where the parameters lie
+        rooms.append(
+            room_shape(shard, setup.layout.dtype, mine, twin if at_home else None, plan.exchanging or plan.rule)
+        )
     desk = Desk(plan.workers, setup.agenda.leases, plan.gate)
     assert isinstance(plan.meeting, Shards)
-    return ArenaShape(plan.workers, setup.layout, "shards", desk, plan.meeting, tuple(rooms), 0)
+    places = Rooms if plan.pairing is None else Replicas
+    return ArenaShape(plan.workers, setup.layout, "shards", desk, plan.meeting, tuple(rooms), places, 0)
 
 
 def _snapshot_file(setup: Setup) -> SnapshotFile | None:

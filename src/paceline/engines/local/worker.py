@@ -313,7 +313,7 @@ class LocalWorker:
             for bell in self.bells:
                 bell.ring()  # whoever waits at the gate may ask again
             if not self.plan.gathers:
-                self.snapshot(self.agenda.made_by(finished), self.values)
+                self.snapshot(self.agenda.made_by(finished), self.shards[0].values)
         return action
 
     def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
