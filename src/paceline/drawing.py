@@ -1,6 +1,7 @@
 """Drawing a plan as plain text: what `paceline draw` prints.
 
 a table      of a collective: a row per step, a column per worker
+a programme  of a coordinator: the commands of an update
 a timeline   of everything else: a line per worker, in a virtual world whose workers are of unequal speed
 """
 
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.agenda import Agenda
 from paceline.core.meetings import Collective, Part, Shards, Step
 from paceline.core.meetings.neighbours import Neighbours
+from paceline.core.programmes import Axpy, Command, Copy, Dot, Evaluate, Programme, Scale
+from paceline.core.programmes.rehearsal import rehearse
 from paceline.errors import PlanError
 from paceline.plan import RECIPES, Plan
 
@@ -28,6 +31,8 @@ def draw(plan: Plan) -> str:
         raise PlanError(f"{plan.workers} workers do not fit on a page; draw at most {len(LETTERS)}: --workers 8")
     if plan.native:
         body = ["What its workers do is decided inside PyTorch: there is nothing of Paceline's to draw."]
+    elif plan.programme is not None:
+        body = _programme(plan.programme)
     elif plan.meeting is None or isinstance(plan.meeting, Shards) or plan.averaging is not None:
         body = _timeline(plan)
     else:
@@ -108,6 +113,43 @@ def _legend(text: str) -> list[str]:
         ".": " . " in f"{text} ",
     }
     return [f"  {sign:<5}  {meaning}" for key, sign, meaning in LEGEND if occurs[key]]
+
+
+# --- programmes -----------------------------------------------------------------------------------------------------
+
+REHEARSED = 3  # updates: enough to see what is remembered
+
+
+def _programme(programme: Programme) -> list[str]:
+    """An update's commands as they come in a rehearsal, without their numbers."""
+    *_, commands = rehearse(programme, REHEARSED).updates
+    lines = [f"  {sign}  {said}" for sign, said in map(_say, commands)]
+    return [
+        f"Update {REHEARSED} of a rehearsal:",
+        "",
+        *lines,
+        "",
+        "  -M  everyone computes its chunk; then all meet to add up the gradients",
+        "   m  all meet to add up one number; k is any number",
+        "",
+        "Every worker is also a shard, which holds its slice of every vector; parameters that were changed",
+        "are made whole by another meeting before the gradient is computed. The coordinator sees numbers only.",
+        "Every worker runs it and hears the same answers.",
+    ]
+
+
+def _say(command: Command) -> tuple[str, str]:
+    """(what it asks of the workers together, the command as a formula)"""
+    if isinstance(command, Evaluate):
+        return "-M", "loss, gradient of the parameters"
+    if isinstance(command, Dot):
+        return " m", f"{command.one} . {command.other}"
+    if isinstance(command, Copy):
+        return "  ", f"{command.target} <- {command.source}"
+    if isinstance(command, Scale):
+        return "  ", f"{command.target} <- k {command.target}"
+    assert isinstance(command, Axpy), command
+    return "  ", f"{command.target} <- {command.target} + k {command.other}"
 
 
 # --- timelines ------------------------------------------------------------------------------------------------------

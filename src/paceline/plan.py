@@ -8,6 +8,7 @@
     rule       how does an arrival change the parameters?   Plain, DcAsgd
     averaging  how do replicas that moved agree?            ModelAveraging, Easgd, Diloco, DPsgd; None: they do not move
     exchanging or with a centre?                            ElasticExchange, OuterExchange
+    programme  or does a coordinator command each update?   Lbfgs; None: the rule says it all
 
 `Plan.parse("downpour:workers=4,shards=2")` and `Downpour(workers=4, shards=2)` are the same.
 """
@@ -29,6 +30,8 @@ from paceline.core.meetings.hierarchical import Hierarchical
 from paceline.core.meetings.neighbours import GRAPHS, Neighbours
 from paceline.core.meetings.ring import Ring
 from paceline.core.meetings.tree import Tree
+from paceline.core.programmes import Programme
+from paceline.core.programmes.lbfgs import Lbfgs
 from paceline.core.rules import Averaging, Exchanging, Rule
 from paceline.core.rules.d_psgd import DPsgd
 from paceline.core.rules.dc_asgd import PUBLISHED_LAMBDA, DcAsgd
@@ -69,6 +72,7 @@ class Plan:
     rule: Rule = field(default_factory=Plain)
     averaging: Averaging | None = None
     exchanging: Exchanging | None = None
+    programme: Programme | None = None
     locked: bool = True  # whether a shard is changed by one worker at a time; else (Hogwild) a run has no order
     native: bool = False  # PyTorch's own DDP does the meeting
     options: dict[str, Option] = field(default_factory=dict)  # as the user gave them
@@ -206,6 +210,11 @@ RECIPES: dict[str, Recipe] = {
         "everyone mixes with its neighbours on a graph; no centre",
         lambda graph: {"meeting": Neighbours(graph), "averaging": DPsgd()},
         {**TEAM, "graph": Kind("ring", words=GRAPHS)},
+    ),
+    "sandblaster": Recipe(
+        "L-BFGS, synchronous: a coordinator commands shards and workers",
+        lambda memory: {"meeting": Ring(), "programme": Lbfgs(memory)},
+        {**TEAM, "memory": Kind(10)},
     ),
     "ceiling": Recipe("workers that never meet: the speed nobody can beat", dict, TEAM),
     "ddp": Recipe("PyTorch's DistributedDataParallel over gloo", lambda: {"native": True}, TEAM),

@@ -5,6 +5,7 @@
     desk        the desk's integers, twice
     per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare
     payloads    of a collective: two per worker, used in turn
+    numbers     the same, of one number: what a programme's products add up to
     results     parameters and buffers of workers that trained a replica of their own
 
 A step on a shard is all or nothing under SIGKILL: the next version is made in a room that nobody looks at, and one
@@ -70,6 +71,8 @@ class Arena:
         self.shards = [self._shard(number) for number in range(len(shape.layout.shards))] if shape.desk else []
         length = Payload.length(shape.layout) if shape.kind == "collective" else 0
         self.payloads = [[memory.tensor(length, shape.layout.dtype) for _ in range(2)] for _ in range(workers)]
+        count = 1 if shape.kind == "collective" else 0
+        self.numbers = [[memory.tensor(count, torch.float64) for _ in range(2)] for _ in range(workers)]
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
 
     def _shard(self, number: int) -> ShardMemory:
@@ -113,5 +116,5 @@ def _size(shape: ArenaShape) -> int:
             size += 2 * 8 * (3 * workers + 8) + 64 * 4
     size += shape.results * (shape.layout.bytes + 64)
     if shape.kind == "collective":
-        size += 2 * workers * (Payload.length(shape.layout) * number + 64)
+        size += 2 * workers * (Payload.length(shape.layout) * number + 64 + 64)
     return size + 64 * 1024
