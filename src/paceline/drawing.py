@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.agenda import Agenda
 from paceline.core.meetings import Collective, Part, Shards, Step
 from paceline.core.meetings.neighbours import Neighbours
-from paceline.core.programmes import Axpy, Command, Copy, Dot, Evaluate, Programme, Scale
+from paceline.core.programmes import PARAMETERS, Axpy, Command, Copy, Dot, Evaluate, Programme, Scale
 from paceline.core.programmes.rehearsal import rehearse
 from paceline.errors import PlanError
 from paceline.plan import RECIPES, Plan
@@ -121,35 +121,43 @@ REHEARSED = 3  # updates: enough to see what is remembered
 
 
 def _programme(programme: Programme) -> list[str]:
-    """An update's commands as they come in a rehearsal, without their numbers."""
+    """An update's commands as they come in a rehearsal, and where all must meet to carry them out."""
     *_, commands = rehearse(programme, REHEARSED).updates
-    lines = [f"  {sign}  {said}" for sign, said in map(_say, commands)]
+    signs, stale = list[str](), False
+    for command in commands:
+        if isinstance(command, Evaluate):
+            signs.append("M-M" if stale else "-M")
+            stale = False
+        else:
+            signs.append("m" * isinstance(command, Dot))
+            stale = stale or getattr(command, "target", "") == PARAMETERS
+    said = "".join(signs)
     return [
-        f"Update {REHEARSED} of a rehearsal:",
+        f"What the coordinator commands in update {REHEARSED} of a rehearsal:",
         "",
-        *lines,
+        *(f"  {sign:>3}  {_formula(command)}" for sign, command in zip(signs, commands, strict=True)),
         "",
-        "  -M  everyone computes its chunk; then all meet to add up the gradients",
-        "   m  all meet to add up one number; k is any number",
+        "    -  everyone computes its chunk",
+        "    M  all meet: to make parameters whole that have changed, and to add up the gradient",
+        "    m  all meet to add up one number",
+        "    k  some number",
         "",
-        "Every worker is also a shard, which holds its slice of every vector; parameters that were changed",
-        "are made whole by another meeting before the gradient is computed. The coordinator sees numbers only.",
-        "Every worker runs it and hears the same answers.",
+        f"{len(commands)} commands; {said.count('M')} meetings over the vector, {said.count('m')} over a number.",
+        "Every worker is a shard too: it holds its slice of every vector. And every worker runs the coordinator, which",
+        "decides by numbers alone; all hear the same ones.",
     ]
 
 
-def _say(command: Command) -> tuple[str, str]:
-    """(what it asks of the workers together, the command as a formula)"""
-    if isinstance(command, Evaluate):
-        return "-M", "loss, gradient of the parameters"
+def _formula(command: Command) -> str:
     if isinstance(command, Dot):
-        return " m", f"{command.one} . {command.other}"
+        return f"{command.one} . {command.other}"
     if isinstance(command, Copy):
-        return "  ", f"{command.target} <- {command.source}"
+        return f"{command.target} <- {command.source}"
     if isinstance(command, Scale):
-        return "  ", f"{command.target} <- k {command.target}"
-    assert isinstance(command, Axpy), command
-    return "  ", f"{command.target} <- {command.target} + k {command.other}"
+        return f"{command.target} <- k {command.target}"
+    if isinstance(command, Axpy):
+        return f"{command.target} <- {command.target} + k {command.other}"
+    return "loss and gradient of the parameters"
 
 
 # --- timelines ------------------------------------------------------------------------------------------------------

@@ -167,25 +167,32 @@ def test_in_time_only_an_update_evaluates_twice() -> None:
     assert len(trace.of_kind(Kind.APPLY)) == 3 * 3
 
 
-def obey(commands: Commands, losses: list[float], product: float) -> list[Command]:
+def obey(commands: Commands, losses: list[float], products: list[float]) -> list[Command]:
     """The commands of one update whose answers are made up."""
     said = [next(commands)]
-    while not isinstance(said[-1], Done):
-        answer = losses.pop(0) if isinstance(said[-1], Evaluate) else product if isinstance(said[-1], Dot) else 0.0
-        said.append(commands.send(answer))
+    while not isinstance(asked := said[-1], Done):
+        answers = losses if isinstance(asked, Evaluate) else products if isinstance(asked, Dot) else [0.0]
+        said.append(commands.send(answers.pop(0)))
     return said
 
 
 def test_where_no_step_goes_down_nothing_moves() -> None:
-    said = obey(Lbfgs().commands(), [1.0] + [2.0] * TRIALS, product=-1.0)
+    said = obey(Lbfgs().commands(), [1.0] + [2.0] * TRIALS, [-1.0])
     assert said[-2] == Copy(PARAMETERS, "s0")
     assert Copy("s0", PARAMETERS) in said
 
 
 @pytest.mark.parametrize("slope", [0.0, 1.0, float("nan")])
 def test_a_direction_that_does_not_lead_down_is_not_tried(slope: float) -> None:
-    said = obey(Lbfgs().commands(), [1.0], product=slope)
+    said = obey(Lbfgs().commands(), [1.0], [slope])
     assert sum(isinstance(command, Evaluate) for command in said) == 1
+
+
+def test_a_pair_too_small_to_divide_by_is_left_out() -> None:
+    commands = Lbfgs().commands()
+    obey(commands, losses=[1.0, 0.0], products=[-1.0, 1e-200, 0.0])
+    said = obey(commands, losses=[0.0, -1.0], products=[-1.0, 1.0, 1.0])
+    assert not any(isinstance(command, Dot) and command.one == "s0" for command in said[:4])
 
 
 class Reads(Lbfgs):

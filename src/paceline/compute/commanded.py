@@ -25,8 +25,8 @@ from paceline.core.programmes import GRADIENT, PARAMETERS, Algebra, Axpy, Copy, 
 
 
 class Hand:
-    """One worker. The moving buffers of an update are those of its first evaluation; all of them start from the same
-    ones.
+    """One worker. All evaluations of an update start from the same moving buffers; those that the first one leaves are
+    kept.
     """
 
     def __init__(self, learner: Learner, layout: Layout, programme: Programme, worker: int, workers: int) -> None:
@@ -39,7 +39,7 @@ class Hand:
         self.vectors = {name: torch.zeros_like(self.whole[self.slice]) for name in programme.vectors}
         self.load(PARAMETERS, self.parameters)
         self.buffers = [b.clone() for b in learner.replica.moving]
-        self.moved: list[Tensor] | None = None  # none before the update's first evaluation
+        self.kept: list[Tensor] | None = None  # none before the update's first evaluation
 
     def rewind(self) -> None:
         """Before an evaluation: the buffers as the update found them."""
@@ -48,8 +48,8 @@ class Hand:
     def settle(self, together: Computed) -> None:
         """Keep one's slice of the batch's gradient."""
         self.load(GRADIENT, self.learner.settle(together))
-        if self.moved is None:
-            self.moved = [b.clone() for b in self.learner.replica.moving]
+        if self.kept is None:
+            self.kept = [b.clone() for b in self.learner.replica.moving]
 
     def load(self, name: str, tensors: Sequence[Tensor | None]) -> None:
         """Keep one's slice of a whole vector; a parameter without a gradient has zeros there."""
@@ -82,9 +82,9 @@ class Hand:
 
     def end(self) -> None:
         """The update is made."""
-        assert self.moved is not None
-        self.learner.set_buffers(self.moved)
-        self.buffers, self.moved = self.moved, None
+        assert self.kept is not None
+        self.learner.set_buffers(self.kept)
+        self.buffers, self.kept = self.kept, None
 
 
 class Obedience:
@@ -94,9 +94,10 @@ class Obedience:
 
     def __init__(self, programme: Programme, hands: list[Hand]) -> None:
         self.commands, self.hands = programme.commands(), hands
-        self.moved = False  # whether the parameters have moved since all replicas had them whole
+        self.stale = False  # whether the parameters have changed since every replica had them whole
 
     def update(self) -> None:
+        """One update, up to its `Done`."""
         command = next(self.commands)
         while not isinstance(command, Done):
             command = self.commands.send(self._obey(command))
@@ -112,13 +113,13 @@ class Obedience:
             return self.total([hand.dot(command) for hand in self.hands])
         for hand in self.hands:
             hand.perform(command)
-        self.moved = self.moved or command.target == PARAMETERS
+        self.stale = self.stale or command.target == PARAMETERS
         return 0.0
 
     def _gather(self) -> None:
-        if self.moved:
+        if self.stale:
             self.share()
-            self.moved = False
+            self.stale = False
 
     def evaluate(self) -> float:
         """Everybody computes; the gradients are added up; the loss."""

@@ -36,6 +36,7 @@ from paceline.core.programmes import GRADIENT, PARAMETERS, Axpy, Command, Comman
 
 DIRECTION = "direction"
 SHRINK, ENOUGH, TRIALS = 0.5, 1e-4, 20  # of the line search
+FLAT = 1e-30  # a positive s.y, but rounding: to divide by it would overflow
 
 
 class Pair(NamedTuple):
@@ -73,7 +74,7 @@ class Lbfgs:
                 yield from _difference(y, GRADIENT)
                 sy = yield Dot(s, y)
                 yy = yield Dot(y, y)
-                if sy > 0:
+                if sy > FLAT:
                     pairs = [*pairs, Pair(s, y, sy, yy)][-self.memory :]
             else:
                 pairs = []

@@ -44,7 +44,7 @@ class ProgrammeClient(Obedience):
         self.worker.record(Kind.APPLY, update, 0, update, update + 1, made, made, 0, 0, 0, 0.0)
 
     def evaluate(self) -> float:
-        worker, update, again = self.worker, self.doing, self.hand.moved is not None
+        worker, update, again = self.worker, self.doing, self.hand.kept is not None
         self.hand.rewind()
         computed = worker.compute(update, worker.agenda.mine(update, worker.number), update, again)
         payload = self.payloads.payloads[self.meetings % 2]
