@@ -82,7 +82,7 @@ def _rehearsed(programme: Programme) -> list[str]:
     commands = sum(map(len, updates))
     return [
         f"rehearsed for {REHEARSED} updates on a small quadratic: {commands} commands brought its loss to {loss:.0e}",
-        "in the rehearsal no vector was read before it was written, and none is used that was not named",
+        "in the rehearsal no vector was read before it was written, and none was used that is not named",
         "that every worker decides the same needs no proof: all run one coordinator on the bits of one sum",
     ]
 

@@ -28,14 +28,20 @@ def train_by_programme(worker: LocalWorker, programme: Programme) -> None:
 
 
 class ProgrammeClient(Obedience):
+    """`whole` is where workers meet over the whole vector, `single` where they do over one number."""
+
     def __init__(self, worker: LocalWorker, programme: Programme) -> None:
         arena, meeting, workers = worker.arena, worker.plan.meeting, worker.plan.workers
         hand = Hand(worker.learner, arena.shape.layout, programme, worker.number, workers)
         super().__init__(programme, [hand])
-        self.worker, self.hand, self.vectors = worker, hand, arena.numbers[worker.number]
-        self.payloads = TableClient(worker, meeting, workers)  # type: ignore[arg-type]
-        self.numbers = Table(worker, meeting, workers, arena.numbers)  # type: ignore[arg-type]
+        self.worker, self.hand, self.numbers = worker, hand, arena.numbers[worker.number]
+        self.whole = TableClient(worker, meeting, workers)  # type: ignore[arg-type]
+        self.single = Table(worker, meeting, workers, arena.numbers)  # type: ignore[arg-type]
         self.doing = self.meetings = 0
+
+    @property
+    def turn(self) -> int:
+        return self.meetings % 2
 
     def make(self, update: int) -> None:
         self.doing = update
@@ -47,23 +53,23 @@ class ProgrammeClient(Obedience):
         worker, update, again = self.worker, self.doing, self.hand.kept is not None
         self.hand.rewind()
         computed = worker.compute(update, worker.agenda.mine(update, worker.number), update, again)
-        payload = self.payloads.payloads[self.meetings % 2]
+        payload = self.whole.payloads[self.turn]
         payload.write(computed)
-        self._meet(self.payloads)
+        self._meet(self.whole)
         together = payload.read(computed.samples)
         self.hand.settle(together)
         return together.mean
 
     def total(self, parts: list[float]) -> float:
-        number = self.vectors[self.meetings % 2]
+        number = self.numbers[self.turn]
         number[0] = parts[0]
-        self._meet(self.numbers)
+        self._meet(self.single)
         return float(number)
 
     def share(self) -> None:
-        flat = self.payloads.payloads[self.meetings % 2].flat
+        flat = self.whole.payloads[self.turn].flat
         self.hand.offer(flat)
-        self._meet(self.payloads)
+        self._meet(self.whole)
         self.hand.take(flat)
 
     def _meet(self, table: Table) -> None:
