@@ -13,10 +13,8 @@ from paceline.testing.jobs import JOBS, OPTIMIZERS
 from paceline.training import train
 
 ALL = [plan for member in PLANS for plan in member.plans()]
-SYNCHRONOUS = [
-    plan
-    for plan in ALL
-    if plan.parts == plan.workers > 1 and plan.averaging is None  # a chunk of every batch from each worker
+SYNCHRONOUS = [  # a chunk of every batch from each worker, and the user's optimizer
+    plan for plan in ALL if plan.parts == plan.workers > 1 and plan.averaging is None and plan.programme is None
 ]
 
 
@@ -33,6 +31,7 @@ def test_same_numbers_on_real_processes(job: str, optimizer: str, workers: int) 
     same_numbers(JOBS[job]().with_(optimizer=OPTIMIZERS[optimizer]), Plan.parse("ring", workers), "local")
 
 
+@pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.engines.setup.JobWarning")  # it uses no optimizer
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("job", ["residual", "tied"])
 @pytest.mark.parametrize("plan", ALL, ids=str)

@@ -1,6 +1,7 @@
 """Drawing a plan as plain text: what `paceline draw` prints.
 
 a table      of a collective: a row per step, a column per worker
+a programme  of a coordinator: the commands of an update
 a timeline   of everything else: a line per worker, in a virtual world whose workers are of unequal speed
 """
 
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.meetings import Collective, Part, Shards, Step
 from paceline.core.meetings.neighbours import Neighbours
+from paceline.core.programmes import PARAMETERS, Axpy, Command, Copy, Dot, Evaluate, Programme, Scale
+from paceline.core.programmes.rehearsal import rehearse
 from paceline.errors import PlanError
 from paceline.plan import RECIPES, Plan
 
@@ -27,6 +30,8 @@ def draw(plan: Plan) -> str:
         raise PlanError(f"{plan.workers} workers do not fit on a page; draw at most {len(LETTERS)}: --workers 8")
     if plan.native:
         body = ["What its workers do is decided inside PyTorch: there is nothing of Paceline's to draw."]
+    elif plan.programme is not None:
+        body = _programme(plan.programme)
     elif plan.meeting is None or isinstance(plan.meeting, Shards) or plan.averaging is not None:
         body = _timeline(plan)
     else:
@@ -107,6 +112,51 @@ def _legend(text: str) -> list[str]:
         ".": " . " in f"{text} ",
     }
     return [f"  {sign:<5}  {meaning}" for key, sign, meaning in LEGEND if occurs[key]]
+
+
+# --- programmes -----------------------------------------------------------------------------------------------------
+
+REHEARSED = 3  # updates: enough to see what is remembered
+
+
+def _programme(programme: Programme) -> list[str]:
+    """An update's commands as they come in a rehearsal, and where all must meet to carry them out."""
+    *_, commands = rehearse(programme, REHEARSED).updates
+    signs, stale = list[str](), False
+    for command in commands:
+        if isinstance(command, Evaluate):
+            signs.append("M-M" if stale else "-M")
+            stale = False
+        else:
+            signs.append("m" * isinstance(command, Dot))
+            stale = stale or getattr(command, "target", "") == PARAMETERS
+    said = "".join(signs)
+    return [
+        f"What the coordinator commands in update {REHEARSED} of a rehearsal:",
+        "",
+        *(f"  {sign:>3}  {_formula(command)}" for sign, command in zip(signs, commands, strict=True)),
+        "",
+        "    -  everyone computes its chunk",
+        "    M  all meet: to make parameters whole that have changed, and to add up the gradient",
+        "    m  all meet to add up one number",
+        "    k  some number",
+        "",
+        f"{len(commands)} commands; {said.count('M')} meetings over the vector, {said.count('m')} over a number.",
+        "Every worker is a shard too: it holds its slice of every vector. And every worker runs the coordinator, which",
+        "decides by numbers alone; all hear the same ones.",
+    ]
+
+
+def _formula(command: Command) -> str:
+    if isinstance(command, Dot):
+        return f"{command.one} . {command.other}"
+    if isinstance(command, Copy):
+        return f"{command.target} <- {command.source}"
+    if isinstance(command, Scale):
+        return f"{command.target} <- k {command.target}"
+    if isinstance(command, Axpy):
+        return f"{command.target} <- {command.target} + k {command.other}"
+    return "loss and gradient of the parameters"
 
 
 # --- timelines ------------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ class Job:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise JobError(
                 "LBFGS evaluates the loss several times per update and cannot be sharded or shared; "
-                "use a first-order optimizer such as torch.optim.Adam"
+                "use a first-order optimizer such as torch.optim.Adam, or plan sandblaster, which is L-BFGS itself"
             )
         return optimizer
 

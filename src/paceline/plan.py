@@ -10,6 +10,7 @@
     averaging  how do replicas that moved agree?            ModelAveraging, Easgd, Diloco, DPsgd; None: they do not move
     exchanging or with a centre?                            ElasticExchange, OuterExchange
     pairing    or with one other?                           AdPsgd
+    programme  or does a coordinator command each update?   Lbfgs; None: the rule says it all
 
 `Plan.parse("downpour:workers=4,shards=2")` and `Downpour(workers=4, shards=2)` are the same.
 """
@@ -33,6 +34,8 @@ from paceline.core.meetings.hierarchical import Hierarchical
 from paceline.core.meetings.neighbours import GRAPHS, Neighbours
 from paceline.core.meetings.ring import Ring
 from paceline.core.meetings.tree import Tree
+from paceline.core.programmes import Programme
+from paceline.core.programmes.lbfgs import Lbfgs
 from paceline.core.rules import Averaging, Exchanging, Rule
 from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.core.rules.d_psgd import DPsgd
@@ -75,6 +78,7 @@ class Plan:
     averaging: Averaging | None = None
     exchanging: Exchanging | None = None
     pairing: AdPsgd | None = None
+    programme: Programme | None = None
     locked: bool = True  # whether a shard is changed by one worker at a time; else (Hogwild) a run has no order
     native: bool = False  # PyTorch's own DDP does the meeting
     options: dict[str, Option] = field(default_factory=dict)  # as the user gave them
@@ -238,6 +242,11 @@ RECIPES: dict[str, Recipe] = {
             else {**ONE_LOCK, "pairing": AdPsgd(graph)}
         ),
         {**TEAM, "mode": MODES, "graph": Kind("ring", words=GRAPHS)},
+    ),
+    "sandblaster": Recipe(
+        "L-BFGS, synchronous: a coordinator commands shards and workers",
+        lambda memory: {"meeting": Ring(), "programme": Lbfgs(memory)},
+        {**TEAM, "memory": Kind(10)},
     ),
     "ceiling": Recipe("workers that never meet: the speed nobody can beat", dict, TEAM),
     "ddp": Recipe("PyTorch's DistributedDataParallel over gloo", lambda: {"native": True}, TEAM),

@@ -10,7 +10,7 @@
     start     nanoseconds since the run's start
     end
     waited    nanoseconds of it spent waiting for others
-    samples
+    samples   none where a programme evaluates a batch again
     bytes     moved between workers
     value     the loss of a COMPUTE
 

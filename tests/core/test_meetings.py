@@ -108,14 +108,12 @@ def test_groups_that_are_not_equal_are_refused_with_those_that_would_be() -> Non
 
 @pytest.mark.parametrize("meeting", COLLECTIVES, ids=str)
 def test_executing_the_table_sums_and_leaves_the_same_bits_everywhere(meeting: Collective) -> None:
-    from paceline.compute.layout import lay_out
     from paceline.engines.arithmetic import execute
 
-    layout = lay_out(torch.nn.Linear(7, 3), 1, ())
     for workers in worlds(meeting, 9):
         flats = [torch.randn(403) for _ in range(workers)]
         total = torch.stack(flats).sum(0)
-        execute(meeting, flats, layout)
+        execute(meeting, flats)
         assert torch.allclose(flats[0], total, atol=1e-5)
         assert all(torch.equal(flat, flats[0]) for flat in flats)
 

@@ -72,7 +72,9 @@ def test_the_last_one_goes_on_when_all_others_are_killed(plan: str) -> None:
     staleness_identity(run)
 
 
-def test_ring_ends_at_once_and_names_the_dead() -> None:
+@pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.engines.setup.JobWarning")
+@pytest.mark.parametrize("plan", ["ring", "sandblaster"])
+def test_a_plan_that_keeps_step_ends_at_once_and_names_the_dead(plan: str) -> None:
     killed_at: list[float] = []
 
     def kill(state: dict[str, Any]) -> None:
@@ -81,7 +83,7 @@ def test_ring_ends_at_once_and_names_the_dead() -> None:
             worker_processes()[1].kill()
 
     with pytest.raises(WorkerDied, match=r"worker 1 died \(SIGKILL\) in update \d+") as caught:
-        pl.train(job(epochs=10**4), "ring", workers=3, folder=None, progress=kill)
+        pl.train(job(epochs=10**4), plan, workers=3, folder=None, progress=kill)
     assert caught.value.worker == 1
     assert time.monotonic() - killed_at[0] < 5
 

@@ -7,6 +7,7 @@ Every number in it is weighted by the samples it speaks for, so a plain sum is t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,11 @@ class Computed:
     loss: float
     weight: float
     samples: int
+
+    @property
+    def mean(self) -> float:
+        """The mean loss; not a number where there were no samples."""
+        return self.loss / self.weight if self.weight else math.nan
 
     def scaled(self, factor: float) -> Computed:
         """In new memory: what was read from a payload may lie where another worker still reads."""

@@ -6,7 +6,7 @@ engine, so the bits are too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.compute.autograd import Replica
 from paceline.compute.averaging import Commuter, Peer, Wanderer, middle, mix
+from paceline.compute.commanded import Hand, Obedience
 from paceline.compute.home import (
     ReplicaHome,
     Room,
@@ -21,7 +22,6 @@ from paceline.compute.home import (
     optimizer_over,
     room_shape,
 )
-from paceline.compute.layout import Layout
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed, Payload
 from paceline.compute.slots import Slots
@@ -137,8 +137,77 @@ class Wandering(_Snapshots):
         return all(bool(v.isfinite().all()) for w in self.wanderers for v in w.home.values)
 
 
-def in_step(setup: Setup) -> Together | Wandering:
+Heard = Callable[[int, int, list[float]], None]
+
+
+class Commanded(Obedience, _Snapshots):
+    """A coordinator commands the workers, each of whom has a replica and a slice of every vector.
+
+    An update's first evaluation is handed in, as under any plan whose workers keep step. `heard` is told of what
+    follows: (update, bytes of a meeting, everyone's loss where they computed for it).
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.snapshots, plan = setup, [], setup.plan
+        programme, workers = plan.programme, plan.workers
+        assert programme is not None
+        hands = [Hand(_learner(setup)[0], setup.layout, programme, worker, workers) for worker in range(workers)]
+        super().__init__(programme, hands)
+        self.meeting = _Meeting(setup)
+        self.numbers = [torch.zeros(1, dtype=torch.float64) for _ in hands]
+        self.doing, self.first = 0, list[Computed]()
+        self.heard: Heard = lambda update, size, losses: None
+
+    def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
+        self.hands[worker].rewind()
+        return self.hands[worker].learner.compute(chunks)
+
+    def apply(self, update: int, shares: list[Computed]) -> None:
+        self.doing, self.first = update, shares
+        self.update()
+
+    def evaluate(self) -> float:
+        shares, self.first = self.first, []
+        if not shares:
+            mine = [self.setup.agenda.mine(self.doing, worker) for worker in range(len(self.hands))]
+            shares = [self.compute(worker, chunks) for worker, chunks in enumerate(mine)]
+            self.heard(self.doing, self.meeting.flats[0].nbytes, [share.mean for share in shares])
+        together = self.meeting.sum(shares)
+        for hand in self.hands:
+            hand.settle(together)
+        return together.mean
+
+    def total(self, parts: list[float]) -> float:
+        for number, part in zip(self.numbers, parts, strict=True):
+            number[0] = part
+        self._meet(self.numbers)
+        return float(self.numbers[0])
+
+    def share(self) -> None:
+        for hand, flat in zip(self.hands, self.meeting.flats, strict=True):
+            hand.offer(flat)
+        self._meet(self.meeting.flats)
+        for hand, flat in zip(self.hands, self.meeting.flats, strict=True):
+            hand.take(flat)
+
+    def _meet(self, flats: list[Tensor]) -> None:
+        execute(self.meeting.collective, flats)  # type: ignore[arg-type]
+        self.heard(self.doing, flats[0].nbytes, [])
+
+    def values(self) -> list[Tensor]:
+        return [value.clone() for value in (*self.hands[0].parameters, *self.hands[0].buffers)]
+
+    def finite(self) -> bool:
+        return all(bool(p.isfinite().all()) for p in self.hands[0].parameters)
+
+
+InStep = Together | Wandering | Commanded
+
+
+def in_step(setup: Setup) -> InStep:
     """The arithmetic of a plan whose workers keep step."""
+    if setup.plan.programme is not None:
+        return Commanded(setup)
     return Together(setup) if setup.plan.averaging is None else Wandering(setup)
 
 
@@ -153,7 +222,7 @@ class _Meeting:
 
     def sum(self, shares: list[Computed]) -> Computed:
         self._write(shares)
-        execute(self.collective, self.flats, self.layout)  # type: ignore[arg-type]
+        execute(self.collective, self.flats)  # type: ignore[arg-type]
         return self.payloads[0].read(sum(share.samples for share in shares))
 
     def _write(self, shares: list[Computed]) -> None:
@@ -175,10 +244,10 @@ class _Meeting:
         return found
 
 
-def execute(meeting: Collective, flats: list[Tensor], layout: Layout) -> None:
+def execute(meeting: Collective, flats: list[Tensor]) -> None:
     """A collective's table over vectors of one process."""
     workers = len(flats)
-    cuts = segment_cuts(len(flats[0]), meeting.segments(workers), layout.bytes_per_number)
+    cuts = segment_cuts(len(flats[0]), meeting.segments(workers), flats[0].element_size())
 
     def piece(part: Part, worker: int) -> Tensor:
         return flats[worker][cuts[part.first] : cuts[part.stop]]

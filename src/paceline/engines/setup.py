@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,6 +78,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     check_trainable(module)
     job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
     found = probe(job, module, source, plan.parts)
+    found = replace(found, notes=(*found.notes, *_unused(job, plan)))
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
     agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate, limit)
@@ -86,6 +87,20 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove
         check(plan.meeting, plan.workers)  # type: ignore[arg-type]
     return Setup(job, plan, source, test, module, found, agenda, layout, sha256(module), engine, limit)
+
+
+def _unused(job: Job, plan: Plan) -> list[str]:
+    """What a programme has no use for, in one sentence; what it cannot honour is refused."""
+    if plan.programme is None:
+        return []
+    if job.clip_norm is not None:
+        raise PlanError(
+            f"plan {plan.name} cannot honour clip_norm={job.clip_norm}: its line search compares the loss with the "
+            "gradient as it is; leave clip_norm out"
+        )
+    unused = {"optimizer": True, "schedule": job.schedule is not None, "loader_workers": job.loader_workers > 0}
+    names = ", ".join(f"{name}=" for name, given in unused.items() if given)
+    return [f"plan {plan.name} makes its steps by itself, and evaluates a batch several times; it does not use {names}"]
 
 
 SMALL = 64 << 20  # bytes of tensors that are still copied into the run's folder

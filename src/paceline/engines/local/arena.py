@@ -6,6 +6,7 @@
     per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare
     payloads    of a collective: two per worker, used in turn
     slots       of a shard that gathers: one per worker and per place in a round
+    numbers     the same, of one number: what a programme's products add up to
     results     parameters and buffers of workers that trained a replica of their own
 
 A step on a shard is all or nothing under SIGKILL: the next version is made in a room that nobody looks at, and one
@@ -84,6 +85,8 @@ class Arena:
         held = [shard.machine.slots for shard in self.shards if isinstance(shard.machine, Gathering)]
         length = Payload.length(shape.layout) if held else 0
         self.slots = [memory.tensor(length, shape.layout.dtype) for _ in range(sum(held))]
+        count = 1 if shape.kind == "collective" else 0
+        self.numbers = [[memory.tensor(count, torch.float64) for _ in range(2)] for _ in range(workers)]
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
 
     def _shard(self, number: int) -> ShardMemory:
@@ -130,5 +133,5 @@ def _size(shape: ArenaShape) -> int:
             size += (workers + shape.place.gathers) * (Payload.length(shape.layout) * number + 64)
     size += shape.results * (shape.layout.bytes + 64)
     if shape.kind == "collective":
-        size += 2 * workers * (Payload.length(shape.layout) * number + 64)
+        size += 2 * workers * (Payload.length(shape.layout) * number + 64 + 64)
     return size + 64 * 1024

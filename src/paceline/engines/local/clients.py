@@ -1,4 +1,4 @@
-"""A worker's hands on what it shares with the others: the payloads of a table, its neighbours', a shard."""
+"""A worker's hands on what it shares with the others: the vectors of a table, its neighbours', a shard."""
 
 from __future__ import annotations
 
@@ -28,32 +28,31 @@ if TYPE_CHECKING:
     from paceline.engines.local.worker import LocalWorker
 
 
-class TableClient:
-    """Executes a collective's table through shared memory: to send is to say that a part lies ready in one's payload.
+class Table:
+    """Executes a collective's table through shared memory: to send is to say that a part lies ready in one's vector.
 
-    Payloads are used in turn: nobody writes for meeting n + 2 before everyone has contributed to n + 1, and so is done
-    with n.
+    Every worker has two vectors, used in turn: nobody writes for meeting n + 2 before everyone has contributed to
+    n + 1, and so is done with n. Meetings are counted by whoever calls; vectors of another length may take part in the
+    count, if their table is the same.
     """
 
-    def __init__(self, worker: LocalWorker, meeting: Collective, workers: int) -> None:
+    def __init__(
+        self, worker: LocalWorker, meeting: Collective, workers: int, vectors: Sequence[Sequence[Tensor]]
+    ) -> None:
         self.worker, self.number = worker, worker.number
         self.steps: list[Step] = list(meeting.steps(worker.number, workers))
-        arena, layout = worker.arena, worker.arena.shape.layout
-        self.offers, self.bells = arena.offers, worker.bells
-        self.payloads = [Payload(layout, flat) for flat in arena.payloads[worker.number]]
-        length, size = Payload.length(layout), layout.bytes_per_number
+        self.offers, self.bells = worker.arena.offers, worker.bells
+        length, size = len(vectors[0][0]), vectors[0][0].element_size()
         cuts = segment_cuts(length, meeting.segments(workers), size)
         self.parts = [
             [_both(s.receive, flats[self.number], flats, cuts) for s in self.steps]
-            for flats in zip(*arena.payloads, strict=True)
+            for flats in zip(*vectors, strict=True)
         ]  # [turn][step] -> (mine, theirs)
         self.bytes = sum((cuts[s.send.stop] - cuts[s.send.first]) * size for s in self.steps if s.send)
 
-    def meet(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
-        """The meeting of this number: (the sum of all, nanoseconds waited, bytes sent)"""
+    def sum(self, number: int) -> int:
+        """The meeting of this number, over what lies in everyone's vector of its turn; nanoseconds waited."""
         turn, waited, offer = number % 2, 0, number * len(self.steps)
-        payload = self.payloads[turn]
-        payload.write(computed)
         for step, parts in zip(self.steps, self.parts[turn], strict=True):
             offer += 1
             if step.send is not None:
@@ -69,6 +68,22 @@ class TableClient:
                 mine.add_(received)
             else:
                 mine.copy_(received)
+        return waited
+
+
+class TableClient(Table):
+    """A table over payloads."""
+
+    def __init__(self, worker: LocalWorker, meeting: Collective, workers: int) -> None:
+        arena = worker.arena
+        super().__init__(worker, meeting, workers, arena.payloads)
+        self.payloads = [Payload(arena.shape.layout, flat) for flat in arena.payloads[worker.number]]
+
+    def meet(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
+        """The meeting of this number: (the sum of all, nanoseconds waited, bytes sent)"""
+        payload = self.payloads[number % 2]
+        payload.write(computed)
+        waited = self.sum(number)
         return payload.read(computed.samples), waited, self.bytes
 
     def mean(self, number: int, computed: Computed) -> tuple[Computed, int, int]:

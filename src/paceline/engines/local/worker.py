@@ -35,6 +35,7 @@ from paceline.data.order import Order
 from paceline.data.source import Reader, Source, TensorSource, open_source
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena
 from paceline.engines.local.clients import GatheringClient, NeighbourClient, TableClient, shard_client
+from paceline.engines.local.programme import train_by_programme
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.transports.shared_memory import Bell, Memory, RecordLock, Stopped, Waiter
 from paceline.errors import JobError
@@ -171,6 +172,8 @@ class LocalWorker:
             self._train_by_shards()
         elif self.plan.averaging is not None:
             self._wander(self.plan.averaging)
+        elif self.plan.programme is not None:
+            train_by_programme(self, self.plan.programme)
         elif self.plan.meeting is not None:
             self._train_by_table()
         else:
@@ -181,12 +184,12 @@ class LocalWorker:
             self.waiter.until(lambda: not self.trace.full, lambda: "the parent to read the trace")
         self.trace.write(kind, self.number, *rest)
 
-    def _compute(self, update: int, chunks: list[Chunk], version: int) -> Computed:
+    def compute(self, update: int, chunks: list[Chunk], version: int, again: bool = False) -> Computed:
         self.arena.doing[self.number] = update // self.agenda.shares
         start = now()
         computed = self.learner.compute(chunks)
-        mean = computed.loss / computed.weight if computed.weight else float("nan")
-        self.record(Kind.COMPUTE, update, -1, version, -1, start, now(), self.waited, computed.samples, 0, mean)
+        samples = 0 if again else computed.samples  # of another evaluation of the same chunks
+        self.record(Kind.COMPUTE, update, -1, version, -1, start, now(), self.waited, samples, 0, computed.mean)
         self.waited = 0
         return computed
 
@@ -198,7 +201,7 @@ class LocalWorker:
         updates = range(self.number, self.agenda.updates, self.plan.workers)
         self.learner.reader.announce(c for u in updates for c in self.agenda.filled(u))
         for update in updates:
-            self._apply(home, update, self._compute(update, self.agenda.filled(update), home.updates))
+            self._apply(home, update, self.compute(update, self.agenda.filled(update), home.updates))
         self.hand_in(self.values())
 
     def _apply(self, home: ReplicaHome, update: int, computed: Computed) -> None:
@@ -231,7 +234,7 @@ class LocalWorker:
         updates = range(self.agenda.updates)
         self.learner.reader.announce(c for u in updates for c in self.agenda.mine(u, self.number))
         for update in updates:
-            computed = self._compute(update, self.agenda.mine(update, self.number), update)
+            computed = self.compute(update, self.agenda.mine(update, self.number), update)
             start = now()
             together, waited, sent = table.meet(update, computed)
             self.record(Kind.MEET, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
@@ -248,7 +251,7 @@ class LocalWorker:
         updates = range(self.agenda.updates)
         self.learner.reader.announce(c for u in updates for c in self.agenda.mine(u, self.number))
         for update in updates:
-            computed = self._compute(update, self.agenda.mine(update, self.number), update)
+            computed = self.compute(update, self.agenda.mine(update, self.number), update)
             due = self.plan.meets_after(update, self.agenda.updates)
             if due and first:
                 self._meet(update, meetings, wanderer, table)
@@ -287,7 +290,7 @@ class LocalWorker:
             return client.pull(command)
         if isinstance(command, Compute):
             for task in self.agenda.tasks(command.batch):
-                computed = self._compute(task, self.agenda.task(task), self.shards[0].base)
+                computed = self.compute(task, self.agenda.task(task), self.shards[0].base)
                 self.gradients = self.shards[0].settle(task, computed)
             return Noted()
         self.gradients = []  # before the next ones are made: what a step touches should stay in the cache

@@ -14,7 +14,7 @@ from paceline.core.events import Compute, Death, Finish, Pull, Push
 from paceline.core.meetings import Collective, Shards, advance
 from paceline.core.server import Desk
 from paceline.core.worker import HOME, Worker
-from paceline.engines.arithmetic import Gathered, Server, Together, Wandering, by_shards, in_step, threads
+from paceline.engines.arithmetic import Commanded, Gathered, InStep, Server, by_shards, in_step, threads
 from paceline.engines.setup import Outcome, Setup, Snapshot
 from paceline.engines.virtual.clock import Clock
 from paceline.engines.virtual.world import Fate, World
@@ -45,7 +45,9 @@ def _train(setup: Setup, world: World) -> Outcome:
 
 
 def simulate(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 220_200) -> Trace:
-    """Time only: what the plan would do in this world, without a model."""
+    """Time only: what the plan would do in this world, without a model. A programme is taken to evaluate twice in an
+    update, where it stands and where it goes; its shards' algebra and products take no time.
+    """
     run = _by_shards if plan.gate is not None else _in_step
     return Trace.of(sorted(run(plan, agenda, world, parameter_bytes, None), key=lambda row: row.end))
 
@@ -62,10 +64,22 @@ def _ns(seconds: float) -> int:
 # --- plans that keep step -------------------------------------------------------------------------------------------
 
 
-def _in_step(plan: Plan, agenda: Agenda, world: World, size: int, sums: Together | Wandering | None) -> list[Row]:
-    fate, rows, ready = Fate(world, plan.workers), [], [0.0] * plan.workers
+def _in_step(plan: Plan, agenda: Agenda, world: World, size: int, sums: InStep | None) -> list[Row]:
+    fate, rows, ready = Fate(world, plan.workers), list[Row](), [0.0] * plan.workers
     meeting: Collective | None = plan.meeting if plan.synchronous else None  # type: ignore[assignment]
     alone = meeting is None
+
+    def heard(update: int, size: int, losses: list[float]) -> None:
+        """What a programme does after an update's first evaluation."""
+        assert meeting is not None
+        for worker, loss in enumerate(losses):
+            samples = sum(c.samples for c in agenda.mine(update, worker))
+            times = _computing(fate, worker, samples, ready, update)
+            rows.append(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, value=loss))
+        rows.extend(_meet(meeting, plan.workers, world, size, ready, update))
+
+    if isinstance(sums, Commanded):
+        sums.heard = heard
     for update in range(agenda.updates):
         if alone:
             who = update % plan.workers
@@ -74,20 +88,17 @@ def _in_step(plan: Plan, agenda: Agenda, world: World, size: int, sums: Together
             parts = [(worker, agenda.mine(update, worker)) for worker in range(plan.workers)]
         shares = []
         for worker, chunks in parts:
-            samples, start = sum(c.samples for c in chunks), ready[worker]
-            ready[worker] = start + fate.compute_seconds(worker, samples)
-            if world.deaths.get(worker, math.inf) < ready[worker]:
-                raise WorkerDied(
-                    worker, "as the world willed", f"in update {update}", "The plan cannot go on without it."
-                )
-            loss = math.nan
+            samples, loss = sum(c.samples for c in chunks), math.nan
+            times = _computing(fate, worker, samples, ready, update)
             if sums is not None and (worker == 0 or not alone):
                 shares.append(sums.compute(worker, chunks))
-                loss = shares[-1].loss / shares[-1].weight if shares[-1].weight else math.nan
-            times = _ns(start), _ns(ready[worker])
+                loss = shares[-1].mean
             rows.append(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, samples=samples, value=loss))
         if meeting is not None and plan.meets_after(update, agenda.updates):
             rows += _meet(meeting, plan.workers, world, size, ready, update)
+        if plan.programme is not None and sums is None:  # without numbers to decide by: the first trial is taken
+            heard(update, size, [])
+            heard(update, size, [math.nan] * plan.workers)
         if shares and sums is not None:
             sums.apply(update, shares)
             sums.keep(update + 1, max(ready))
@@ -96,6 +107,15 @@ def _in_step(plan: Plan, agenda: Agenda, world: World, size: int, sums: Together
             ready[worker] += world.update
             rows.append(Row(Kind.APPLY, worker, update, 0, update, update + 1, _ns(start), _ns(ready[worker])))
     return rows
+
+
+def _computing(fate: Fate, worker: int, samples: int, ready: list[float], update: int) -> tuple[int, int]:
+    """Move a worker's clock over a computation: when it began and ended, in nanoseconds."""
+    start = ready[worker]
+    ready[worker] += fate.compute_seconds(worker, samples)
+    if fate.world.deaths.get(worker, math.inf) < ready[worker]:
+        raise WorkerDied(worker, "as the world willed", f"in update {update}", "The plan cannot go on without it.")
+    return _ns(start), _ns(ready[worker])
 
 
 def _meet(meeting: Collective, workers: int, world: World, size: int, ready: list[float], update: int) -> list[Row]:
