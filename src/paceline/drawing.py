@@ -248,6 +248,8 @@ def _signs(plan: Plan, own_steps: bool) -> list[str]:
     signs = ["  -o  a step of its own parameters" if own_steps else "  -   computes a batch"]
     if plan.exchanging is not None:
         signs.append("  3   meets the centre, whose version 3 that makes")
+    elif plan.pairing is not None:
+        signs.append("  3   meets one of its neighbours halfway and makes its step: the third of all such meetings")
     elif plan.gate is not None:
         of = " of shard 0" if plan.shards > 1 else ""
         does = "is held for" if plan.gathers else "makes"

@@ -11,6 +11,7 @@
     exchanging or with a centre?                            ElasticExchange, OuterExchange
     pairing    or with one other?                           AdPsgd
     programme  or does a coordinator command each update?   Lbfgs; None: the rule says it all
+    codec      how is a gradient written on the wire?       Dense
 
 `Plan.parse("downpour:workers=4,shards=2")` and `Downpour(workers=4, shards=2)` are the same.
 """
@@ -23,6 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paceline.core.agenda import Agenda
+from paceline.core.codecs import Codec
+from paceline.core.codecs.dense import Dense
 from paceline.core.gates import Gate
 from paceline.core.gates.asynchronous import Asynchronous
 from paceline.core.gates.backup import Backup
@@ -79,6 +82,7 @@ class Plan:
     exchanging: Exchanging | None = None
     pairing: AdPsgd | None = None
     programme: Programme | None = None
+    codec: Codec = field(default_factory=Dense)
     locked: bool = True  # whether a shard is changed by one worker at a time; else (Hogwild) a run has no order
     native: bool = False  # PyTorch's own DDP does the meeting
     options: dict[str, Option] = field(default_factory=dict)  # as the user gave them
@@ -114,6 +118,12 @@ class Plan:
     def gathers(self) -> int:
         """Gradients, each of its share of a batch, that a shard makes an update of; 0 where each is one."""
         return self.meeting.gathers if isinstance(self.meeting, Shards) else 0
+
+    @property
+    def wire(self) -> Codec:
+        """How what leaves a worker is written: a gradient by the codec, a replica that has moved as it is."""
+        gradients_travel = self.meeting is not None and not (self.averaging or self.exchanging or self.pairing)
+        return self.codec if gradients_travel else Dense()
 
     def agenda(
         self, samples: int, batch_size: int, epochs: int = 1, accumulate: int = 1, limit: int | None = None

@@ -116,12 +116,13 @@ class _Watched:
 def _gate(plan: Plan) -> Proved:
     from paceline.engines.virtual import explore
 
-    fewest = plan.workers - plan.gathers + 1 if plan.gathers else 1  # all the backups, and one more
-    small = make_again(plan, min(plan.workers, max(MOST_WORKERS, fewest)))
-    assert small.gate is not None
-    workers, shards, gathers = small.workers, min(small.shards, MOST_SHARDS), small.gathers
-    batches = 2 * gathers if gathers else BATCHES
-    deaths, watched = int(workers > 1), _Watched(small.gate)
+    workers, shards = min(plan.workers, MOST_WORKERS), min(plan.shards, MOST_SHARDS)
+    if plan.gathers:  # all the backups, and one more at least
+        workers = min(plan.workers, max(MOST_WORKERS, plan.workers - plan.gathers + 1))
+        plan = make_again(plan, workers)
+    gathers, batches = plan.gathers, 2 * plan.gathers or BATCHES
+    assert plan.gate is not None
+    deaths, watched = int(workers > 1), _Watched(plan.gate)
     found = explore(workers, batches, shards, deaths, watched, gathers=gathers)
     world = f"{workers} workers, {batches} batches, {shards} shard{'s' * (shards > 1)}, up to {deaths} death"
     figures = {"workers": workers, "states": found.states, "moves": found.moves, "closed": watched.closed}

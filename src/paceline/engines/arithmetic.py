@@ -24,6 +24,7 @@ from paceline.compute.home import (
 )
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed, Payload
+from paceline.compute.sender import Sender
 from paceline.compute.slots import Slots
 from paceline.core.agenda import Chunk
 from paceline.core.events import Push
@@ -68,6 +69,10 @@ def _learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:
     return Learner(replica, Reader(setup.source, setup.order(), 0, lambda _: None)), optimizer
 
 
+def _senders(setup: Setup, parameters: Sequence[Tensor]) -> list[Sender]:
+    return [Sender(setup.plan.wire, parameters) for _ in range(setup.plan.workers)]
+
+
 class Together(_Snapshots):
     """All workers hold the same values: `sequential`, and every collective that adds up gradients."""
 
@@ -77,11 +82,12 @@ class Together(_Snapshots):
         parameters, rule = self.learner.replica.parameters, setup.plan.rule
         self.home = ReplicaHome(parameters, optimizer, setup.job.schedule, rule)
         self.meeting = _Meeting(setup) if setup.plan.synchronous else None
+        self.senders = _senders(setup, parameters)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
         """One worker's share of an update. Each starts from the same buffers."""
         start = [b.clone() for b in self.learner.replica.moving]
-        computed = self.learner.compute(chunks)
+        computed = self.senders[worker].sent(self.learner.compute(chunks))
         for buffer, value in zip(self.learner.replica.moving, start, strict=True):
             buffer.copy_(value)
         return computed
@@ -156,11 +162,12 @@ class Commanded(Obedience, _Snapshots):
         self.meeting = _Meeting(setup)
         self.numbers = [torch.zeros(1, dtype=torch.float64) for _ in hands]
         self.doing, self.first = 0, list[Computed]()
+        self.senders = _senders(setup, hands[0].learner.replica.parameters)
         self.heard: Heard = lambda update, size, losses: None
 
     def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
         self.hands[worker].rewind()
-        return self.hands[worker].learner.compute(chunks)
+        return self.senders[worker].sent(self.hands[worker].learner.compute(chunks))
 
     def apply(self, update: int, shares: list[Computed]) -> None:
         self.doing, self.first = update, shares
@@ -291,13 +298,14 @@ class Apart(_Snapshots):
         self.buffers = [[b.clone() for b in replica.moving] for _ in range(workers)]
         self.newest_buffers = [b.clone() for b in replica.moving]
         self.gradients: list[Sequence[Tensor | None]] = [()] * workers
+        self.senders = _senders(setup, replica.parameters)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
         """The gradient of a whole batch, from what this worker holds."""
         for home, state in zip(self.homes[worker], self.states, strict=True):
             home.look(self.rooms.of(state, worker))
         self.learner.set_buffers(self.buffers[worker])
-        computed = self.learner.compute(chunks)
+        computed = self.senders[worker].sent(self.learner.compute(chunks))
         self.gradients[worker] = self.learner.settle(computed)
         self.buffers[worker] = [b.clone() for b in self.learner.replica.moving]
         return computed
@@ -346,7 +354,7 @@ class Gathered(Apart):
         """The gradient of a share of a batch, from what this worker holds."""
         self.homes[worker][0].look(self.rooms.of(self.states[0], worker))
         self.learner.set_buffers(self.buffers[worker])
-        self.computed[worker] = self.learner.compute(chunks)
+        self.computed[worker] = self.senders[worker].sent(self.learner.compute(chunks))
         return self.computed[worker]
 
     def push(self, event: Push, version: int) -> None:
@@ -376,9 +384,10 @@ class Unlocked(_Snapshots):
             for _ in range(workers)
         ]
         self.gradients: list[list[Tensor | None]] = [[] for _ in range(workers)]
+        self.senders = _senders(setup, parameters)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
-        computed = self.learner.compute(chunks)
+        computed = self.senders[worker].sent(self.learner.compute(chunks))
         self.homes[worker].updates = chunks[0].update
         self.gradients[worker] = self.learner.settle(computed)
         return computed

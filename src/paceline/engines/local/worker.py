@@ -25,6 +25,7 @@ from paceline.compute.home import ReplicaHome
 from paceline.compute.layout import sha256
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed
+from paceline.compute.sender import Sender
 from paceline.core.actions import Action, Apply, Noted, Wait
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.events import Ask, Command, Compute, Finish, Pull, Push
@@ -156,6 +157,7 @@ class LocalWorker:
         self.optimizer = self.job.make_optimizer(module, self.replica.parameters)
         order = Order(given.samples, self.job.seed, self.job.shuffle)
         self.learner = Learner(self.replica, Reader(source, order, self.job.loader_workers, die_with_parent))
+        self.sender = Sender(self.plan.wire, self.replica.parameters)
         if self.plan.gate is not None:
             self.shards = [shard_client(self, number) for number in range(len(arena.shards))]
             self.desk_lock = RecordLock(arena.locks, DESK_LOCK, self.waiter, "the desk")
@@ -187,7 +189,7 @@ class LocalWorker:
     def compute(self, update: int, chunks: list[Chunk], version: int, again: bool = False) -> Computed:
         self.arena.doing[self.number] = update // self.agenda.shares
         start = now()
-        computed = self.learner.compute(chunks)
+        computed = self.sender.sent(self.learner.compute(chunks))
         samples = 0 if again else computed.samples  # of another evaluation of the same chunks
         self.record(Kind.COMPUTE, update, -1, version, -1, start, now(), self.waited, samples, 0, computed.mean)
         self.waited = 0

@@ -67,7 +67,7 @@ def _ns(seconds: float) -> int:
 def _in_step(plan: Plan, agenda: Agenda, world: World, size: int, sums: InStep | None) -> list[Row]:
     fate, rows, ready = Fate(world, plan.workers), list[Row](), [0.0] * plan.workers
     meeting: Collective | None = plan.meeting if plan.synchronous else None  # type: ignore[assignment]
-    alone = meeting is None
+    alone, size = meeting is None, round(plan.wire.size(size))
 
     def heard(update: int, size: int, losses: list[float]) -> None:
         """What a programme does after an update's first evaluation."""
@@ -158,7 +158,7 @@ class _Server:
         self.plan, self.agenda, self.world, self.sums = plan, agenda, world, sums
         self.clock, self.fate, self.rows = Clock(), Fate(world, plan.workers), list[Row]()
         shards = plan.shards
-        self.piece = size // shards
+        self.piece = round(plan.wire.size(size) / shards)
         self.desk = Desk(plan.workers, agenda.leases, plan.gate)
         self.desk_state = [0] * self.desk.ints
         self.desk.init(self.desk_state)
