@@ -83,6 +83,17 @@ class Plan:
         return self.meeting is not None and not isinstance(self.meeting, Shards)
 
     @property
+    def steps_at_shards(self) -> bool:
+        """Whether the user's optimizer works at the shards, each under its lock."""
+        return isinstance(self.meeting, Shards) and self.locked and self.exchanging is None
+
+    @property
+    def takes_sparse(self) -> bool:
+        """Whether gradients may be sparse: nobody adds them up by a table, bends them, or exchanges dense replicas."""
+        dense = self.synchronous or self.native or self.exchanging or not isinstance(self.rule, Plain)
+        return not dense
+
+    @property
     def block(self) -> int:
         """Updates that a worker leases at once."""
         return self.exchanging.every if self.exchanging else 1

@@ -24,6 +24,7 @@ from paceline.compute.home import (
 from paceline.compute.layout import Layout
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed, Payload
+from paceline.compute.rows import Journal
 from paceline.core.agenda import Chunk
 from paceline.core.meetings import Collective, Part, segment_cuts
 from paceline.core.meetings.neighbours import Neighbours
@@ -207,14 +208,19 @@ class Apart(_Snapshots):
             mine = [named[p.name] for p in layout.parameters]
             self.which.append([place[id(p)] for p in mine])
             twin = optimizer_over(optimizer, {p: p for p in mine})
-            shape = room_shape(layout, setup.layout.dtype, mine, twin, rule)
+            shape = room_shape(layout, setup.layout.dtype, mine, twin, rule, setup.probe.tables)
             self.rooms.init(state)
             rooms = [Room(shape, torch.zeros(shape.size, dtype=torch.uint8)) for _ in range(self.rooms.count)]
             for room in rooms:
                 buffers = [b.to(setup.layout.dtype) for b in replica.moving] if layout.buffers else []
                 room.start(mine, buffers, rule)
+            ints = torch.zeros(Journal.size(shape.heights, len(rooms)), dtype=torch.int64)
+            journal = Journal(shape.heights, len(rooms), ints)
             columns.append(
-                [ShardHome(mine, optimizer_over(twin, {p: p for p in mine}), schedule, rooms) for _ in range(workers)]
+                [
+                    ShardHome(mine, optimizer_over(twin, {p: p for p in mine}), schedule, rooms, journal)
+                    for _ in range(workers)
+                ]
             )
         self.homes = [list(row) for row in zip(*columns, strict=True)]
         self.buffers = [[b.clone() for b in replica.moving] for _ in range(workers)]
@@ -231,8 +237,8 @@ class Apart(_Snapshots):
         self.buffers[worker] = [b.clone() for b in self.learner.replica.moving]
         return computed
 
-    def push(self, worker: int, shard: int, version: int) -> None:
-        """Make this version of the shard, and let the worker hold it."""
+    def push(self, worker: int, shard: int, version: int) -> int:
+        """Make this version of the shard, and let the worker hold it; the bytes that travelled."""
         home = self.homes[worker][shard]
         home.updates = version - 1
         pulled = home.pulled(self.setup.plan.rule)
@@ -241,6 +247,7 @@ class Apart(_Snapshots):
         self.setup.plan.rule.update(home, arrival)
         if shard == 0:
             self.newest_buffers = self.buffers[worker]
+        return home.bytes
 
     def newest(self, shard: int) -> Room:
         return self.homes[0][shard].rooms[self.rooms.newest(self.states[shard])]

@@ -25,6 +25,7 @@ from torch import nn
 
 from paceline.compute.layout import sha256
 from paceline.compute.payload import Computed
+from paceline.compute.rows import numbers
 from paceline.engines.arithmetic import Apart, Commuting, Unlocked, by_shards, in_step, threads
 from paceline.engines.setup import JobWarning, Setup, load_values, set_up
 from paceline.errors import ReplayDiverged, RunFolderError, UsageError
@@ -278,4 +279,6 @@ def _line(rows: Columns, worker: int) -> Columns:
 
 
 def _finite(computed: Computed) -> bool:
-    return math.isfinite(computed.loss) and all(bool(g.isfinite().all()) for g in computed.gradients if g is not None)
+    return math.isfinite(computed.loss) and all(
+        bool(numbers(g).isfinite().all()) for g in computed.gradients if g is not None
+    )

@@ -3,7 +3,8 @@
     control     abort, go | per worker: what it does now, when it ended, asleep, offers of the collective
     traces      a ring of rows per worker
     desk        the desk's integers, twice
-    per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare
+    per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare |
+                journal: which rows of embedding tables the last versions touched
     payloads    of a collective: two per worker, used in turn
     results     parameters and buffers of workers that trained a replica of their own
 
@@ -22,6 +23,7 @@ import torch
 from paceline.compute.home import Room, RoomShape
 from paceline.compute.layout import Layout
 from paceline.compute.payload import Payload
+from paceline.compute.rows import Journal
 from paceline.core.rooms import Rooms
 from paceline.core.server import Desk, Shard
 from paceline.engines.transports.shared_memory import BellDescriptor, Locks, Memory, Twin
@@ -50,6 +52,7 @@ class ShardMemory:
     places: Rooms
     twin: Twin
     rooms: list[Room]
+    journal: Journal
 
     @property
     def newest(self) -> Room:
@@ -79,7 +82,9 @@ class Arena:
         twin = Twin(memory, machine.ints + places.ints)
         shape = self.shape.rooms[number]
         rooms = [Room(shape, memory.tensor(shape.size, torch.uint8)) for _ in range(places.count)]
-        return ShardMemory(machine, places, twin, rooms)
+        heights, count = shape.heights, places.count
+        journal = Journal(heights, count, memory.tensor(Journal.size(heights, count), torch.int64))
+        return ShardMemory(machine, places, twin, rooms, journal)
 
     @staticmethod
     def create(shape: ArenaShape) -> Arena:
@@ -111,6 +116,7 @@ def _size(shape: ArenaShape) -> int:
         for room in shape.rooms:
             size += (1 + workers) * (room.size + 64)
             size += 2 * 8 * (3 * workers + 8) + 64 * 4
+            size += 8 * Journal.size(room.heights, 1 + workers) + 64
     size += shape.results * (shape.layout.bytes + 64)
     if shape.kind == "collective":
         size += 2 * workers * (Payload.length(shape.layout) * number + 64)

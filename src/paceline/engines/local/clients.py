@@ -187,7 +187,7 @@ class GradientClient(ShardClient):
         places = {id(p): n for n, p in enumerate(worker.replica.parameters)}
         self.which = [places[id(p)] for p in mine]
         optimizer = optimizer_over(worker.optimizer, {p: p for p in mine})
-        self.home = ShardHome(mine, optimizer, worker.job.schedule, self.memory.rooms)
+        self.home = ShardHome(mine, optimizer, worker.job.schedule, self.memory.rooms, self.memory.journal)
         self.home.look(self.memory.places.of(self.memory.twin.current, self.me))
         self.moving = worker.replica.moving if number == 0 else []
 
@@ -196,12 +196,13 @@ class GradientClient(ShardClient):
         self.arrival: Arrival | None = Arrival([gradients[n] for n in self.which], pulled)
 
     def make(self, version: int, source: int, target: int) -> None:
-        self.home.move(source, target)
         self.home.updates = version - 1
+        self.home.move(source, target)
         assert self.arrival is not None
         self.worker.plan.rule.update(self.home, self.arrival)
         self.arrival = None  # what a step touches should stay in the cache
         self.home.room.keep_buffers(self.moving)
+        self.bytes = self.home.bytes
 
 
 class CentreClient(ShardClient):

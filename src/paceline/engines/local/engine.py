@@ -283,14 +283,12 @@ def _shape(setup: Setup) -> ArenaShape:
     module = setup.fresh_module()
     named = trainable(module)
     optimizer = setup.job.make_optimizer(module, list(named.values()))
+    rule = plan.exchanging or plan.rule
     rooms = []
     for shard in setup.layout.shards:
         mine = [named[place.name] for place in shard.parameters]
-        twin = optimizer_over(optimizer, {p: p for p in mine})
-        if plan.exchanging is None:
-            rooms.append(room_shape(shard, setup.layout.dtype, mine, twin, plan.rule))
-        else:
-            rooms.append(room_shape(shard, setup.layout.dtype, mine, None, plan.exchanging))
+        twin = optimizer_over(optimizer, {p: p for p in mine}) if plan.steps_at_shards else None
+        rooms.append(room_shape(shard, setup.layout.dtype, mine, twin, rule, setup.probe.tables))
     desk = Desk(plan.workers, setup.agenda.leases, plan.gate)
     return ArenaShape(plan.workers, setup.layout, "shards", desk, tuple(rooms), 0)
 

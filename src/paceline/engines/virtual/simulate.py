@@ -31,7 +31,8 @@ class ShardSums(Protocol):
 
     def compute(self, worker: int, chunks: list[Chunk]) -> Computed: ...
 
-    def push(self, worker: int, shard: int, version: int) -> None: ...
+    def push(self, worker: int, shard: int, version: int) -> int | None:
+        """The bytes that travelled, where it is not simply the whole shard, there and back."""
 
     def keep(self, updates: int, seconds: float) -> None: ...
 
@@ -223,15 +224,16 @@ class _Server:
         self.free[shard] = end
         back = end + self.world.travel(self.piece)
         if isinstance(action, Apply):
+            carried = 2 * self.piece
             if self.sums is not None:
-                self.sums.push(worker.number, shard, action.version)
+                carried = self.sums.push(worker.number, shard, action.version) or carried
                 if shard == 0:
                     self.sums.keep(self.agenda.leased_until(action.version), end)
             base, version = (action.base, action.version) if self.plan.locked else (-1, -1)
             self.rows.append(
                 Row(
                     Kind.APPLY, worker.number, command.batch, shard, base, version,
-                    _ns(sent), _ns(end), _ns(start - now), 0, 2 * self.piece, 0.0,
+                    _ns(sent), _ns(end), _ns(start - now), 0, carried, 0.0,
                 )
             )  # fmt: skip
         else:
