@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.compute.home import Cell, Room, RoomShape
 from paceline.compute.layout import Place, ShardLayout
+from paceline.compute.row_home import Parted
 from paceline.compute.rows import Journal, coalesced, outside
 from paceline.core.rooms import Rooms
 
@@ -37,6 +38,7 @@ class World:
         self.copies = [Room(SHAPE, torch.zeros(SHAPE.size, dtype=torch.uint8)) for _ in range(self.rooms.count)]
         ints = torch.zeros(Journal.size(SHAPE.heights, self.rooms.count), dtype=torch.int64)
         self.journal = Journal(SHAPE.heights, self.rooms.count, ints)
+        self.parted = [Parted(room) for room in self.copies]
         self.truth = Room(SHAPE, torch.zeros(SHAPE.size, dtype=torch.uint8))
         self.alive, self.version, self.whole = list(range(workers)), 0, 0
 
@@ -46,7 +48,7 @@ class World:
         missing, room = self.journal.begin(version, source, target), self.copies[target]
         others = [row for row in touched if row < OTHER]
         if fate != DIES_AT_ONCE:
-            room.follow(self.copies[source], missing)
+            self.parted[target].follow(self.parted[source], missing)
             for table, rows in enumerate((touched, others)):
                 self.journal.note(version, table, torch.tensor(rows, dtype=torch.int64))
                 if fate == DIES_HALF_WAY:
@@ -64,7 +66,7 @@ class World:
     def _change(room: Room, touched: list[int], others: list[int], by: float) -> None:
         table, dense, other = room.parameters
         table[touched] += by
-        room.tables[0][1][touched] += by * by
+        room.state.views[0]["sum"][touched] += by * by
         dense += by
         other[others] -= by
         room.state.views[0]["step"] += 1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.compute.layout import ALIGN, ShardLayout
-from paceline.compute.rows import Journal, one_row, outside, rows_of
+from paceline.compute.rows import one_row
 from paceline.core.rules import Averaging, Exchanging, Memory, Rule
 from paceline.errors import JobError
 
@@ -245,24 +245,6 @@ class Room:
         middle = shape.values + StateMemory.size(shape.state)
         self.state = StateMemory(shape.state, raw[shape.values : middle])
         self.memory = StateMemory(shape.memory, raw[middle:]).views
-        self.tables = [self._rowwise(number) for number in shape.tables]
-        self.rest = outside(raw, [tensor for table in self.tables for tensor in table])
-
-    def _rowwise(self, number: int) -> list[Tensor]:
-        """A table, and what the optimizer remembers of it row by row."""
-        table, height = self.parameters[number], self.parameters[number].shape[:1]
-        return [table, *(view for view in self.state.views[number].values() if view.shape[:1] == height)]
-
-    def follow(self, newest: Room, missing: Sequence[Tensor | None]) -> None:
-        """Become a copy of the newest version. Of each table only some rows may be missing here, or (None) any."""
-        for mine, theirs in zip(self.rest, newest.rest, strict=True):
-            mine.copy_(theirs)
-        for table, source, rows in zip(self.tables, newest.tables, missing, strict=True):
-            for mine, theirs in zip(table, source, strict=True):
-                if rows is None:
-                    mine.copy_(theirs)
-                else:
-                    mine.index_copy_(0, rows, theirs.index_select(0, rows))
 
     def start(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], rule: Rule | Exchanging) -> None:
         """Put version 0 here."""
@@ -285,20 +267,14 @@ class ShardHome:
     """
 
     def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        optimizer: Optimizer,
-        schedule: Schedule | None,
-        rooms: list[Room],
-        journal: Journal,
+        self, parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None, rooms: list[Room]
     ) -> None:
-        self.parameters, self.optimizer, self.rooms, self.journal = parameters, optimizer, rooms, journal
+        self.parameters, self.optimizer, self.rooms = parameters, optimizer, rooms
         self.pace = Pace(optimizer, schedule)
         self.updates = 0
         self._step = bare_step(optimizer)
         self._remembers = any(rooms[0].state.shapes)
-        # What a push brings and takes, there and back: all but the tables, of which `move` and `step` count the rows.
-        self._dense_bytes = self.bytes = 2 * (rooms[0].values.nbytes - sum(t[0].nbytes for t in rooms[0].tables))
+        self.bytes = 2 * rooms[0].values.nbytes  # what a push brings and takes
 
     @property
     def values(self) -> list[Tensor]:
@@ -320,26 +296,11 @@ class ShardHome:
 
     def move(self, source: int, target: int) -> None:
         """Copy the newest version to where the next one shall be made, and look there."""
-        missing = self.journal.begin(self.updates + 1, source, target)
-        self.rooms[target].follow(self.rooms[source], missing)
-        self.bytes = self._dense_bytes + sum(self._row_bytes(t, rows) for t, rows in enumerate(missing))
+        self.rooms[target].raw.copy_(self.rooms[source].raw)
         self.look(target)
-
-    def _row_bytes(self, table: int, rows: Tensor | None) -> int:
-        """What these rows of a table take, with their numbers; all of them where `rows` is None."""
-        whole = self.room.tables[table][0]
-        return whole.nbytes if rows is None else len(rows) * (whole[:1].nbytes + rows.itemsize)
-
-    def _new_state(self, table: int, number: int) -> bool:
-        """Whether the optimizer has yet to make what it remembers of the rows, which may not begin with zeros."""
-        return len(self.room.tables[table]) > 1 and not self.room.state.present[number]
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         """Let the optimizer apply these gradients here; `updates` says how many came before."""
-        for table, number in enumerate(self.room.shape.tables):
-            rows = rows_of(gradients[number])
-            self.bytes += self._row_bytes(table, rows)
-            self.journal.note(self.updates + 1, table, None if self._new_state(table, number) else rows)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self.pace.advance(self.updates)

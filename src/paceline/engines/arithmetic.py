@@ -24,6 +24,7 @@ from paceline.compute.home import (
 from paceline.compute.layout import Layout
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed, Payload
+from paceline.compute.row_home import shard_home
 from paceline.compute.rows import Journal
 from paceline.core.agenda import Chunk
 from paceline.core.meetings import Collective, Part, segment_cuts
@@ -218,7 +219,7 @@ class Apart(_Snapshots):
             journal = Journal(shape.heights, len(rooms), ints)
             columns.append(
                 [
-                    ShardHome(mine, optimizer_over(twin, {p: p for p in mine}), schedule, rooms, journal)
+                    shard_home(mine, optimizer_over(twin, {p: p for p in mine}), schedule, rooms, journal)
                     for _ in range(workers)
                 ]
             )

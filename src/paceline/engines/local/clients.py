@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from paceline.compute.averaging import Commuter, mix
-from paceline.compute.home import ShardHome, optimizer_over
+from paceline.compute.home import optimizer_over
 from paceline.compute.payload import Computed, Payload
+from paceline.compute.row_home import shard_home
 from paceline.core.actions import Action, Apply, Noted
 from paceline.core.events import Push
 from paceline.core.meetings import Collective, Part, Step, segment_cuts
@@ -187,7 +188,7 @@ class GradientClient(ShardClient):
         places = {id(p): n for n, p in enumerate(worker.replica.parameters)}
         self.which = [places[id(p)] for p in mine]
         optimizer = optimizer_over(worker.optimizer, {p: p for p in mine})
-        self.home = ShardHome(mine, optimizer, worker.job.schedule, self.memory.rooms, self.memory.journal)
+        self.home = shard_home(mine, optimizer, worker.job.schedule, self.memory.rooms, self.memory.journal)
         self.home.look(self.memory.places.of(self.memory.twin.current, self.me))
         self.moving = worker.replica.moving if number == 0 else []
 
