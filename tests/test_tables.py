@@ -172,6 +172,14 @@ def test_one_process_does_what_torch_does(optimizer: Any) -> None:
         pl.train(bag(torch.optim.Adam), "sequential", engine="virtual", folder=None)
 
 
+@pytest.mark.parametrize("plan", ["downpour", "hogwild", "ring"])
+def test_a_table_that_the_model_itself_changes_is_refused_where_others_look(plan: str) -> None:
+    made = bag(partial(SGD, lr=0.1), sparse=False).with_(model=lambda: nn.EmbeddingBag(900, 5, max_norm=0.1).double())
+    pl.train(made, "sequential", engine="virtual", folder=None, updates=1)
+    with pytest.raises(PlanError, match=r"changes parameter weight while it computes"):
+        pl.train(made, plan, engine="virtual", folder=None)
+
+
 def large(plan: str, **changes: Any) -> None:
     made = bag(partial(SGD, lr=0.1)).with_(model=lambda: nn.EmbeddingBag(30_000, 5).double(), **changes)
     pl.train(made, plan, workers=2, engine="virtual", folder=None, updates=1)

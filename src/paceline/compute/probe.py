@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.compute.autograd import Replica
+from paceline.compute.layout import trainable
 from paceline.compute.rows import numbers
 from paceline.compute.tables import advice, sparse_names
 from paceline.core.agenda import Agenda, Chunk
@@ -28,6 +29,7 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # of the gradient's norm: roundi
 class Probe:
     moving: tuple[str, ...]  # buffers that a training step changes
     tables: tuple[str, ...]  # parameters whose gradient is sparse: some rows
+    restless: tuple[str, ...]  # parameters that the model itself changes while it computes
     notes: tuple[str, ...]  # for the user
 
 
@@ -41,6 +43,7 @@ def probe(job: Job, module: nn.Module, source: Source, parts: int = 1, by_rows: 
     twin = copy.deepcopy(module)
     replica = Replica(job, twin, ())
     before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
+    writes = {name: parameter._version for name, parameter in trainable(twin).items()}
     replica.backward(whole, source.batch(order.indices(whole), 0), 1.0)
     tables, notes = sparse_names(twin), advice(twin) if by_rows else []
     moving = tuple(
@@ -48,6 +51,7 @@ def probe(job: Job, module: nn.Module, source: Source, parts: int = 1, by_rows: 
         for name, buffer in twin.named_buffers()
         if buffer.shape == before[name].shape and not torch.equal(buffer, before[name])
     )
+    restless = tuple(name for name, parameter in trainable(twin).items() if parameter._version != writes[name])
     replica.take()
     _smallest_chunk(job, module, source, parts)
     # Augmentation has its own chance in each chunk: the loss is asked about without it, where the model can do without.
@@ -65,7 +69,7 @@ def probe(job: Job, module: nn.Module, source: Source, parts: int = 1, by_rows: 
             f"by {gap:.1%} (class weights, ignore_index, a sum, or pairs of samples?). Plans that split a batch train "
             "something slightly different from one process. Remedy: weight=f(batch), the number your loss divides by."
         )
-    return Probe(moving, tables, tuple(notes))
+    return Probe(moving, tables, restless, tuple(notes))
 
 
 def _smallest_chunk(job: Job, module: nn.Module, source: Source, parts: int) -> None:

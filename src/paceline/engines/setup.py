@@ -79,6 +79,11 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     check_trainable(module)
     optimizer = job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
     found = probe(job, module, source, plan.parts, by_rows=plan.takes_sparse and plan.steps_at_shards)
+    if found.restless and plan.meeting is not None and plan.averaging is None and plan.exchanging is None:
+        raise PlanError(
+            f"the model itself changes parameter {found.restless[0]} while it computes (an embedding with max_norm=?), "
+            f"and under plan {plan.name} others read it meanwhile, or hold another; do without, or use sequential"
+        )
     if found.tables:
         _refuse_sparse(plan, found.tables)
         check_optimizer(optimizer, module, found.tables, plan.steps_at_shards)
