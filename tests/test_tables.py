@@ -40,10 +40,17 @@ def test_downpour_with_one_real_worker_is_sequential_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("plan", ["sequential", "downpour:workers=2", "downpour:workers=3,shards=2", "ssp:workers=3"])
-@pytest.mark.parametrize("clip", [None, 0.2])
-def test_rows_give_the_numbers_of_whole_tables(plan: str, clip: float | None) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "clip"),
+    [
+        (partial(SGD, lr=0.5), None),
+        (partial(SGD, lr=0.5), 0.2),
+        (partial(ADAGRAD, initial_accumulator_value=0.1), None),
+    ],
+)
+def test_rows_give_the_numbers_of_whole_tables(plan: str, optimizer: Any, clip: float | None) -> None:
     runs = [
-        pl.train(bag(partial(SGD, lr=0.5), sparse).with_(clip_norm=clip), plan, engine="virtual", folder=None)
+        pl.train(bag(optimizer, sparse).with_(clip_norm=clip), plan, engine="virtual", folder=None)
         for sparse in (True, False)
     ]
     assert difference(runs[0].model, runs[1].model) < 1e-12

@@ -1,8 +1,8 @@
 """Rows: what of an embedding table travels when a batch touches few of its rows.
 
-A *table* is a parameter whose gradient is sparse, as under `nn.Embedding(sparse=True)`: some of its rows. The next
-version of a shard is made in a room that holds an older one (`core.rooms`). What that room lacks of a table is the rows
-touched since; so these are copied, not all. A `Journal` remembers which they are.
+A *table* is a parameter whose gradient is sparse: some of its rows, as under `nn.Embedding(sparse=True)`. The next
+version of a shard is made in a room that holds an older one (`core.rooms`). All that this room lacks of a table are the
+rows touched since; only they are copied. A `Journal` knows which they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]  # NumPy's, whose small operations cost a tenth of PyTorch's
 
-WORTH_IT = 8  # copying one row by its number takes about as long as copying so many that lie side by side
+SIDE_BY_SIDE = 8  # so many rows that lie side by side are copied in the time of one by its number
 
 
 def coalesced(gradient: Tensor | None) -> Tensor | None:
@@ -123,5 +123,5 @@ class Journal:
 
 
 def _limit(height: int) -> int:
-    """So many rows of a table are copied by their numbers; if it's more, the table is copied whole."""
-    return max(1, height // WORTH_IT)
+    """So many rows of a table are copied by their numbers; where more are missing, the table is copied whole."""
+    return max(1, height // SIDE_BY_SIDE)
