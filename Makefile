@@ -22,6 +22,7 @@ bench: $(VENV)/.ready         ## the measured claims, at full size (most of an h
 	$(BIN)/python benchmarks/staying_alive/run.py
 	$(BIN)/python benchmarks/replay/run.py
 	$(BIN)/python benchmarks/trace_cost/run.py
+	$(BIN)/python benchmarks/embedding_rows/run.py
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

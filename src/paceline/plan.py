@@ -97,6 +97,17 @@ class Plan:
         return self.meeting is not None and not isinstance(self.meeting, Shards)
 
     @property
+    def steps_at_shards(self) -> bool:
+        """Whether the user's optimizer works at the shards, each under its lock."""
+        return isinstance(self.meeting, Shards) and self.locked and not (self.exchanging or self.pairing)
+
+    @property
+    def takes_sparse(self) -> bool:
+        """Whether gradients may be sparse: nobody adds them up by a table, bends them, or exchanges dense replicas."""
+        dense = self.synchronous or self.native or self.gathers or self.exchanging or self.pairing
+        return isinstance(self.rule, Plain) and not dense
+
+    @property
     def block(self) -> int:
         """Updates that a worker leases at once."""
         return self.exchanging.every if self.exchanging else 1

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from paceline.compute.chance import Chance
 from paceline.compute.layout import trainable
+from paceline.compute.rows import coalesced, numbers
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
 from paceline.errors import JobError
@@ -60,7 +61,7 @@ class Replica:
 
     def take(self) -> list[Tensor | None]:
         """The gradients, which now belong to the caller; None for parameters that got none."""
-        gradients = [p.grad for p in self.parameters]
+        gradients = [coalesced(p.grad) for p in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
         return gradients
@@ -104,7 +105,7 @@ def clipped(gradients: list[Tensor | None], limit: float | None) -> list[Tensor 
     """All gradients, scaled so that their common norm is at most `limit`; in new memory, since another worker may
     still be reading the old.
     """
-    present = [g for g in gradients if g is not None]
+    present = [numbers(g) for g in gradients if g is not None]
     if limit is None or not present:
         return gradients
     scale = torch.clamp(limit / (nn.utils.get_total_norm(present) + 1e-6), max=1.0)

@@ -7,7 +7,7 @@ any process that sees the same memory can take the next step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.compute.layout import ALIGN, ShardLayout
+from paceline.compute.rows import one_row
 from paceline.core.rules import Averaging, Exchanging, Memory, Rule
 from paceline.errors import JobError
 
@@ -92,11 +93,15 @@ class Cell(NamedTuple):
 StateShape = dict[str, Cell]
 
 
-def state_shapes(parameters: list[nn.Parameter], optimizer: Optimizer) -> list[StateShape]:
-    """What the optimizer remembers of each parameter, learnt by letting a copy of it take steps on copies."""
+def state_shapes(
+    parameters: list[nn.Parameter], optimizer: Optimizer, tables: Collection[int] = ()
+) -> list[StateShape]:
+    """What the optimizer remembers of each parameter, learnt by letting a copy of it take steps on copies. `tables`:
+    the numbers of those whose gradient is sparse.
+    """
     copies = {p: nn.Parameter(p.detach().clone()) for p in parameters}
-    for twin_of in copies.values():
-        twin_of.grad = torch.zeros_like(twin_of)
+    for number, twin_of in enumerate(copies.values()):
+        twin_of.grad = one_row(twin_of.detach(), 0) if number in tables else torch.zeros_like(twin_of)
     twin = optimizer_over(optimizer, copies)
     name = type(optimizer).__name__
 
@@ -194,6 +199,12 @@ class RoomShape:
     dtype: torch.dtype
     state: list[StateShape]  # what the optimizer remembers, per parameter
     memory: list[StateShape]  # what the rule remembers
+    tables: tuple[int, ...]  # which parameters travel by rows
+
+    @property
+    def heights(self) -> list[int]:
+        """The number of rows of each table."""
+        return [self.layout.parameters[number].shape[0] for number in self.tables]
 
     @property
     def values(self) -> int:
@@ -210,21 +221,24 @@ def room_shape(
     parameters: list[nn.Parameter],
     optimizer: Optimizer | None,
     rule: Rule | Exchanging,
+    sparse: Collection[str] = (),
 ) -> RoomShape:
+    """`sparse`: the names of the parameters whose gradient is."""
     remembered = [
         {key: _cell(key, value, type(rule).__name__) for key, value in rule.remembers(p.detach()).items()}
         for p in parameters
     ]
-    # Where replicas step by themselves, no optimizer works at the centre.
-    state = state_shapes(parameters, optimizer) if optimizer is not None else [StateShape() for _ in parameters]
-    return RoomShape(layout, dtype, state, remembered)
+    if optimizer is None:  # where workers step by themselves, none works here
+        return RoomShape(layout, dtype, [StateShape() for _ in parameters], remembered, ())
+    tables = tuple(number for number, place in enumerate(layout.parameters) if place.name in sparse)
+    return RoomShape(layout, dtype, state_shapes(parameters, optimizer, tables), remembered, tables)
 
 
 class Room:
     """One version of a shard: its values, and what the optimizer and the rule remember of them, in one run of bytes."""
 
     def __init__(self, shape: RoomShape, raw: Tensor) -> None:
-        self.raw = raw
+        self.raw, self.shape = raw, shape
         self.values = raw[: shape.values].view(shape.dtype)
         self.parameters = shape.layout.parameter_views(self.values)
         self.buffers = shape.layout.buffer_views(self.values)
@@ -260,6 +274,7 @@ class ShardHome:
         self.updates = 0
         self._step = bare_step(optimizer)
         self._remembers = any(rooms[0].state.shapes)
+        self.bytes = 2 * rooms[0].values.nbytes  # what a push brings and takes
 
     @property
     def values(self) -> list[Tensor]:

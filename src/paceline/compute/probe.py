@@ -1,9 +1,12 @@
-"""What must be known of a job before it is trained: which buffers move, and whether its loss is a mean over samples."""
+"""What must be known of a job before it is trained: which buffers move, which gradients are sparse, and whether its
+loss is a mean over samples.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +14,8 @@ from torch import Tensor, nn
 
 from paceline.compute.autograd import Replica
 from paceline.compute.layout import trainable
+from paceline.compute.rows import numbers
+from paceline.compute.tables import advice, sparse_names
 from paceline.core.agenda import Agenda, Chunk
 from paceline.data.order import Order
 from paceline.data.source import Source
@@ -23,24 +28,30 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # of the gradient's norm: roundi
 @dataclass(frozen=True)
 class Probe:
     moving: tuple[str, ...]  # buffers that a training step changes
+    tables: tuple[str, ...]  # parameters whose gradient is sparse: some rows
+    restless: tuple[str, ...]  # parameters that the model itself changes while it computes
     notes: tuple[str, ...]  # for the user
 
 
-def probe(job: Job, module: nn.Module, source: Source, parts: int = 1) -> Probe:
-    """One batch forward and backward on a copy of the module, whole and in two chunks."""
+def probe(job: Job, module: nn.Module, source: Source, parts: int = 1, by_rows: bool = False) -> Probe:
+    """One batch forward and backward on a copy of the module, whole and in two chunks. `by_rows`: the plan would gain
+    from sparse gradients.
+    """
     agenda = Agenda(len(source), min(job.batch_size, len(source)), 1, parts=2)
     order = Order(len(source), job.seed, job.shuffle)
     whole = Chunk(0, 0, 0, 0, agenda.batch_size, 1.0)
     twin = copy.deepcopy(module)
     replica = Replica(job, twin, ())
     before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
+    writes = {name: parameter._version for name, parameter in trainable(twin).items()}
     replica.backward(whole, source.batch(order.indices(whole), 0), 1.0)
-    _refuse_sparse(replica)
+    tables, notes = sparse_names(twin), advice(twin) if by_rows else []
     moving = tuple(
         name
         for name, buffer in twin.named_buffers()
         if buffer.shape == before[name].shape and not torch.equal(buffer, before[name])
     )
+    restless = tuple(name for name, parameter in trainable(twin).items() if parameter._version != writes[name])
     replica.take()
     _smallest_chunk(job, module, source, parts)
     # Augmentation has its own chance in each chunk: the loss is asked about without it, where the model can do without.
@@ -52,23 +63,13 @@ def probe(job: Job, module: nn.Module, source: Source, parts: int = 1) -> Probe:
             _gradient(replica, source, order, [whole]),
             _gradient(replica, source, order, [c for c in agenda.chunks(0) if c.samples]),
         )
-    notes = []
     if gap > TOLERANCE[job.precision]:
         notes.append(
             f"the loss is not a mean over samples: the gradient of one batch differs from the mean over its two halves "
             f"by {gap:.1%} (class weights, ignore_index, a sum, or pairs of samples?). Plans that split a batch train "
             "something slightly different from one process. Remedy: weight=f(batch), the number your loss divides by."
         )
-    return Probe(moving, tuple(notes))
-
-
-def _refuse_sparse(replica: Replica) -> None:
-    for name, parameter in trainable(replica.module).items():
-        if parameter.grad is not None and parameter.grad.layout != torch.strided:
-            raise JobError(
-                f"parameter {name} gets a sparse gradient (an embedding with sparse=True?), which no plan sends yet; "
-                "make it dense: sparse=False, and a dense optimizer"
-            )
+    return Probe(moving, tables, restless, tuple(notes))
 
 
 def _smallest_chunk(job: Job, module: nn.Module, source: Source, parts: int) -> None:
@@ -102,6 +103,9 @@ def _gradient(replica: Replica, source: Source, order: Order, chunks: list[Chunk
 
 def _gap(one: list[Tensor | None], other: list[Tensor | None]) -> float:
     pairs = [(a.double(), b.double()) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
-    size = sum(float(a.square().sum()) for a, _ in pairs) ** 0.5
-    gap = sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
-    return gap / size if size > 0 else 0.0
+    size = _norm([a for a, _ in pairs])
+    return _norm([a - b for a, b in pairs]) / size if size > 0 else 0.0
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    return math.sqrt(sum(float(numbers(t).square().sum()) for t in tensors))

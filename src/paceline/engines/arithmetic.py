@@ -24,6 +24,8 @@ from paceline.compute.home import (
 )
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed, Payload
+from paceline.compute.row_home import shard_home
+from paceline.compute.rows import Journal
 from paceline.compute.sender import Sender
 from paceline.compute.slots import Slots
 from paceline.core.agenda import Chunk
@@ -285,14 +287,19 @@ class Apart(_Snapshots):
             mine = [named[p.name] for p in layout.parameters]
             self.which.append([place[id(p)] for p in mine])
             twin = optimizer_over(optimizer, {p: p for p in mine})
-            shape = room_shape(layout, setup.layout.dtype, mine, twin, rule)
+            shape = room_shape(layout, setup.layout.dtype, mine, twin, rule, setup.probe.tables)
             self.rooms.init(state)
             rooms = [Room(shape, torch.zeros(shape.size, dtype=torch.uint8)) for _ in range(self.rooms.count)]
             for room in rooms:
                 buffers = [b.to(setup.layout.dtype) for b in replica.moving] if layout.buffers else []
                 room.start(mine, buffers, rule)
+            ints = torch.zeros(Journal.size(shape.heights, len(rooms)), dtype=torch.int64)
+            journal = Journal(shape.heights, len(rooms), ints)
             columns.append(
-                [ShardHome(mine, optimizer_over(twin, {p: p for p in mine}), schedule, rooms) for _ in range(workers)]
+                [
+                    shard_home(mine, optimizer_over(twin, {p: p for p in mine}), schedule, rooms, journal)
+                    for _ in range(workers)
+                ]
             )
         self.homes = [list(row) for row in zip(*columns, strict=True)]
         self.buffers = [[b.clone() for b in replica.moving] for _ in range(workers)]
@@ -310,14 +317,15 @@ class Apart(_Snapshots):
         self.buffers[worker] = [b.clone() for b in self.learner.replica.moving]
         return computed
 
-    def push(self, event: Push, version: int) -> None:
-        """Make this version of the shard, and let the worker hold it."""
+    def push(self, event: Push, version: int) -> int:
+        """Make this version of the shard, and let the worker hold it; the bytes that travelled."""
         worker, shard = event.worker, event.shard
         pulled = self.homes[worker][shard].pulled(self.setup.plan.rule)
         arrival = Arrival([self.gradients[worker][n] for n in self.which[shard]], pulled)
         self._make(worker, shard, version, arrival)
         if shard == 0:
             self.newest_buffers = self.buffers[worker]
+        return self.homes[worker][shard].bytes
 
     def _make(self, worker: int, shard: int, version: int, arrival: Arrival) -> None:
         home = self.homes[worker][shard]
@@ -357,7 +365,7 @@ class Gathered(Apart):
         self.computed[worker] = self.senders[worker].sent(self.learner.compute(chunks))
         return self.computed[worker]
 
-    def push(self, event: Push, version: int) -> None:
+    def push(self, event: Push, version: int) -> int:
         """Hold it for this version; make the version when the round is full."""
         slot = len(self.round)
         self.slots.write(slot, self.computed[event.worker])
@@ -367,6 +375,7 @@ class Gathered(Apart):
             self._make(event.worker, 0, version, Arrival(self.learner.settle(whole, alone=True)))
             self.newest_buffers = [b.clone() for b in self.learner.replica.moving]
             self.round.clear()
+        return self.homes[event.worker][0].bytes
 
 
 class Unlocked(_Snapshots):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from paceline.compute.payload import Computed
+from paceline.compute.rows import numbers
 from paceline.core.agenda import Chunk
 from paceline.core.events import Push
 from paceline.engines.arithmetic import Apart, Commuting, Gathered, Paired, Unlocked, by_shards, in_step
@@ -222,4 +223,6 @@ def _line(rows: Columns, worker: int, *kinds: Kind) -> Columns:
 
 
 def _finite(computed: Computed) -> bool:
-    return math.isfinite(computed.loss) and all(bool(g.isfinite().all()) for g in computed.gradients if g is not None)
+    return math.isfinite(computed.loss) and all(
+        bool(numbers(g).isfinite().all()) for g in computed.gradients if g is not None
+    )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from paceline.compute.evaluate import evaluate
 from paceline.compute.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.compute.probe import Probe, probe
+from paceline.compute.tables import check_optimizer
 from paceline.core.agenda import Agenda
 from paceline.core.meetings import Shards
 from paceline.core.meetings.neighbours import Neighbours
@@ -76,9 +77,17 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
     module = job.make_model()
     check_trainable(module)
-    job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
-    found = probe(job, module, source, plan.parts)
+    optimizer = job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
+    found = probe(job, module, source, plan.parts, by_rows=plan.takes_sparse and plan.steps_at_shards)
     found = replace(found, notes=(*found.notes, *_unused(job, plan)))
+    if found.restless and plan.meeting is not None and plan.averaging is None and plan.exchanging is None:
+        raise PlanError(
+            f"the model itself changes parameter {found.restless[0]} while it computes (an embedding with max_norm=?), "
+            f"and under plan {plan.name} others read it meanwhile, or hold another; do without, or use sequential"
+        )
+    if found.tables:
+        _refuse_sparse(plan, found.tables)
+        check_optimizer(optimizer, module, found.tables, plan.steps_at_shards)
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
     agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate, limit)
@@ -101,6 +110,14 @@ def _unused(job: Job, plan: Plan) -> list[str]:
     unused = {"optimizer": True, "schedule": job.schedule is not None, "loader_workers": job.loader_workers > 0}
     names = ", ".join(f"{name}=" for name, given in unused.items() if given)
     return [f"plan {plan.name} makes its steps by itself, and evaluates a batch several times; it does not use {names}"]
+
+
+def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
+    if not plan.takes_sparse:
+        raise PlanError(
+            f"parameter {tables[0]} gets a sparse gradient (an embedding with sparse=True?), and what meets under plan "
+            f"{plan.name} is dense; use downpour or ssp, where only touched rows travel, or sparse=False"
+        )
 
 
 SMALL = 64 << 20  # bytes of tensors that are still copied into the run's folder

@@ -123,3 +123,31 @@ JOBS: dict[str, Callable[[], Job]] = {
     "transformer": lambda: _job(lambda: _Transformer().double(), _data(4, 8)),
     "tied": lambda: _job(lambda: _TiedAutoEncoder().double(), _data(12), loss=None, step=_two_heads),
 }
+
+
+class _Bag(nn.Module):
+    """A table of words, of which a batch touches few, and (with a head) a dense part."""
+
+    def __init__(self, sparse: bool, head: bool) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(900, 5, mode="sum", sparse=sparse)
+        self.head = nn.Linear(5, 5) if head else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.words(x))
+        return result
+
+
+def bag(optimizer: Callable[..., torch.optim.Optimizer], sparse: bool = True, head: bool = True) -> Job:
+    """Words, some of them more common than others."""
+    generator = torch.Generator().manual_seed(1)
+    words = (torch.rand(SAMPLES, 2, generator=generator).square() * 900).long()
+    labels = torch.randint(5, (SAMPLES,), generator=generator)
+    return _job(lambda: _Bag(sparse, head).double(), (words, labels), optimizer=optimizer)
+
+
+SPARSE_JOBS: dict[str, Callable[[], Job]] = {
+    "bag-sgd": lambda: bag(partial(torch.optim.SGD, lr=0.5)),
+    "bag-adagrad": lambda: bag(partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.1)),
+    "bag-sparse-adam": lambda: bag(partial(torch.optim.SparseAdam, lr=0.01), head=False),
+}

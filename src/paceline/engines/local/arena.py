@@ -3,7 +3,8 @@
     control     abort, go | per worker: what it does now, when it ended, asleep, offers of the collective
     traces      a ring of rows per worker
     desk        the desk's integers, twice
-    per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare
+    per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare |
+                journal: which rows of embedding tables the last versions touched
     payloads    of a collective: two per worker, used in turn
     slots       of a shard that gathers: one per worker and per place in a round
     numbers     the same, of one number: what a programme's products add up to
@@ -24,6 +25,7 @@ import torch
 from paceline.compute.home import Room, RoomShape
 from paceline.compute.layout import Layout
 from paceline.compute.payload import Payload
+from paceline.compute.rows import Journal
 from paceline.core.gathering import Gathering
 from paceline.core.meetings import Shards
 from paceline.core.rooms import Replicas, Rooms
@@ -56,6 +58,7 @@ class ShardMemory:
     places: Rooms | Replicas
     twin: Twin
     rooms: list[Room]
+    journal: Journal
 
     @property
     def newest(self) -> Room:
@@ -96,7 +99,9 @@ class Arena:
         twin = Twin(memory, machine.ints + places.ints)
         shape = self.shape.rooms[number]
         rooms = [Room(shape, memory.tensor(shape.size, torch.uint8)) for _ in range(places.count)]
-        return ShardMemory(machine, places, twin, rooms)
+        heights, count = shape.heights, places.count
+        journal = Journal(heights, count, memory.tensor(Journal.size(heights, count), torch.int64))
+        return ShardMemory(machine, places, twin, rooms, journal)
 
     @staticmethod
     def create(shape: ArenaShape) -> Arena:
@@ -129,6 +134,7 @@ def _size(shape: ArenaShape) -> int:
         for room in shape.rooms:
             size += places.count * (room.size + 64)
             size += 2 * 8 * (shape.place.machine(workers).ints + places.ints + 8) + 64 * 4
+            size += 8 * Journal.size(room.heights, places.count) + 64
         if shape.place.gathers:
             size += (workers + shape.place.gathers) * (Payload.length(shape.layout) * number + 64)
     size += shape.results * (shape.layout.bytes + 64)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from paceline.compute.averaging import Commuter, Peer, middle, mix
-from paceline.compute.home import ShardHome, optimizer_over
+from paceline.compute.home import optimizer_over
 from paceline.compute.payload import Computed, Payload
+from paceline.compute.row_home import shard_home
 from paceline.compute.slots import Slots
 from paceline.core.actions import Action, Apply, Held, Noted
 from paceline.core.events import Pull, Push
@@ -215,7 +216,7 @@ class GradientClient(ShardClient):
         places = {id(p): n for n, p in enumerate(worker.replica.parameters)}
         self.which = [places[id(p)] for p in mine]
         optimizer = optimizer_over(worker.optimizer, {p: p for p in mine})
-        self.home = ShardHome(mine, optimizer, worker.job.schedule, self.memory.rooms)
+        self.home = shard_home(mine, optimizer, worker.job.schedule, self.memory.rooms, self.memory.journal)
         assert isinstance(self.memory.places, Rooms)
         self.places = self.memory.places
         self.home.look(self.places.of(self.memory.twin.current, self.me))
@@ -226,12 +227,13 @@ class GradientClient(ShardClient):
         self.arrival: Arrival | None = Arrival([gradients[n] for n in self.which], pulled)
 
     def make(self, draft: State, version: int) -> None:
-        self.home.move(*self.places.move(draft, self.me))
         self.home.updates = version - 1
+        self.home.move(*self.places.move(draft, self.me))
         assert self.arrival is not None
         self.worker.plan.rule.update(self.home, self.arrival)
         self.arrival = None  # what a step touches should stay in the cache
         self.home.room.keep_buffers(self.moving)
+        self.bytes = self.home.bytes
 
 
 class GatheringClient(GradientClient):

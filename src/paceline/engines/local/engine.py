@@ -287,14 +287,12 @@ def _shape(setup: Setup) -> ArenaShape:
     module = setup.fresh_module()
     named = trainable(module)
     optimizer = setup.job.make_optimizer(module, list(named.values()))
+    rule = plan.exchanging or plan.rule
     rooms = []
     for shard in setup.layout.shards:
         mine = [named[place.name] for place in shard.parameters]
-        twin = optimizer_over(optimizer, {p: p for p in mine})
-        at_home = plan.exchanging is None and plan.pairing is None  # the optimizer works where the parameters lie
-        rooms.append(
-            room_shape(shard, setup.layout.dtype, mine, twin if at_home else None, plan.exchanging or plan.rule)
-        )
+        twin = optimizer_over(optimizer, {p: p for p in mine}) if plan.steps_at_shards else None
+        rooms.append(room_shape(shard, setup.layout.dtype, mine, twin, rule, setup.probe.tables))
     desk = Desk(plan.workers, setup.agenda.leases, plan.gate)
     assert isinstance(plan.meeting, Shards)
     places = Rooms if plan.pairing is None else Replicas

@@ -245,15 +245,16 @@ class _Server:
         self.free[shard] = end
         back = end + self.world.travel(self.piece)
         if isinstance(action, Apply | Held):
+            carried = 2 * self.piece
             if self.sums is not None:
-                self.sums.push(command, action.version)
+                carried = self.sums.push(command, action.version) or carried
                 if shard == 0 and isinstance(action, Apply):
                     self.sums.keep(self.agenda.made_by(action.version), end)
             base, version = (action.base, action.version) if self.plan.locked else (-1, -1)
             self.rows.append(
                 Row(
                     Kind.APPLY, worker.number, command.batch, shard, base, version,
-                    _ns(sent), _ns(end), _ns(start - now), 0, 2 * self.piece, 0.0,
+                    _ns(sent), _ns(end), _ns(start - now), 0, carried, 0.0,
                 )
             )  # fmt: skip
         else:
