@@ -108,7 +108,7 @@ def test_groups_that_are_not_equal_are_refused_with_those_that_would_be() -> Non
 
 @pytest.mark.parametrize("meeting", COLLECTIVES, ids=str)
 def test_executing_the_table_sums_and_leaves_the_same_bits_everywhere(meeting: Collective) -> None:
-    from paceline.engines.arithmetic import execute
+    from paceline.engines.arithmetic.in_step import execute
 
     for workers in worlds(meeting, 9):
         flats = [torch.randn(403) for _ in range(workers)]

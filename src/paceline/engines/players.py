@@ -19,7 +19,8 @@ from paceline.compute.payload import Computed
 from paceline.compute.rows import numbers
 from paceline.core.agenda import Chunk
 from paceline.core.events import Push
-from paceline.engines.arithmetic import Apart, Commuting, Gathered, Paired, Unlocked, by_shards, in_step
+from paceline.engines.arithmetic.in_step import in_step
+from paceline.engines.arithmetic.servers import Apart, Commuting, Gathered, Paired, Unlocked, by_shards
 from paceline.engines.setup import Setup
 from paceline.trace import Columns, Kind, Trace
 

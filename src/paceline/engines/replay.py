@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from paceline.compute.layout import sha256
-from paceline.engines.arithmetic import threads
+from paceline.engines.arithmetic.common import threads
 from paceline.engines.players import Played, player
 from paceline.engines.setup import JobWarning, Setup, load_values, set_up
 from paceline.errors import ReplayDiverged, RunFolderError, UsageError

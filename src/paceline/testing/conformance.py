@@ -94,15 +94,19 @@ def check_run(run: Run, plan: Plan) -> None:
 def each_sample_once(run: Run) -> None:
     """Per update, the samples computed and applied are those of the agenda; a death may add lost computations. A
     programme evaluates a batch several times: its samples count where it does so first, and are none in later rows.
+    What came too late for a round is computed again.
     """
     summary = run.summary()
     counted: Counter[int] = Counter()
     applied, block = {int(u) for u in run.trace.of_kind(Kind.APPLY)["update"]}, _plan(run).block
     seen: set[tuple[int, int]] = set()
+    late = Counter((int(row["update"]), int(row["worker"])) for row in run.trace.of_kind(Kind.DROP))
     for row in run.trace.of_kind(Kind.COMPUTE):
         update, worker = int(row["update"]), int(row["worker"])
         assert update // block in applied or summary["deaths"], f"update {update} was computed and never applied"
-        if worker not in summary["deaths"]:
+        if late[update, worker]:
+            late[update, worker] -= 1
+        elif worker not in summary["deaths"]:
             assert (update, worker) not in seen or not row["samples"], f"samples of update {update} were counted twice"
             seen.add((update, worker))
             counted[update] += int(row["samples"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.compute.commanded import Hand, Obedience
 from paceline.core.programmes import Programme
-from paceline.engines.local.clients import Table, TableClient
+from paceline.engines.local.tables import Table, TableClient
 from paceline.trace import Kind
 
 if TYPE_CHECKING:

@@ -35,9 +35,10 @@ from paceline.core.worker import Worker
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source, TensorSource, open_source
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena
-from paceline.engines.local.clients import GatheringClient, NeighbourClient, TableClient, shard_client
 from paceline.engines.local.programme import train_by_programme
+from paceline.engines.local.shards import GatheringClient, shard_client
 from paceline.engines.local.snapshots import SnapshotFile
+from paceline.engines.local.tables import NeighbourClient, TableClient
 from paceline.engines.transports.shared_memory import Bell, Memory, RecordLock, Stopped, Waiter
 from paceline.errors import JobError
 from paceline.job import Job

@@ -14,7 +14,9 @@ from paceline.core.events import Compute, Death, Finish, Pull, Push
 from paceline.core.meetings import Collective, Shards, advance
 from paceline.core.server import Desk
 from paceline.core.worker import HOME, Worker
-from paceline.engines.arithmetic import Commanded, Gathered, InStep, Server, by_shards, in_step, threads
+from paceline.engines.arithmetic.common import threads
+from paceline.engines.arithmetic.in_step import Commanded, InStep, in_step
+from paceline.engines.arithmetic.servers import Gathered, Server, by_shards
 from paceline.engines.setup import Outcome, Setup, Snapshot
 from paceline.engines.virtual.clock import Clock
 from paceline.engines.virtual.world import Fate, World

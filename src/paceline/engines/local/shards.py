@@ -1,24 +1,20 @@
-"""A worker's hands on what it shares with the others: the vectors of a table, its neighbours', a shard."""
+"""A worker's hands on what lies in shared memory for all: a shard, a centre, a replica that others reach."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from time import perf_counter_ns as now
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from paceline.compute.averaging import Commuter, Peer, middle, mix
+from paceline.compute.averaging import Commuter, Peer, middle
 from paceline.compute.home import optimizer_over
-from paceline.compute.payload import Computed, Payload
+from paceline.compute.payload import Computed
 from paceline.compute.row_home import shard_home
 from paceline.compute.slots import Slots
 from paceline.core.actions import Action, Apply, Held, Noted
 from paceline.core.events import Pull, Push
 from paceline.core.gathering import Gathering
-from paceline.core.meetings import Collective, Part, Step, segment_cuts
-from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.rooms import Replicas, Rooms
 from paceline.core.rules import Arrival
 from paceline.engines.transports.shared_memory import RecordLock
@@ -27,110 +23,6 @@ from paceline.trace import Kind
 if TYPE_CHECKING:
     from paceline.core.state import State
     from paceline.engines.local.worker import LocalWorker
-
-
-class Table:
-    """Executes a collective's table through shared memory: to send is to say that a part lies ready in one's vector.
-
-    Every worker has two vectors, used in turn: nobody writes for meeting n + 2 before everyone has contributed to
-    n + 1, and so is done with n. Meetings are counted by whoever calls; vectors of another length may take part in the
-    count, if their table is the same.
-    """
-
-    def __init__(
-        self, worker: LocalWorker, meeting: Collective, workers: int, vectors: Sequence[Sequence[Tensor]]
-    ) -> None:
-        self.worker, self.number = worker, worker.number
-        self.steps: list[Step] = list(meeting.steps(worker.number, workers))
-        self.offers, self.bells = worker.arena.offers, worker.bells
-        length, size = len(vectors[0][0]), vectors[0][0].element_size()
-        cuts = segment_cuts(length, meeting.segments(workers), size)
-        self.parts = [
-            [_both(s.receive, flats[self.number], flats, cuts) for s in self.steps]
-            for flats in zip(*vectors, strict=True)
-        ]  # [turn][step] -> (mine, theirs)
-        self.bytes = sum((cuts[s.send.stop] - cuts[s.send.first]) * size for s in self.steps if s.send)
-
-    def sum(self, number: int) -> int:
-        """The meeting of this number, over what lies in everyone's vector of its turn; nanoseconds waited."""
-        turn, waited, offer = number % 2, 0, number * len(self.steps)
-        for step, parts in zip(self.steps, self.parts[turn], strict=True):
-            offer += 1
-            if step.send is not None:
-                self.offers[self.number][0] = offer
-                self.bells[step.send.other].ring()
-            if step.receive is None or parts is None:
-                continue
-            theirs = self.offers[step.receive.other]
-            if theirs[0] < offer:
-                waited += _wait(self.worker, step.receive.other, offer)
-            mine, received = parts
-            if step.reduce:
-                mine.add_(received)
-            else:
-                mine.copy_(received)
-        return waited
-
-
-class TableClient(Table):
-    """A table over payloads."""
-
-    def __init__(self, worker: LocalWorker, meeting: Collective, workers: int) -> None:
-        arena = worker.arena
-        super().__init__(worker, meeting, workers, arena.payloads)
-        self.payloads = [Payload(arena.shape.layout, flat) for flat in arena.payloads[worker.number]]
-
-    def meet(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
-        """The meeting of this number: (the sum of all, nanoseconds waited, bytes sent)"""
-        payload = self.payloads[number % 2]
-        payload.write(computed)
-        waited = self.sum(number)
-        return payload.read(computed.samples), waited, self.bytes
-
-    def mean(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
-        total, waited, sent = self.meet(number, computed)
-        return total.scaled(1.0 / self.worker.plan.workers), waited, sent
-
-
-def _wait(worker: LocalWorker, whom: int, offer: int) -> int:
-    """Until this worker has made its offer of this number; the nanoseconds it took."""
-    theirs = worker.arena.offers[whom]
-    return worker.waiter.until(lambda: theirs[0] >= offer, lambda: f"worker {whom}")
-
-
-def _both(part: Part | None, mine: Tensor, flats: Sequence[Tensor], cuts: list[int]) -> tuple[Tensor, Tensor] | None:
-    """A received part in one's own vector and in its sender's."""
-    if part is None:
-        return None
-    span = slice(cuts[part.first], cuts[part.stop])
-    return mine[span], flats[part.other][span]
-
-
-class NeighbourClient:
-    """Mixes one's own vector with the neighbours', aside, so that they may read it meanwhile."""
-
-    def __init__(self, worker: LocalWorker, meeting: Neighbours, workers: int) -> None:
-        self.worker, self.number = worker, worker.number
-        arena, layout = worker.arena, worker.arena.shape.layout
-        self.weights = meeting.weights(worker.number, workers)
-        self.payloads = [Payload(layout, flat) for flat in arena.payloads[worker.number]]
-        self.mixture = torch.zeros(Payload.length(layout), dtype=layout.dtype)
-        self.mixed = Payload(layout, self.mixture)
-        self.bytes = (len(self.weights) - 1) * self.mixture.nbytes
-
-    def mean(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
-        """(the mixture, nanoseconds waited, bytes sent)"""
-        arena, turn, waited = self.worker.arena, number % 2, 0
-        self.payloads[turn].write(computed)
-        arena.offers[self.number][0] = number + 1
-        others = [other for other, _ in self.weights[1:]]
-        for other in others:
-            self.worker.bells[other].ring()
-        for other in others:
-            if arena.offers[other][0] <= number:
-                waited += _wait(self.worker, other, number + 1)
-        mix([pair[turn] for pair in arena.payloads], self.weights, self.mixture)
-        return self.mixed.read(computed.samples), waited, self.bytes
 
 
 class UnlockedClient:

@@ -1,0 +1,52 @@
+"""What everybody's arithmetic shares: the learner of one process, snapshots on the way, the number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from paceline.compute.autograd import Replica
+from paceline.compute.learner import Learner
+from paceline.compute.sender import Sender
+from paceline.data.source import Reader
+from paceline.engines.setup import Setup, Snapshot
+
+
+class Snapshots:
+    """Kept on the way, for evaluation afterwards."""
+
+    setup: Setup
+    snapshots: list[Snapshot]
+
+    def values(self) -> list[Tensor]:
+        raise NotImplementedError
+
+    def keep(self, updates: int, seconds: float) -> None:
+        if self.setup.agenda.reaches(updates, self.setup.snapshots_every):
+            values = self.values()
+            self.snapshots.append(Snapshot(updates, seconds, lambda: values))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute with so many threads, as the workers did: another number sums in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def make_learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:
+    module = setup.fresh_module()
+    replica = Replica(setup.job, module, setup.probe.moving)
+    optimizer = setup.job.make_optimizer(module, replica.parameters)
+    return Learner(replica, Reader(setup.source, setup.order(), 0, lambda _: None)), optimizer
+
+
+def make_senders(setup: Setup, parameters: Sequence[Tensor]) -> list[Sender]:
+    return [Sender(setup.plan.wire, parameters) for _ in range(setup.plan.workers)]
