@@ -192,7 +192,7 @@ def _updates(plan: Plan) -> int:
     if plan.averaging is not None:
         return max(6, 2 * plan.averaging.every) if plan.averaging.every else SHOWN  # two meetings; or one, at the end
     if plan.exchanging is not None:
-        return 3 * plan.workers * plan.block
+        return 3 * (plan.exchanging.parts or plan.workers) * plan.block
     if plan.gathers:
         return 5
     return (5 if plan.gate is not None else SHOWN) * plan.workers
@@ -246,7 +246,9 @@ def _lines(plan: Plan, trace: Trace, columns: int, own_steps: bool) -> list[str]
 
 def _signs(plan: Plan, own_steps: bool) -> list[str]:
     signs = ["  -o  a step of its own parameters" if own_steps else "  -   computes a batch"]
-    if plan.exchanging is not None:
+    if plan.exchanging is not None and plan.exchanging.parts:
+        signs.append("  3   has trained on a part of the data, the third that is done; the next begins from the start")
+    elif plan.exchanging is not None:
         signs.append("  3   meets the centre, whose version 3 that makes")
     elif plan.pairing is not None:
         signs.append("  3   meets one of its neighbours halfway and makes its step: the third of all such meetings")
@@ -264,6 +266,8 @@ def _signs(plan: Plan, own_steps: bool) -> list[str]:
 def _says(plan: Plan, trace: Trace) -> list[str]:
     if plan.gate is None:
         return [] if plan.meeting is None else [_what_a_meeting_is(plan)]
+    if plan.exchanging is not None and plan.exchanging.parts:
+        return ["The result is the mean of one model for each part."]
     stale = trace.staleness()
     if not len(stale):
         return ["Without locks there are no versions, so nobody can say how old a gradient was."]

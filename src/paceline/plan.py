@@ -8,7 +8,7 @@
                                                             does
     rule       how does an arrival change the parameters?   Plain, DcAsgd
     averaging  how do replicas that moved agree?            ModelAveraging, Easgd, Diloco, DPsgd; None: they do not move
-    exchanging or with a centre?                            ElasticExchange, OuterExchange
+    exchanging or with a centre?                            ElasticExchange, OuterExchange, MapReduce
     pairing    or with one other?                           AdPsgd
     programme  or does a coordinator command each update?   Lbfgs; None: the rule says it all
     codec      how is a gradient written on the wire?       Dense
@@ -45,6 +45,7 @@ from paceline.core.rules.d_psgd import DPsgd
 from paceline.core.rules.dc_asgd import PUBLISHED_LAMBDA, DcAsgd
 from paceline.core.rules.diloco import Diloco, OuterExchange
 from paceline.core.rules.easgd import Easgd, ElasticExchange
+from paceline.core.rules.map_reduce import MapReduce
 from paceline.core.rules.model_averaging import ModelAveraging
 from paceline.core.rules.plain import Plain
 from paceline.errors import PlanError, suggest
@@ -140,7 +141,8 @@ class Plan:
         self, samples: int, batch_size: int, epochs: int = 1, accumulate: int = 1, limit: int | None = None
     ) -> Agenda:
         """How this plan divides the training."""
-        return Agenda(samples, batch_size, epochs, accumulate, self.parts, limit, self.block, self.gathers or 1)
+        parts = self.exchanging.parts if self.exchanging else 0
+        return Agenda(samples, batch_size, epochs, accumulate, self.parts, limit, self.block, self.gathers or 1, parts)
 
     def meets_after(self, update: int, updates: int) -> bool:
         """Whether all meet after this update: always, but under an averaging rule now and then, and at the end."""
@@ -235,7 +237,13 @@ RECIPES: dict[str, Recipe] = {
         {**TEAM, "every": Kind(10)},
     ),
     "parallel_sgd": Recipe(
-        "everyone alone, and the mean at the end", lambda: {"meeting": Ring(), "averaging": ModelAveraging(0)}, TEAM
+        "everyone alone, and the mean at the end",
+        lambda mode, parts: (
+            {"meeting": Ring(), "averaging": ModelAveraging(0)}
+            if mode == "synchronous"
+            else {**ONE_LOCK, "exchanging": MapReduce(parts)}
+        ),
+        {**TEAM, "mode": Kind("synchronous", words=("synchronous", "map_reduce")), "parts": Kind(8)},
     ),
     "easgd": Recipe(
         "local steps, replicas tied to a centre by springs",

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,3 +49,17 @@ def test_a_batch_that_does_not_divide() -> None:
     agenda = Agenda(samples=10, batch_size=7, epochs=1, parts=3)
     assert [(c.start, c.stop) for c in agenda.chunks(0)] == [(0, 2), (2, 4), (4, 7)]
     assert [(c.start, c.stop) for c in agenda.chunks(1)] == [(7, 8), (8, 9), (9, 10)]
+
+
+@given(agendas, st.integers(1, 9), st.one_of(st.none(), st.integers(1, 50)))
+def test_parts_of_the_data_share_out_all_updates(agenda: Agenda, parts: int, limit: int | None) -> None:
+    cut = replace(agenda, data_parts=parts, limit=limit)
+    tasks = [(task, lease) for lease in range(cut.leases) for task in cut.tasks(lease)]
+    assert all(cut.lease(task) == lease for task, lease in tasks)
+    assert sum(cut.begins(task) for task, _ in tasks) == cut.leases
+    if limit is None:
+        assert sorted(task for task, _ in tasks) == list(range(agenda.updates))
+        assert cut.samples_until(cut.updates) == agenda.samples * agenda.epochs
+    for task, lease in tasks:
+        low, high = cut.cuts[lease : lease + 2]
+        assert all(low <= chunk.start and chunk.stop <= high for chunk in cut.task(task))

@@ -272,3 +272,28 @@ def test_backup_is_the_mean_of_the_first_gradients_of_each_round() -> None:
         value = value - RATE * (A @ (value - np.concatenate(taken).mean(0)))
     assert len(run.trace.of_kind(Kind.DROP)) > 5, "nobody was ever late"
     assert np.abs(run.model.w.detach().numpy() - value).max() <= 1e-12 * np.abs(value).max()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_map_and_reduce_is_the_mean_of_models_trained_on_parts_whoever_trained_them(workers: int) -> None:
+    parts, epochs = 3, 9
+    plan = f"parallel_sgd:mode=map_reduce,parts={parts},workers={workers}"
+    world = World(speeds=(1.0, 0.4), deaths={1: 2e-3} if workers == 3 else {})
+    run = pl.train(job().with_(batch_size=4), plan, engine="virtual", folder=None, world=world)
+    assert run.summary()["deaths"] == ([1] if workers == 3 else [])
+    base, models = Order(SAMPLES, 0, True)._make(0).numpy(), []
+    for part in range(parts):
+        mine, value = base[part * 20 : part * 20 + 20], START.copy()
+        for epoch in range(epochs):
+            order = Order(SAMPLES, 0, True, [0, 20, 40, 60])._make(epoch).numpy()[part * 20 : part * 20 + 20]
+            assert sorted(order) == sorted(mine), "an epoch moved a sample to another part"
+            for batch in np.split(order, 5):
+                value = local_step(value, X[batch])
+        models.append(value)
+    mean = np.mean(models, 0)
+    assert np.abs(run.model.w.detach().numpy() - mean).max() <= 1e-12 * np.abs(mean).max()
+
+
+def test_more_parts_than_batches_are_refused() -> None:
+    with pytest.raises(PlanError, match="wants 8 parts of the data, but there are only 5 batches"):
+        pl.train(job(), "parallel_sgd:mode=map_reduce", 2, engine="virtual", folder=None)

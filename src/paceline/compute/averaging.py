@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.compute.home import ReplicaHome, Room
+from paceline.compute.home import Optimizer, ReplicaHome, Room, optimizer_over
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed
 from paceline.core.rules import Averaging, Exchanging
 from paceline.core.rules.ad_psgd import AdPsgd
+from paceline.core.rules.plain import Plain
 
 Ways = tuple[int, int]  # from one room to another
 
@@ -52,19 +53,37 @@ class Wanderer:
 class Commuter:
     """A replica that steps alone, and now and then goes to one place of a centre."""
 
-    def __init__(self, learner: Learner, home: ReplicaHome, rule: Exchanging) -> None:
-        self.learner, self.home, self.rule = learner, home, rule
-        self.carried = [rule.carries(value) for value in home.values]
+    def __init__(self, learner: Learner, optimizer: Optimizer, rule: Exchanging) -> None:
+        self.learner, self.optimizer, self.rule = learner, optimizer, rule
+        self.carried = [rule.carries(value) for value in learner.replica.values()]
+        self.home = self._fresh_home()
+
+    def _fresh_home(self) -> ReplicaHome:
+        replica, job = self.learner.replica, self.learner.replica.job
+        optimizer = optimizer_over(self.optimizer, {p: p for p in replica.parameters})
+        return ReplicaHome(replica.parameters, optimizer, job.schedule, Plain())
+
+    def begin(self) -> None:
+        """With another part of the data: from the start."""
+        for value, carried in zip(self.learner.replica.values(), self.carried, strict=True):
+            value.copy_(carried["start"])
+        self.home = self._fresh_home()
 
     def step(self, update: int, computed: Computed) -> None:
-        self.home.updates = update  # of all workers: a schedule counts samples, whoever saw them
+        if not self.rule.parts:
+            self.home.updates = update  # of all workers: a schedule counts samples, whoever saw them
         self.home.step(self.learner.settle(computed))
 
     def exchange(self, centre: Room) -> None:
-        mine = zip(centre.parameters, centre.memory, self.home.values, self.carried, strict=True)
-        for value, memory, own, carried in mine:
+        values = self.learner.replica.values()
+        parameters = len(centre.parameters)
+        for value, memory, own, carried in zip(centre.parameters, centre.memory, values, self.carried, strict=False):
             self.rule.exchange(value, memory, own, carried)
-        centre.keep_buffers(self.learner.replica.moving)
+        if not self.rule.parts:
+            centre.keep_buffers(values[parameters:])
+            return
+        for buffer, own, carried in zip(centre.buffers, values[parameters:], self.carried[parameters:], strict=True):
+            self.rule.exchange(buffer, {}, own.to(buffer.dtype), carried)
 
 
 class Peer:

@@ -10,6 +10,7 @@ batch in the same chunks is the same mathematics whoever computes it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ class Agenda:
     limit: int | None = None  # stop after so many updates
     block: int = 1  # updates that a worker leases at once: local steps between two pushes
     shares: int = 1  # leases that an update is divided in
+    data_parts: int = 0  # parts that the data are cut into, a lease each; 0: a lease is what comes next
 
     @property
     def samples_per_update(self) -> int:
@@ -48,16 +50,47 @@ class Agenda:
 
     @property
     def updates(self) -> int:
+        if self.data_parts:
+            return sum(len(self.tasks(lease)) for lease in range(self.leases))
         whole = self.updates_per_epoch * self.epochs
         return whole if self.limit is None else min(whole, self.limit)
 
     @property
     def leases(self) -> int:
+        if self.data_parts:
+            return min(self.data_parts, self.updates_per_epoch, self.limit or self.data_parts)
         return -(-self.updates // self.block) * self.shares
 
-    def tasks(self, lease: int) -> range:
-        """What a lease has its worker compute, one gradient each: its updates, or its own share of an update."""
+    def tasks(self, lease: int) -> Sequence[int]:
+        """What a lease has its worker compute, one gradient each: the updates of its part of the data, or those that
+        come next, or its own share of one.
+        """
+        if self.data_parts:
+            steps, (low, high) = self.updates_per_epoch, self._part(lease)
+            tasks = [epoch * steps + step for epoch in range(self.epochs) for step in range(low, high)]
+            return tasks if self.limit is None else tasks[: self.limit // self.leases]
         return range(lease * self.block, min((lease + 1) * self.block, self.updates * self.shares))
+
+    def lease(self, task: int) -> int:
+        """Whose task this is."""
+        if self.data_parts:
+            steps = self.updates_per_epoch
+            return ((task % steps + 1) * self.leases - 1) // steps
+        return task // self.block
+
+    def begins(self, task: int) -> bool:
+        """Whether this is the first task on its part of the data."""
+        return bool(self.data_parts) and task == self._part(self.lease(task))[0]
+
+    @property
+    def cuts(self) -> list[int]:
+        """Where in an epoch's order parts of the data begin and end; every epoch keeps them apart."""
+        ends = [self._part(lease)[1] for lease in range(self.leases)] if self.data_parts else []
+        return [0, *(min(end * self.samples_per_update, self.samples) for end in ends)]
+
+    def _part(self, lease: int) -> tuple[int, int]:
+        """The steps of every epoch that visit a part of the data."""
+        return self.updates_per_epoch * lease // self.leases, self.updates_per_epoch * (lease + 1) // self.leases
 
     def task(self, number: int) -> list[Chunk]:
         """The chunks that hold samples."""
@@ -102,5 +135,8 @@ class Agenda:
 
     def samples_until(self, update: int) -> int:
         """Samples seen when `update` updates are done."""
+        if self.data_parts:  # in whatever order parts are taken: about so many, and at the end exactly
+            tasks = [task for lease in range(self.leases) for task in self.tasks(lease)]
+            return sum(c.samples for task in tasks for c in self.task(task)) * update // len(tasks)
         epoch, step = divmod(update, self.updates_per_epoch)
         return epoch * self.samples + min(step * self.samples_per_update, self.samples)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,11 +13,11 @@ from paceline.core.agenda import Chunk
 
 class Order:
     """`order.indices(chunk)`: which samples a chunk holds. Keeps the two epochs that asynchronous workers may
-    straddle.
+    straddle. Between two `cuts` every epoch visits the same samples, each in an order of its own.
     """
 
-    def __init__(self, samples: int, seed: int, shuffle: bool) -> None:
-        self.samples, self.seed, self.shuffle = samples, seed, shuffle
+    def __init__(self, samples: int, seed: int, shuffle: bool, cuts: Sequence[int] = ()) -> None:
+        self.samples, self.seed, self.shuffle, self.cuts = samples, seed, shuffle, cuts
         self._epochs: dict[int, Tensor] = {}
 
     def indices(self, chunk: Chunk) -> Tensor:
@@ -32,4 +34,7 @@ class Order:
         if not self.shuffle:
             return torch.arange(self.samples)
         generator = np.random.Generator(np.random.Philox(key=[self.seed & (2**64 - 1), epoch]))
-        return torch.from_numpy(generator.permutation(self.samples))
+        if epoch == 0 or len(self.cuts) < 2:
+            return torch.from_numpy(generator.permutation(self.samples))
+        parts = np.split(self._make(0).numpy(), self.cuts[1:-1])
+        return torch.from_numpy(np.concatenate([part[generator.permutation(len(part))] for part in parts]))

@@ -127,10 +127,10 @@ class ByTrace:
         return int(row["shard"]), int(row["version"])
 
     def compute(self, row: Any) -> Loss:
-        worker, task, block = int(row["worker"]), int(row["update"]), self.agenda.block
+        worker, task = int(row["worker"]), int(row["update"])
         computed = self.sums.compute(worker, self.agenda.task(task))
         before = self.losses.get(worker, Loss(-1, 0.0, True))
-        good = _finite(computed) and (before.finite or before.task // block != task // block)
+        good = _finite(computed) and (before.finite or self.agenda.lease(before.task) != self.agenda.lease(task))
         return Loss(task, computed.loss / computed.weight if computed.weight else math.nan, good)
 
     def can_compute(self, row: Any) -> bool:

@@ -53,10 +53,12 @@ class Setup:
     @property
     def snapshots_every(self) -> int:
         """Updates between two evaluations; 0 for none before the last."""
+        if self.agenda.data_parts:
+            return 0  # there is no model before all parts are in
         return (self.job.evaluate_every or self.agenda.updates_per_epoch) if self.test is not None else 0
 
     def order(self) -> Order:
-        return Order(len(self.source), self.job.seed, self.job.shuffle)
+        return Order(len(self.source), self.job.seed, self.job.shuffle, self.agenda.cuts)
 
     def fresh_module(self) -> nn.Module:
         import copy
@@ -91,6 +93,11 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
     agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate, limit)
+    if agenda.data_parts > agenda.leases:
+        raise PlanError(
+            f"plan {plan} wants {agenda.data_parts} parts of the data, but there are only {agenda.leases} batches to "
+            "share out; give fewer parts, or a smaller batch_size"
+        )
     layout = lay_out(module, plan.shards, found.moving)
     if plan.meeting is not None and not isinstance(plan.meeting, Shards):
         check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove

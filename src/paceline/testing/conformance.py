@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.core.agenda import Agenda
 from paceline.core.meetings import Shards
 from paceline.core.server import Taken
 from paceline.engines.replay import replay
@@ -55,6 +56,7 @@ PLANS = (
     Member("hogwild", (1, 3)),
     Member("local_sgd:every=4", (2, 3)),
     Member("parallel_sgd", (2,)),
+    Member("parallel_sgd:mode=map_reduce,parts=3", (1, 2)),
     Member("easgd:every=2", (3,)),
     Member("diloco:every=3", (2,)),
     Member("easgd:mode=asynchronous,every=2", (1, 3)),
@@ -98,12 +100,12 @@ def each_sample_once(run: Run) -> None:
     """
     summary = run.summary()
     counted: Counter[int] = Counter()
-    applied, block = {int(u) for u in run.trace.of_kind(Kind.APPLY)["update"]}, _plan(run).block
+    applied, agenda = {int(u) for u in run.trace.of_kind(Kind.APPLY)["update"]}, _agenda(run)
     seen: set[tuple[int, int]] = set()
     late = Counter((int(row["update"]), int(row["worker"])) for row in run.trace.of_kind(Kind.DROP))
     for row in run.trace.of_kind(Kind.COMPUTE):
         update, worker = int(row["update"]), int(row["worker"])
-        assert update // block in applied or summary["deaths"], f"update {update} was computed and never applied"
+        assert agenda.lease(update) in applied or summary["deaths"], f"update {update} was computed and never applied"
         if late[update, worker]:
             late[update, worker] -= 1
         elif worker not in summary["deaths"]:
@@ -115,13 +117,13 @@ def each_sample_once(run: Run) -> None:
 
 
 def no_update_lost(run: Run) -> None:
-    plan = _plan(run)
-    versions = -(-run.summary()["updates"] // plan.block)
+    plan, agenda = _plan(run), _agenda(run)
+    versions = agenda.leases // agenda.shares
     for shard, rows in _pushes(run, plan).items():
         made = {int(row["version"]) for row in rows}
         leases = sorted(int(row["update"]) for row in rows)
         assert made == set(range(1, versions + 1)), f"shard {shard} has versions {sorted(made)[:10]}..."
-        assert leases == list(range(versions * (plan.gathers or 1))), f"shard {shard} did not take each lease once"
+        assert leases == list(range(agenda.leases)), f"shard {shard} did not take each lease once"
 
 
 def staleness_identity(run: Run) -> None:
@@ -136,6 +138,12 @@ def staleness_identity(run: Run) -> None:
 
 def _plan(run: Run) -> Plan:
     return Plan.parse(run.summary()["plan"])
+
+
+def _agenda(run: Run) -> Agenda:
+    job = run.record["job"]
+    given = (job["samples"], job["batch_size"], job["epochs"], job["accumulate"])
+    return _plan(run).agenda(*given, limit=run.record["limit"])
 
 
 def _pushes(run: Run, plan: Plan) -> dict[int, list[Any]]:

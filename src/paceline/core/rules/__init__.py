@@ -2,7 +2,7 @@
 
     rule            what arrives                where                     members
     Rule            the gradient of a batch     at a home's parameters    plain, dc_asgd
-    Exchanging      a replica that has moved    at a centre               easgd, diloco
+    Exchanging      a replica that has moved    at a centre               easgd, diloco, map_reduce
     Averaging       replicas that have moved    in a meeting              model averaging, easgd, diloco, d_psgd
 
 A `Rule` is asked to `update` a home (the place where parameters and the user's optimizer live). Under an `Averaging`
@@ -80,6 +80,10 @@ class Exchanging(Protocol):
     @property
     def every(self) -> int:
         """Local steps between two exchanges."""
+
+    @property
+    def parts(self) -> int:
+        """Parts of the data, on each of which a replica is trained from the start; 0: replicas go on and on."""
 
     def remembers(self, parameter: Tensor) -> Memory:
         """What the centre remembers of a parameter, as it is at the start."""

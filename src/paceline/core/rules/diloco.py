@@ -57,6 +57,7 @@ class OuterExchange:
     every: int = 50
     rate: float = 0.7
     momentum: float = 0.9
+    parts = 0
 
     def remembers(self, parameter: Tensor) -> Memory:
         return {"velocity": parameter.new_zeros(parameter.shape)}

@@ -55,6 +55,7 @@ class ElasticExchange:
     workers: int
     every: int = 10
     spring: float | None = None
+    parts = 0
 
     def remembers(self, parameter: Tensor) -> Memory:
         return {}

@@ -176,8 +176,7 @@ class Commuting(Snapshots):
         self.commuters = []
         for _ in range(workers):
             learner, optimizer = make_learner(setup)
-            home = ReplicaHome(learner.replica.parameters, optimizer, setup.job.schedule, setup.plan.rule)
-            self.commuters.append(Commuter(learner, home, rule))
+            self.commuters.append(Commuter(learner, optimizer, rule))
         replica = self.commuters[0].learner.replica
         shape = room_shape(layout, setup.layout.dtype, replica.parameters, None, rule)
         self.centre = Room(shape, torch.zeros(shape.size, dtype=torch.uint8))
@@ -186,6 +185,8 @@ class Commuting(Snapshots):
     def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
         """One local step."""
         commuter = self.commuters[worker]
+        if self.setup.agenda.begins(chunks[0].update):
+            commuter.begin()
         computed = commuter.learner.compute(chunks)
         commuter.step(chunks[0].update, computed)
         return computed

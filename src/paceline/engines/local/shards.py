@@ -171,7 +171,7 @@ class CentreClient(ShardClient):
         super().__init__(worker, number)
         rule = worker.plan.exchanging
         assert rule is not None
-        self.commuter = Commuter(worker.learner, worker.replica_home(), rule)
+        self.commuter = Commuter(worker.learner, worker.optimizer, rule)
 
     def settle(self, update: int, computed: Computed) -> list[Tensor | None]:
         self.commuter.step(update, computed)

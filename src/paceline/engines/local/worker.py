@@ -36,7 +36,7 @@ from paceline.data.order import Order
 from paceline.data.source import Reader, Source, TensorSource, open_source
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena
 from paceline.engines.local.programme import train_by_programme
-from paceline.engines.local.shards import GatheringClient, shard_client
+from paceline.engines.local.shards import CentreClient, GatheringClient, shard_client
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.tables import NeighbourClient, TableClient
 from paceline.engines.transports.shared_memory import Bell, Memory, RecordLock, Stopped, Waiter
@@ -156,7 +156,7 @@ class LocalWorker:
             )
         self.replica = Replica(self.job, module, given.moving)
         self.optimizer = self.job.make_optimizer(module, self.replica.parameters)
-        order = Order(given.samples, self.job.seed, self.job.shuffle)
+        order = Order(given.samples, self.job.seed, self.job.shuffle, self.agenda.cuts)
         self.learner = Learner(self.replica, Reader(source, order, self.job.loader_workers, die_with_parent))
         self.sender = Sender(self.plan.wire, self.replica.parameters)
         if self.plan.gate is not None:
@@ -293,6 +293,8 @@ class LocalWorker:
             return client.pull(command)
         if isinstance(command, Compute):
             for task in self.agenda.tasks(command.batch):
+                if self.agenda.begins(task):
+                    self._centre.commuter.begin()
                 computed = self.compute(task, self.agenda.task(task), self.shards[0].base)
                 self.gradients = self.shards[0].settle(task, computed)
             return Noted()
@@ -305,6 +307,12 @@ class LocalWorker:
             if self.arena.control[ABORT]:
                 raise Stopped
         return action
+
+    @property
+    def _centre(self) -> CentreClient:
+        (client,) = self.shards
+        assert isinstance(client, CentreClient)
+        return client
 
     def _tell_desk(self, command: Ask | Finish) -> Action:
         desk, twin = self.arena.shape.desk, self.arena.desk
