@@ -215,3 +215,9 @@ def test_loader_processes_left_folders_behind(plan: str, tmp_path: Path) -> None
 def test_nobody_waits_less_than_no_time() -> None:
     with pytest.raises(UsageError, match="deadline=-1"):
         pl.train(job(), "ring", folder=None, deadline=-1)
+
+
+@pytest.mark.parametrize("engine", ["virtual", "local"])
+def test_more_shards_than_parameters(engine: str) -> None:
+    run = pl.train(job(), "downpour:workers=2,shards=9", engine=engine, folder=None)
+    assert run.record["shards"] == len(list(run.model.parameters())) < 9

@@ -99,7 +99,9 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
             "share out; give fewer parts, or a smaller batch_size"
         )
     layout = lay_out(module, plan.shards, found.moving)
-    if plan.meeting is not None and not isinstance(plan.meeting, Shards):
+    if isinstance(plan.meeting, Shards):  # a shard has at least one parameter
+        plan = replace(plan, meeting=replace(plan.meeting, count=len(layout.shards)))
+    elif plan.meeting is not None:
         check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove
         check(plan.meeting, plan.workers)  # type: ignore[arg-type]
     return Setup(job, plan, source, test, module, found, agenda, layout, sha256(module), engine, limit)
