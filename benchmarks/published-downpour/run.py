@@ -1,8 +1,8 @@
 """Downpour and delay compensation on 4, 8 and 12 workers, beside a published report's seconds per epoch.
 
 A core for every worker: costs measured here (a worker's gradient, an update at the shard, a lock, a copy), then
-simulated. Real processes, more of them than cores: CPU time per update of everything that ran, as the slope between a
-short and a long training. Rounds are taken in turn; medians are reported.
+simulated. Real processes, more of them than cores: CPU time of all of them per update, between two moments of a
+training that is well under way. Rounds are taken in turn; medians are reported.
 """
 
 from __future__ import annotations
@@ -33,28 +33,22 @@ from record import write
 REPORT = {"downpour": {4: 3.52, 8: 3.53, 12: 3.55}, "dc_asgd": {4: 3.59, 8: 3.61, 12: 3.64}}
 WORKERS, SHARDS, PLANS = (4, 8, 12), (1, 2, 4, 8), ("downpour", "dc_asgd")
 PARAMETER_BYTES = 55_050 * 4
-PR_SET_CHILD_SUBREAPER = 36
 CHILD = """
 import sys
 import paceline as pl
 from paceline.job import load_job
+sys.path.insert(0, sys.argv[4])
+from tree import nanoseconds
 plan, updates, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 job = load_job("mnist-dnn").with_(test=None, epochs=10**6, batch_size=batch)
-run = pl.train(job, plan, folder=None, updates=updates)
-assert run.summary()["updates"] == updates
-"""
-# User and system time of a training with all its processes, orphans too: they become this process's children.
-WATCH = f"""
-import ctypes, os, resource, subprocess, sys
-ctypes.CDLL(None).prctl({PR_SET_CHILD_SUBREAPER}, 1)
-if subprocess.call([sys.executable, "-W", "ignore", *sys.argv[1:]]):
-    sys.exit("the training failed")
-try:
-    while True:
-        os.wait()
-except ChildProcessError:
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(spent.ru_utime + spent.ru_stime)
+seen = []
+def look(so_far):
+    if not seen and so_far["updates"] >= updates // 6 or seen and so_far["updates"] >= updates * 5 // 6:
+        if len(seen) < 2:
+            seen.append((so_far["updates"], nanoseconds()))
+pl.train(job, plan, folder=None, updates=updates, progress=look)
+(first, then), (last, now) = seen
+print((now - then) / 1e9 / (last - first))
 """
 
 
@@ -121,15 +115,31 @@ def simulated(costs: dict[str, Any], samples: int, scale: float = 1.0) -> dict[s
     return found
 
 
+def checked(costs: dict[str, Any], rounds: int) -> dict[str, float]:
+    """Seconds of an epoch of two workers: real ones, a core each, by the engine's clock; and simulated ones."""
+    job = load_job("mnist-dnn").with_(test=None, epochs=1, batch_size=costs["batch"])
+    real = statistics.median(
+        pl.train(job, "downpour:workers=2", folder=None).summary()["seconds"] for _ in range(rounds)
+    )
+    world = pl.World(
+        compute=costs["compute_a_sample"], update=costs["update"]["downpour shards=1"],
+        latency=costs["latency"], bandwidth=costs["bandwidth"],
+    )  # fmt: skip
+    agenda = Agenda(len(job.data[0]), costs["batch"], 1)
+    trace = simulate(Plan.parse("downpour:workers=2"), agenda, world, PARAMETER_BYTES)
+    return {"real": round(real, 4), "simulated": round(float(trace.rows["end"].max()) / 1e9, 4)}
+
+
 # --- real processes, more of them than cores --------------------------------------------------------------------------
 
 
-def cpu_seconds(plan: str, updates: int, batch: int) -> float:
-    command = [sys.executable, "-c", WATCH, "-c", CHILD, plan, str(updates), str(batch)]
+def cpu_an_update(plan: str, updates: int, batch: int) -> float:
+    """Seconds of CPU of all processes of one training, between a sixth and five sixths of its updates."""
+    command = [sys.executable, "-W", "ignore", "-c", CHILD, plan, str(updates), str(batch), str(Path(__file__).parent)]
     return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=600).stdout)
 
 
-def oversubscribed(plans: list[str], rounds: int, short: int, long: int, batch: int) -> dict[str, Any]:
+def oversubscribed(plans: list[str], rounds: int, updates: int, batch: int) -> dict[str, Any]:
     slopes: dict[str, dict[int, list[float]]] = {name: {w: [] for w in WORKERS} for name in plans}
     loads = []
     for number in range(rounds):
@@ -137,18 +147,17 @@ def oversubscribed(plans: list[str], rounds: int, short: int, long: int, batch: 
             for workers in WORKERS if number % 2 == 0 else WORKERS[::-1]:
                 loads.append(os.getloadavg()[0])
                 text = f"{name}{',' if ':' in name else ':'}workers={workers}"
-                few, many = (cpu_seconds(text, updates, batch) for updates in (short, long))
-                slopes[name][workers].append((many - few) / (long - short) * 1e6)
+                slopes[name][workers].append(cpu_an_update(text, updates, batch) * 1e6)
                 print(f"round {number + 1}, {text}: {slopes[name][workers][-1]:.0f} us of CPU an update", flush=True)
-    found: dict[str, Any] = {"updates": [short, long], "rounds": rounds, "load_before": [round(v, 1) for v in loads]}
+    found: dict[str, Any] = {"updates": updates, "rounds": rounds, "load_before": " ".join(f"{v:.1f}" for v in loads)}
     for name, by in slopes.items():
         medians = {w: statistics.median(values) for w, values in by.items()}
         growth = [last / first - 1 for first, last in zip(by[4], by[12], strict=True)]
         found[name] = {
             "microseconds_an_update": {w: round(m, 1) for w, m in medians.items()},
-            "all": {w: [round(v, 1) for v in values] for w, values in by.items()},
+            "all": {w: " ".join(f"{v:.1f}" for v in values) for w, values in by.items()},
             "growth_4_to_12": round(medians[12] / medians[4] - 1, 4),
-            "growth_by_round": [round(g, 4) for g in growth],
+            "growth_by_round": " ".join(f"{g:.4f}" for g in growth),
         }  # fmt: skip
     return found
 
@@ -158,18 +167,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--samples", type=int, default=60_000, help="of one worker's pass")
-    parser.add_argument("--updates", default="3000,15000", help="of a short and of a long training on real processes")
+    parser.add_argument("--updates", type=int, default=12_000, help="of a training on real processes")
     parser.add_argument("--real", default="downpour,dc_asgd", help="plans on real processes; a + stands for a comma")
     parser.add_argument("--quick", action="store_true", help="a few minutes; writes nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rounds = 1 if options.quick else options.rounds
-    short, long = (500, 2500) if options.quick else map(int, options.updates.split(","))
+    updates = 3000 if options.quick else options.updates
     figures: dict[str, Any] = {"report": REPORT, "samples": options.samples}
     figures["costs"] = measured(options.batch, rounds)
     figures["load_while_measuring_costs"] = round(os.getloadavg()[0], 1)
     print({key: value for key, value in figures["costs"].items() if key != "update"}, figures["costs"]["update"])
     figures["simulated"] = simulated(figures["costs"], options.samples)
+    figures["two_workers"] = checked(figures["costs"], rounds)
+    print("two workers, seconds of an epoch:", figures["two_workers"])
     dearer = REPORT["downpour"][4] / figures["simulated"]["downpour shards=1"]["weak"][4]
     figures["simulated_with_the_reports_compute"] = {
         "factor": round(dearer, 2), **simulated(figures["costs"], options.samples, dearer)
@@ -178,7 +189,7 @@ def main() -> None:
         for name in (f"{plan} shards={shards}" for plan in PLANS for shards in SHARDS):
             print(kind, name, figures[kind][name], flush=True)
     plans = [name.replace("+", ",") for name in options.real.split(",")]
-    figures["oversubscribed"] = oversubscribed(plans, rounds, short, long, options.batch)
+    figures["oversubscribed"] = oversubscribed(plans, rounds, updates, options.batch)
     for name in plans:
         print(name, figures["oversubscribed"][name])
     if not options.quick:

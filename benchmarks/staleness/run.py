@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1]))
 from record import write
-from study import METHODS, SEEDS, STUDIES, TUNING_SEED, WORLDS, Method, Study, keeps_step, report, settings, train
+from study import METHODS, SEEDS, STUDIES, TUNING_SEED, WORLDS, Study, keeps_step, report, settings, train
 
 HERE = Path(__file__).parent
 LINES = HERE / "results.jsonl"
@@ -64,16 +64,17 @@ def alone() -> None:
 def work(task: Task) -> tuple[Task, Any, float]:
     begun, method = time.perf_counter(), METHODS[task.method]
     if task.seed < 0:
-        found: Any = tune(task.study, method, task.workers)
+        found: Any = (tune_beyond if method.beyond else tune)(task)
     else:
         found = report(task.study, method, task.workers, task.rate, task.own, task.seed, task.worlds)
     return task, found, time.perf_counter() - begun
 
 
-def tune(study: Study, method: Method, workers: int) -> list[dict[str, Any]]:
+def tune(task: Task) -> list[dict[str, Any]]:
     """All trials, the best first. A coarse line of rates; then the method's own number; then finer rates around the
     best. A method without a number of its own spends those trials on more rates.
     """
+    study, method, workers = task.study, METHODS[task.method], task.workers
     trials: list[dict[str, Any]] = []
 
     def attempt(rate: float, own: float | None) -> None:
@@ -92,6 +93,17 @@ def tune(study: Study, method: Method, workers: int) -> list[dict[str, Any]]:
         for sign in (1, -1):
             attempt(best["rate"] * 2 ** (sign * power), best["own"])
     return trials
+
+
+def tune_beyond(task: Task) -> list[dict[str, Any]]:
+    """The other method's rate, 1.4 and 2 times that, each with each of the numbers; the best first."""
+    method, workers = METHODS[task.method], task.workers
+    trials = [
+        train(task.study, method, workers, task.rate * 2**power, own, TUNING_SEED)
+        for power in (0.0, 0.5, 1.0)
+        for own in method.numbers(workers)
+    ]
+    return sorted(trials, key=lambda t: t["error"])
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
@@ -113,7 +125,7 @@ class Store:
     def add(self, task: Task, found: Any) -> None:
         self.known[task.key] = found
         if self.file is not None:
-            line = {"key": task.key, "settings": json.loads(json.dumps(settings(task.study))), "found": found}
+            line = {"key": task.key, "settings": settings(task.study), "found": found}
             with self.file.open("a") as out:
                 out.write(json.dumps(line) + "\n")
 
@@ -131,8 +143,17 @@ def measure(study: Study, methods: list[str], store: Store, pool: Any, worlds: t
     """Entries of result.json, by "world | workers | method"."""
     rows = [(m, p) for p in study.workers for m in methods if m != "sequential"]
     rows += [(m, 1) for m in methods if m == "sequential"]
-    tune_at = {(METHODS[m].like or m, q): None for m, p in rows for q in (study.tuned_at if p > 1 else (1,))}
-    do([Task(study, m, p) for m, p in tune_at], store, pool, "tuning")
+    tune_at = {}
+    for m, p in rows:
+        for q in study.tuned_at if p > 1 else (1,):
+            others = [METHODS[m].like or METHODS[m].beyond or m]
+            for name in (*others, *([m] if METHODS[m].beyond else [])):
+                tune_at[name, q] = Task(study, name, q)
+    do([task for (name, _), task in tune_at.items() if not METHODS[name].beyond], store, pool, "tuning")
+    for (name, q), task in tune_at.items():
+        if other := METHODS[name].beyond:
+            tune_at[name, q] = task._replace(rate=store.known[Task(study, other, q).key][0]["rate"])
+    do(list(tune_at.values()), store, pool, "tuning")
     first: list[list[Task]] = []
     later: list[list[Task]] = []
     for m, p in rows:
@@ -141,7 +162,7 @@ def measure(study: Study, methods: list[str], store: Store, pool: Any, worlds: t
         if keeps_step(METHODS[m]):  # both worlds at once
             first.append(tasks)
             continue
-        for number, world in enumerate(worlds):
+        for number, world in enumerate(w for w in worlds if w in METHODS[m].worlds):
             (later if number else first).append([task._replace(worlds=(world,)) for task in tasks])
     for rounds in (first, later):
         do([task for turn in zip(*rounds, strict=True) for task in turn], store, pool, "training")
@@ -283,7 +304,7 @@ def main() -> None:
         with multiprocessing.get_context("spawn").Pool(options.processes, alone) as pool:
             for study in studies:
                 before = found.get(study.name, {})
-                same = before.get("settings") == json.loads(json.dumps(settings(study)))
+                same = before.get("settings") == settings(study)
                 entries = {**(before["entries"] if same else {}), **measure(study, methods, store, pool, worlds)}
                 found[study.name] = {
                     "settings": settings(study), "target": study.target, "entries": entries,

@@ -47,9 +47,9 @@ STUDIES = {
     study.name: study
     for study in (
         Study("mnist-dnn", 16_000, 5_000, 2, 16, (4, 8, 16, 32), (4, 32), 10,
-              (0.001, 0.004, 0.016, 0.064, 0.256, 1.024), 0.0, 1e-5, 0.80, (1.0, 0.5)),
+              (0.001, 0.004, 0.016, 0.064, 0.256, 1.024), 0.0, 1e-5, 0.70, (1.0, 0.5)),
         Study("cifar-resnet", 2_000, 1_000, 3, 16, (8,), (8,), 5,
-              (0.0001, 0.0005, 0.002, 0.008, 0.032, 0.128), 0.9, 0.0, 0.50, (1.0,)),
+              (0.0001, 0.0005, 0.002, 0.008, 0.032, 0.128), 0.9, 0.0, 0.30, (1.0,)),
     )
 }  # fmt: skip
 
@@ -74,6 +74,8 @@ class Method:
     per_workers: bool = False  # the numbers are divided by the number of workers
     options: str = ""
     like: str = ""  # not tuned: the learning rate tuned for this other method, the number as published
+    beyond: str = ""  # tuned in a grid: this other method's rate and larger ones, times all numbers
+    worlds: tuple[str, ...] = ("equal", "skewed")
 
     def text(self, workers: int, own: float | None) -> str:
         parts = [self.options] if self.options else []
@@ -105,8 +107,19 @@ METHODS = {
     ),
     "gossip": Method("gossip"),
     # Compensation switched on and nothing else changed:
-    "dc_asgd constant, as downpour": Method("dc_asgd", "lam", (0.04,), options="mode=constant", like="downpour"),
-    "dc_asgd adaptive, as downpour": Method("dc_asgd", "lam", (2.0,), options="mode=adaptive", like="downpour"),
+    "dc_asgd constant, as downpour": Method(
+        "dc_asgd", "lam", (0.04,), options="mode=constant", like="downpour", worlds=("equal",)
+    ),
+    "dc_asgd adaptive, as downpour": Method(
+        "dc_asgd", "lam", (2.0,), options="mode=adaptive", like="downpour", worlds=("equal",)
+    ),
+    # Compensation strong enough to be felt, and rates that are too large for Downpour:
+    "dc_asgd constant, larger rates": Method(
+        "dc_asgd", "lam", (20.0, 200.0, 2000.0, 20000.0), options="mode=constant", beyond="downpour", worlds=("equal",)
+    ),
+    "dc_asgd adaptive, larger rates": Method(
+        "dc_asgd", "lam", (2.0, 8.0, 32.0, 128.0), options="mode=adaptive", beyond="downpour", worlds=("equal",)
+    ),
 }  # fmt: skip
 
 
@@ -218,5 +231,6 @@ def keeps_step(method: Method) -> bool:
 def settings(study: Study) -> dict[str, Any]:
     """What a figure depends on besides its key: figures made under others are not mixed with it."""
     kept = asdict(study)
-    del kept["seeds"], kept["workers"], kept["tuned_at"], kept["target"]
-    return kept
+    for word in ("seeds", "workers", "tuned_at", "target"):
+        del kept[word]
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}  # as JSON has it
