@@ -143,6 +143,7 @@ class LocalWorker:
             lambda: bool(arena.control[ABORT]),
             given.deadline,
             lambda: f"in update {arena.doing[self.number]}",
+            crowded=self.plan.workers * self.plan.threads > len(os.sched_getaffinity(0)),
         )
         self.trace = arena.traces[self.number]
         self.kept_alive: object = None

@@ -24,6 +24,7 @@ from torch import Tensor
 from paceline.errors import WaitedTooLong
 
 SPIN_SECONDS = 50e-6
+LONGEST_SLEEP = 0.05
 NAP_SECONDS = 0.002  # a lost wake-up costs at most this
 PAGE = 4096
 
@@ -148,7 +149,11 @@ class Stopped(Exception):
 
 
 class Waiter:
-    """How one worker waits: it spins briefly, then sleeps on its bell, never past the deadline, never past an abort."""
+    """How one worker waits: it spins briefly, then sleeps on its bell, never past the deadline, never past an abort.
+
+    Where nobody rings, it sleeps for an eighth of the time it has already waited, so that asking costs little of
+    whatever the wait is. With more workers than cores it does not spin: who it waits for may need the core.
+    """
 
     def __init__(
         self,
@@ -157,27 +162,29 @@ class Waiter:
         aborted: Callable[[], bool],
         deadline: float,
         where: Callable[[], str],
+        crowded: bool = False,
     ) -> None:
         self.worker, self.bell, self.deadline = worker, bell, deadline
+        self._spin = 0 if crowded else int(SPIN_SECONDS * 1e9)
         self._aborted, self._where = aborted, where
 
     def until(self, ready: Callable[[], bool], whom: Callable[[], str], rung: bool = True) -> int:
         """Return when `ready()`; the nanoseconds it took. `rung`: whoever makes it so rings our bell."""
         start = time.perf_counter_ns()
-        spin_end = start + int(SPIN_SECONDS * 1e9)
-        while time.perf_counter_ns() < spin_end:
+        while time.perf_counter_ns() - start < self._spin:
             if ready():
                 return time.perf_counter_ns() - start
         give_up = start + int(self.deadline * 1e9)
         while not ready():
             if self._aborted():
                 raise Stopped
-            if time.perf_counter_ns() > give_up:
+            so_far = time.perf_counter_ns()
+            if so_far > give_up:
                 raise WaitedTooLong(self.worker, whom(), self.deadline, self._where())
             if rung and self.bell is not None:
                 self.bell.sleep(ready)
             else:
-                time.sleep(SPIN_SECONDS)
+                time.sleep(min(max(SPIN_SECONDS, (so_far - start) / 8e9), LONGEST_SLEEP))
         return time.perf_counter_ns() - start
 
 
