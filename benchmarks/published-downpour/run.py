@@ -168,7 +168,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--samples", type=int, default=60_000, help="of one worker's pass")
     parser.add_argument("--updates", type=int, default=6000, help="of a training on real processes")
-    parser.add_argument("--real", default="downpour,dc_asgd,ceiling", help="plans on real processes; a + stands for a comma")
+    parser.add_argument(
+        "--real", default="downpour,dc_asgd,ceiling", help="plans on real processes; a + stands for a comma"
+    )
     parser.add_argument("--quick", action="store_true", help="a few minutes; writes nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
