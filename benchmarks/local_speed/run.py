@@ -32,9 +32,7 @@ from record import write
 
 BATCH = 100
 # A backup worker's share is meant to come late; speed is that of the workers who are waited for.
-MEMBERS = [
-    {"backup": "backup:backups=0"}.get(name, name) for name in RECIPES if name not in ("sequential", "ceiling")
-]
+MEMBERS = [{"backup": "backup:backups=0"}.get(name, name) for name in RECIPES if name not in ("sequential", "ceiling")]
 SIZES = {"55 thousand": 64, "1 million": 660, "11 million": 2960}
 Updates = int
 
