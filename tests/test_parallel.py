@@ -242,8 +242,13 @@ def test_a_synchronous_loop_ends_at_once_and_names_who_is_missing(tmp_path: Path
     assert time.monotonic() - begun < 25, "nobody waited for the deadline"
 
 
-@pytest.mark.parametrize("plan", ["downpour", "ssp:bound=0", "gossip:mode=asynchronous"])
-@pytest.mark.parametrize("fault", ["raises", "is killed", "leaves early"])
+@pytest.mark.parametrize(
+    ("plan", "fault"),
+    [
+        ("downpour", "is killed"), ("ssp:bound=0", "is killed"), ("ssp:bound=0", "leaves early"),
+        ("gossip:mode=asynchronous", "raises"),
+    ],
+)  # fmt: skip
 def test_an_asynchronous_loop_goes_on_without_the_missing(tmp_path: Path, plan: str, fault: str) -> None:
     (code, out, err), _ = run(tmp_path, 2, FAULTS, plan, fault)
     assert code == 0, err
@@ -276,8 +281,9 @@ def test_what_cannot_be_is_refused_before_anything_is_shared(tmp_path: Path) -> 
             pass
         """,
     )  # fmt: skip
-    assert "rank 0 has another model than rank 1: there it is ['weight', [2, 6]" in told[1][2]
-    assert told[0][0] != 0
+    for code, _, err in told:
+        assert code == 1
+        assert "rank 0 has another model than rank 1: there it has ['weight', [2, 6]" in err
 
 
 def test_several_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

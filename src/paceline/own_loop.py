@@ -12,6 +12,8 @@ they share, and the parameters are then those that the next gradient is due for.
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import sys
 import time
@@ -39,7 +41,7 @@ from paceline.engines.local.guest import Guest, Others, put, statistics, tables
 from paceline.engines.local.process import quicken
 from paceline.engines.transports.shared_memory import BellDescriptor, Locks, Memory, SharedTensors
 from paceline.engines.transports.sharing import share
-from paceline.errors import JobError, PlanError, UsageError
+from paceline.errors import PlanError, UsageError
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.run import RunFolder, machine, new_folder, summarise
@@ -191,8 +193,14 @@ class _Block:
         agenda = plan.agenda(plan.parts, plan.parts, FOREVER)
         shape = ArenaShape.of(plan, layout, agenda.leases, trainable(model), optimizer, sparse)
         self.arena, self.said = self._meet(shape, store, folder, deadline)
-        store.set(f"process {rank}", str(os.getpid()))
-        pids = [int(store.get(f"process {other}")) for other in range(plan.workers)]
+        trouble = self._difference(self.said)
+        store.set(f"rank {rank}", json.dumps([os.getpid(), trouble]))
+        everybody = [json.loads(store.get(f"rank {other}")) for other in range(plan.workers)]
+        troubles = [trouble for _, trouble in everybody if trouble]
+        if troubles:
+            raise UsageError(troubles[0])
+        self._start_alike()
+        pids = [pid for pid, _ in everybody]
         self.own = [tensor.data for tensor in self._tensors()]
         learner = Learner(Replica(job, model, moving))
         self.guest = Guest(self.arena, plan, agenda, learner, optimizer, followers, Others(pids, rank), deadline)
@@ -231,23 +239,29 @@ class _Block:
         descriptors, said = share(store, self.rank, self.plan.workers, make, deadline)
         memory, start, locks, *bells = descriptors
         if self.rank == 0:
-            arena, first = kept
+            arena, self.start = kept
         else:
-            self._compare(said)
             arena = Arena(shape, Memory.of(memory, said["size"]), Locks(locks), [BellDescriptor(b) for b in bells])
-            first = SharedTensors(everything, Memory.of(start, said["start"]))
-        for own, value in zip(everything, first.open(), strict=True):
-            own.copy_(value)
-        first.memory.close()
+            self.start = SharedTensors(everything, Memory.of(start, said["start"]))
         return arena, said
 
-    def _compare(self, said: dict[str, Any]) -> None:
+    def _difference(self, said: dict[str, Any]) -> str | None:
+        """What keeps this rank from joining rank 0."""
         mine, theirs = _outline(self.model), said["model"]
         if said["plan"] != str(self.plan):
-            raise UsageError(f"rank 0 follows plan {said['plan']}, and rank {self.rank} {self.plan}")
+            return f"rank 0 follows plan {said['plan']}, and rank {self.rank} {self.plan}"
         if mine != theirs:
-            first = next((f"{b}, not {a}" for a, b in zip(mine, theirs, strict=False) if a != b), "of another length")
-            raise JobError(f"rank 0 has another model than rank {self.rank}: there it is {first}")
+            pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing")
+            here, there = next(pair for pair in pairs if pair[0] != pair[1])
+            return f"rank 0 has another model than rank {self.rank}: there it has {there}, and here {here}"
+        return None
+
+    def _start_alike(self) -> None:
+        everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
+        with torch.no_grad():
+            for own, value in zip(everything, self.start.open(), strict=True):
+                own.copy_(value)
+        self.start.memory.close()
 
     def step(self) -> None:
         with torch.no_grad():

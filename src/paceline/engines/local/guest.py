@@ -116,10 +116,11 @@ class Guest(Station):
     def go_home(self) -> None:
         """And wait until all are."""
         self._leave(now())
-        while not all(ended or other in self.buried for other, ended in enumerate(self.arena.ended)):
-            if self.called_off():
-                raise RunFailed(self.trouble)
+        while not self.called_off():
+            if all(ended or other in self.buried for other, ended in enumerate(self.arena.ended)):
+                return
             time.sleep(PATIENCE)
+        raise RunFailed(self.trouble)
 
     def fail(self) -> None:
         """The user's loop has ended with an exception; nobody need wait for it."""
