@@ -39,6 +39,11 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         set(),
     ),
     ("training", {"engines", "job", "plan", "run", "errors"}, set()),
+    (
+        "own_loop",
+        {"core", "compute", "engines.local", "engines.transports", "job", "plan", "run", "trace", "errors"},
+        set(),
+    ),
     ("drawing", {"core", "engines.virtual", "plan", "trace", "story", "errors"}, {"torch"}),
     ("proving", {"core", "engines.virtual", "plan", "story", "errors"}, {"torch"}),
     ("comparison", {"errors", "training", "job", "plan", "run"}, set()),

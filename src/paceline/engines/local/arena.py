@@ -16,21 +16,28 @@ store, which flips the integers, makes it the newest.
 
 from __future__ import annotations
 
+import os
 import pickle
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import cloudpickle
 import torch
+from torch import Tensor, nn
 
-from paceline.compute.home import Room, RoomShape
+from paceline.compute.averaging import middle
+from paceline.compute.home import Optimizer, Room, RoomShape, optimizer_over, room_shape
 from paceline.compute.layout import Layout
 from paceline.compute.payload import Payload
 from paceline.compute.rows import Journal
 from paceline.core.gathering import Gathering
 from paceline.core.meetings import Shards
 from paceline.core.rooms import Replicas, Rooms
+from paceline.core.rules import Exchanging, Rule
 from paceline.core.server import Desk, Shard
 from paceline.engines.transports.shared_memory import BellDescriptor, Locks, Memory, Twin
+from paceline.plan import Plan
 from paceline.trace import TraceRing
 
 CONTROL = 2  # abort, go
@@ -48,6 +55,30 @@ class ArenaShape:
     rooms: tuple[RoomShape, ...]  # per shard
     places: type[Rooms] | type[Replicas]  # which room is whose
     results: int  # workers whose replicas make the result
+
+    @staticmethod
+    def of(
+        plan: Plan,
+        layout: Layout,
+        leases: int,
+        named: dict[str, nn.Parameter],
+        optimizer: Optimizer,
+        tables: Sequence[str],
+    ) -> ArenaShape:
+        """What a plan needs for these parameters."""
+        if plan.gate is None:
+            kind = "alone" if plan.meeting is None else "collective"
+            return ArenaShape(plan.workers, layout, kind, None, Shards(), (), Rooms, plan.results)
+        rule = plan.exchanging or plan.rule
+        rooms = []
+        for shard in layout.shards:
+            mine = [named[place.name] for place in shard.parameters]
+            twin = optimizer_over(optimizer, {p: p for p in mine}) if plan.steps_at_shards else None
+            rooms.append(room_shape(shard, layout.dtype, mine, twin, rule, tables))
+        desk = Desk(plan.workers, leases, plan.gate)
+        assert isinstance(plan.meeting, Shards)
+        places = Rooms if plan.pairing is None else Replicas
+        return ArenaShape(plan.workers, layout, "shards", desk, plan.meeting, tuple(rooms), places, 0)
 
 
 @dataclass
@@ -91,6 +122,52 @@ class Arena:
         count = 1 if shape.kind == "collective" else 0
         self.numbers = [[memory.tensor(count, torch.float64) for _ in range(2)] for _ in range(workers)]
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
+
+    def put_version_0(
+        self, module: nn.Module, rule: Rule | Exchanging, remembered: Mapping[Tensor, dict[str, Any]]
+    ) -> None:
+        """What every worker starts from, into every room of every shard; and what the optimizer already remembers."""
+        named = dict(module.named_parameters()) | dict(module.named_buffers())
+        for layout, memory in zip(self.shape.layout.shards, self.shards, strict=True):
+            parameters, buffers = [named[p.name] for p in layout.parameters], [named[p.name] for p in layout.buffers]
+            for room in memory.rooms:
+                room.start(parameters, buffers, rule)
+                for number, parameter in enumerate(parameters if room.shape.remembers else ()):
+                    if parameter in remembered:
+                        room.state.keep(number, remembered[parameter])
+
+    def values(self, names: Sequence[str]) -> list[Tensor]:
+        """What the training has made of the tensors so called, when everybody is home."""
+        if not self.shards:
+            return middle([self._collect([result], names) for result in self.results])
+        if self.shape.places is Replicas:
+            return middle([self._collect([room.values], names) for room in self.shards[0].all_newest])
+        return self._collect([memory.newest.values for memory in self.shards], names)
+
+    def remembered(self, named: dict[str, nn.Parameter]) -> dict[Tensor, dict[str, Any]]:
+        """What the optimizer at the shards remembers of these parameters, in its own words."""
+        found: dict[Tensor, dict[str, Any]] = {}
+        for layout, memory in zip(self.shape.layout.shards, self.shards, strict=True):
+            state = memory.newest.state
+            for number, present in enumerate(state.present.tolist()):
+                if present:
+                    copies = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.recall(number).items()}
+                    found[named[layout.parameters[number].name]] = copies
+        return found
+
+    def _collect(self, flats: list[Tensor], names: Sequence[str]) -> list[Tensor]:
+        named = {}
+        for shard, flat in zip(self.shape.layout.shards, flats, strict=True):
+            views = [*shard.parameter_views(flat), *shard.buffer_views(flat)]
+            named.update({p.name: v for p, v in zip((*shard.parameters, *shard.buffers), views, strict=True)})
+        return [named[name].clone() for name in names]
+
+    def close(self) -> None:
+        """Let go of every descriptor. The memory goes with the last tensor that looks at it."""
+        for bell in self.bells:
+            os.close(bell.descriptor)
+        os.close(self.locks.descriptor)
+        self.memory.close()
 
     def _shard(self, number: int) -> ShardMemory:
         memory, workers = self.memory, self.shape.workers

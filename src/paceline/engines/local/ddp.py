@@ -32,7 +32,7 @@ def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
         chunks = agenda.mine(update, worker.number) or [agenda.filled(update)[0]]
         mine = len(agenda.mine(update, worker.number)) > 0
         for number, chunk in enumerate(chunks):
-            batch = worker.learner.reader.batch(chunk)
+            batch = worker.reader.batch(chunk)
             wrapped.require_backward_grad_sync = number == len(chunks) - 1
             loss = replica.forward(wrapped, chunk, batch)
             (loss * (chunk.weight * workers * mine)).backward()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
 import sys
 import tempfile
@@ -20,19 +19,14 @@ from typing import Any
 import cloudpickle
 from torch import Tensor
 
-from paceline.compute.averaging import middle
-from paceline.compute.home import optimizer_over, room_shape
 from paceline.compute.layout import trainable
 from paceline.core.events import Death
-from paceline.core.meetings import Shards
-from paceline.core.rooms import Replicas, Rooms
-from paceline.core.server import Desk
 from paceline.data.source import TensorSource
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
 from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.worker import Assignment, SharedTensors, main
+from paceline.engines.local.worker import Assignment, main
 from paceline.engines.setup import Outcome, Progress, Setup, Snapshot
-from paceline.engines.transports.shared_memory import Bell, RecordLock, Waiter
+from paceline.engines.transports.shared_memory import Bell, RecordLock, SharedTensors, Waiter
 from paceline.errors import JobError, RunFailed, WaitedTooLong, WorkerDied, WorkerFailed
 from paceline.trace import Kind, Row, Trace, TraceWriter
 
@@ -76,7 +70,7 @@ class Crew:
         self.scratch = tempfile.TemporaryDirectory(prefix="paceline-") if wanted else None
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         if setup.plan.gate is not None:
-            self._put_version_0()
+            self.arena.put_version_0(setup.module, setup.plan.exchanging or setup.plan.rule, {})
 
     @property
     def seconds(self) -> float:
@@ -130,18 +124,7 @@ class Crew:
 
     def values(self) -> list[Tensor]:
         """Trainable parameters in the module's order, then moving buffers."""
-        if not self.arena.shards:
-            return middle([self._collect([result]) for result in self.arena.results])
-        if self.setup.plan.pairing is not None:
-            return middle([self._collect([room.values]) for room in self.arena.shards[0].all_newest])
-        return self._collect([memory.newest.values for memory in self.arena.shards])
-
-    def _collect(self, flats: list[Tensor]) -> list[Tensor]:
-        named = {}
-        for shard, flat in zip(self.setup.layout.shards, flats, strict=True):
-            views = [*shard.parameter_views(flat), *shard.buffer_views(flat)]
-            named.update({p.name: v for p, v in zip((*shard.parameters, *shard.buffers), views, strict=True)})
-        return [named[name].clone() for name in (*trainable(self.setup.module), *self.setup.probe.moving)]
+        return self.arena.values((*trainable(self.setup.module), *self.setup.probe.moving))
 
     def end(self) -> None:
         """End what still runs. SIGKILL at once: whatever they still did would be thrown away."""
@@ -165,15 +148,11 @@ class Crew:
         ]
 
     def close(self) -> None:
-        """Let go of every descriptor. The memory goes with the last tensor that looks at it."""
         if self.snapshot_file is not None:
             self.snapshot_file.close()
         if self.scratch is not None:
             self.scratch.cleanup()
-        for bell in self.arena.bells:
-            os.close(bell.descriptor)
-        os.close(self.arena.locks.descriptor)
-        self.arena.memory.close()
+        self.arena.close()
         if self.tensors is not None:
             self.tensors.memory.close()
 
@@ -271,32 +250,13 @@ class Crew:
             }
         )
 
-    def _put_version_0(self) -> None:
-        named = dict(self.setup.module.named_parameters()) | dict(self.setup.module.named_buffers())
-        for layout, memory in zip(self.setup.layout.shards, self.arena.shards, strict=True):
-            parameters, buffers = [named[p.name] for p in layout.parameters], [named[p.name] for p in layout.buffers]
-            for room in memory.rooms:
-                room.start(parameters, buffers, self.setup.plan.exchanging or self.setup.plan.rule)
-
 
 def _shape(setup: Setup) -> ArenaShape:
-    plan = setup.plan
-    if plan.gate is None:
-        kind = "alone" if plan.meeting is None else "collective"
-        return ArenaShape(plan.workers, setup.layout, kind, None, Shards(), (), Rooms, plan.results)
     module = setup.fresh_module()
-    named = trainable(module)
-    optimizer = setup.job.make_optimizer(module, list(named.values()))
-    rule = plan.exchanging or plan.rule
-    rooms = []
-    for shard in setup.layout.shards:
-        mine = [named[place.name] for place in shard.parameters]
-        twin = optimizer_over(optimizer, {p: p for p in mine}) if plan.steps_at_shards else None
-        rooms.append(room_shape(shard, setup.layout.dtype, mine, twin, rule, setup.probe.tables))
-    desk = Desk(plan.workers, setup.agenda.leases, plan.gate)
-    assert isinstance(plan.meeting, Shards)
-    places = Rooms if plan.pairing is None else Replicas
-    return ArenaShape(plan.workers, setup.layout, "shards", desk, plan.meeting, tuple(rooms), places, 0)
+    optimizer = setup.job.make_optimizer(module, list(trainable(module).values()))
+    return ArenaShape.of(
+        setup.plan, setup.layout, setup.agenda.leases, trainable(module), optimizer, setup.probe.tables
+    )
 
 
 def _snapshot_file(setup: Setup) -> SnapshotFile | None:
