@@ -139,10 +139,11 @@ def compare(
 
 def _keep(found: Comparison, place: Path) -> Path:
     """Write the table and the page."""
-    from paceline.report import write_page
+    from paceline.report import write
 
     write_json(place / "comparison.json", {**found.as_dict(), "machine": machine()})
-    return write_page([place], place / "report.html")
+    (page,) = write([place], place / "report.html")
+    return page
 
 
 def _thread_counts() -> list[int]:

@@ -81,11 +81,13 @@ class Pace:
         self._sums = sums
 
     def of(self, field: str) -> npt.NDArray[np.float64]:
-        return self._sums[:, Tally.FIELDS.index(field)]
+        mine: npt.NDArray[np.float64] = self._sums[:, Tally.FIELDS.index(field)]
+        return mine
 
     def _per(self, field: str, by: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        mine = self.of(field)
-        return np.divide(mine, by, out=np.full(len(mine), math.nan), where=by > 0)
+        found = np.full(len(by), math.nan)
+        np.divide(self.of(field), by, out=found, where=by > 0)
+        return found
 
     @property
     def loss(self) -> npt.NDArray[np.float64]:

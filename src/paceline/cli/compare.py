@@ -43,6 +43,8 @@ def compare(
         print_json(found.as_dict())
         return
     show_comparison(found)
+    if found.page is not None:
+        console.print(f"page: {found.page}", markup=False, soft_wrap=True)
 
 
 def split_plans(text: str) -> list[str]:

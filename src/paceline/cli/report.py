@@ -11,10 +11,22 @@ from paceline.cli import console
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")] = Path("report.html"),
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Runs' folders, or folders with some in them, as in runs.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write it, instead of report.html and the like.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="html, json, csv, tensorboard (event files) or perfetto (a trace).")
+    ] = "html",
 ) -> None:
-    """Make one page."""
-    from paceline.report import write_page
+    """Make a page of one run, or of several side by side: one file that needs no network.
 
-    console.print(str(write_page(runs, output)))
+    A folder with run folders in it, such as that of a comparison, stands for all of them. Other formats carry the same
+    figures to other programs.
+    """
+    from paceline.report import write
+
+    for file in write(runs, output, form):
+        console.print(str(file), markup=False, soft_wrap=True)

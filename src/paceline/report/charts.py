@@ -164,10 +164,11 @@ def histogram_chart(title: str, bars: Sequence[tuple[int, int, int]], x_label: s
     for place, (low, high, many) in enumerate(bars):
         height = float(y.place(np.array(many / total))) * SIDE
         span = f"{low}" if low == high else f"{low} to {high}"
-        words.append(f"{span}: {many / total:.1%}")
+        said = f"{span}: {many / total:.1%}"
+        words.append(said)
         drawn += (
             f'<rect class="bar" x="{place * width + width * 0.06:.1f}" y="{SIDE - height:.1f}" '
-            f'width="{width * 0.88:.1f}" height="{height:.1f}"><title>{span}: {many:,}, {many / total:.1%}</title></rect>'
+            f'width="{width * 0.88:.1f}" height="{height:.1f}"><title>{said}</title></rect>'
         )
     every = -(-len(bars) // 8)
     labels = "".join(
@@ -180,10 +181,10 @@ def histogram_chart(title: str, bars: Sequence[tuple[int, int, int]], x_label: s
         top = 1 - float(y.place(np.array(value)))
         grid += f'<path class="grid" d="M0 {top * SIDE:.0f}h{SIDE}"/>'
         labels += f'<i class="y" style="top:{top:.1%}">{_tick(value, "", True)}</i>'
-    said = f"{title}: {'; '.join(words)}"
+    whole = f"{title}: {'; '.join(words)}"
     return (
         f'<figure class="chart"><figcaption>{escape(title)}</figcaption><div class="plot">'
-        f'<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" role="img" aria-label="{escape(said)}">'
+        f'<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" role="img" aria-label="{escape(whole)}">'
         f'{grid}{drawn}</svg>{labels}</div><div class="axis">{escape(x_label)}</div></figure>'
     )
 

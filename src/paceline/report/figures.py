@@ -69,7 +69,7 @@ def _figures(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading]) 
         single, limit = _single(reading, others), _limit(reading, others)
         speedup, ceiling = rate / single if single else None, rate / limit if limit else None
     stale = summary.get("staleness") or {}
-    moved = _rate(reading) is not None and bool(stale)
+    native = reading.method == "ddp"  # what happens inside PyTorch is not in the trace
     low, high = timed.get("spread") or (math.nan, math.nan)
     return Figures(
         name=reading.name,
@@ -92,11 +92,11 @@ def _figures(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading]) 
         test_loss=summary.get("test_loss"),
         train_loss=summary.get("train_loss"),
         seconds_to_common_accuracy=timed.get("seconds_to_common_accuracy"),
-        staleness_mean=stale.get("mean") if moved else None,
-        staleness_p95=stale.get("p95") if moved else None,
-        staleness_max=stale.get("max") if moved else None,
-        bytes_sent=summary.get("bytes_sent"),
-        wait_fraction=summary.get("wait_fraction"),
+        staleness_mean=stale.get("mean"),
+        staleness_p95=stale.get("p95"),
+        staleness_max=stale.get("max"),
+        bytes_sent=None if native else summary.get("bytes_sent"),
+        wait_fraction=None if native else summary.get("wait_fraction"),
         shares=shares(mine),
         stragglers=_stragglers(reading),
         deaths=[int(worker) for worker in summary.get("deaths") or []],

@@ -1,8 +1,8 @@
 """Lanes: one worker's time from start to end, as spans of one kind each without gaps between them. Pure.
 
-    trace ──▶ lane ──▶ binned    how much of each kind in equal stretches: what a picture of some width shows
-                  └──▶ merged    a lane with fewer spans, each kind's share kept
-                  └──▶ packed    about one byte a span, for the page to unfold when somebody zooms in
+trace ──▶ lane ──▶ binned    how much of each kind in equal stretches: what a picture of some width shows
+              └──▶ merged    a lane with fewer spans, each kind's share kept
+              └──▶ packed    about one byte a span, for the page to unfold when somebody zooms in
 """
 
 from __future__ import annotations

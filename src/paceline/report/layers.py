@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from paceline.report.words import count, share, size
+from paceline.report.words import count, share
 
 ROW = 26  # pixels; the style sheet's rows are as high
 MOST = 400  # layers that are listed
@@ -25,10 +25,10 @@ def layers(model: Sequence[dict[str, Any]]) -> str:
     rest = f"<p>{len(model) - MOST} further layers are not listed.</p>" if len(model) > MOST else ""
     return (
         f"<div class=scroll><table class=layers><caption class=unseen>Layers of the model</caption><thead><tr>"
-        f"<td></td><th scope=col>layer</th><th scope=col>type</th><th scope=col>output</th>"
+        f"<td></td><th scope=col>layer</th><th scope=col>type</th><th scope=col>output of a batch</th>"
         f"<th scope=col class=n>parameters</th><th scope=col class=n>share</th><td></td></tr></thead>"
         f"<tbody>{body}</tbody><tfoot><tr><td></td><th scope=row>all</th><td></td><td></td>"
-        f"<td class=n>{count(total)}</td><td class=n>{size(4 * total)}</td><td></td></tr></tfoot></table></div>{rest}"
+        f"<td class=n>{count(total)}</td><td></td><td></td></tr></tfoot></table></div>{rest}"
     )
 
 
@@ -39,7 +39,7 @@ def _row(layer: dict[str, Any], total: int, most: int) -> str:
     inside = "; ".join(f"{name} {' × '.join(map(str, shape))}" for name, shape in shapes.items())
     width = parameters / most if most else 0.0
     return (
-        f'<th scope=row>{escape(str(layer.get("name")) or "model")}</th>'
+        f"<th scope=row>{escape(str(layer.get('name')) or 'model')}</th>"
         f'<td title="{escape(inside)}">{escape(str(layer.get("type")))}</td><td>{escape(reach)}</td>'
         f"<td class=n>{count(parameters) if parameters else ''}</td>"
         f"<td class=n>{share(parameters / total) if parameters and total else ''}</td>"

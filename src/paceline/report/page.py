@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from paceline.report import sections
+from paceline.report import overview, sections
 from paceline.report.figures import Figures, figures, lanes_of
 from paceline.report.reading import Reading
 from paceline.report.words import about_run, about_runs, listed, team
@@ -29,11 +29,11 @@ def page(readings: Sequence[Reading]) -> str:
     if len(readings) == 1:
         reading, title = readings[0], _title(readings[0], found[0])
         said = about_run(reading, found[0])
-        body = sections.tiles(found[0]) + sections.learning([reading])
+        body = overview.tiles(found[0]) + sections.learning([reading])
         body += sections.of_run(reading, found[0], laid[0], spans) + sections.settings(reading)
     else:
         title, said = _titles(found), about_runs(readings, found)
-        body = sections.table(found) + sections.speeds(found) + sections.learning(readings)
+        body = overview.table(found) + overview.speeds(found) + sections.learning(readings)
         body += sections.times(found) + sections.staleness_of_all(readings)
         if len(readings) <= DETAILED:
             body += sections.one_by_one(readings, found, laid, spans)

@@ -42,14 +42,15 @@ def _strip(lane: Lane, end: int, deaths: Sequence[float], spans: int) -> str:
     table = binned(lane, end, BINS)
     paths, tops = "", table[:, list(STACK)].cumsum(1)
     for place in reversed(range(len(STACK))):
-        paths += f'<path style="fill:var(--time-{STACK[place].name.lower()})" d="{_steps(tops[:, place])}"/>'
+        paths += f'<path style="fill:var(--time-{STACK[place].name.lower()})" d="{_steps(tops[:, place].tolist())}"/>'
     parts = [
         f"{share(float(part))} {time.name.lower()}"
         for time, part in zip(Time, lane.seconds / max(1e-9, lane.seconds.sum()), strict=True)
     ]
     said = f"Worker {lane.worker}, {duration(float(lane.edges[-1]) / 1e9)}: {', '.join(parts)}"
     died = "".join(
-        f'<i class="death" style="left:{at / (end / 1e9):.2%}" title="died after {duration(at)}">died</i>' for at in deaths
+        f'<i class="death" style="left:{at / (end / 1e9):.2%}" title="died after {duration(at)}">died</i>'
+        for at in deaths
     )
     unit = max(1000, end >> 20)
     data = packed(merged(lane, spans), unit)

@@ -33,7 +33,7 @@ def share(value: float | None, digits: int = 0) -> str:
     return f"{value:.1%}" if 0 < value < 0.01 and not digits else f"{value:.{digits}%}"
 
 
-def times(value: float | None) -> str:
+def factor(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"
 
 
@@ -104,7 +104,9 @@ def _outcome(reading: Reading, found: Figures) -> str:
     if found.status != "done":
         return f"{who} had trained {found.job} for {duration(found.seconds)} when this page was made; it had not ended."
     samples = f", {found.samples:,} samples," if found.samples else ""
-    return f"{who} trained {found.job} for {plural(found.updates or 0, 'update')}{samples} in {duration(found.seconds)}."
+    return (
+        f"{who} trained {found.job} for {plural(found.updates or 0, 'update')}{samples} in {duration(found.seconds)}."
+    )
 
 
 def _speed(reading: Reading, found: Figures) -> str:
@@ -115,10 +117,12 @@ def _speed(reading: Reading, found: Figures) -> str:
     single = reading.timed.get("best_single")
     if found.timed:
         against = f"the best single process ({single})"
-        return f"Timed in turn it made {speed}: {times(found.speedup)} times as fast as {against}{ceiling}."
+        return f"Timed in turn it made {speed}: {factor(found.speedup)} times as fast as {against}{ceiling}."
     if found.workers == 1:
         return f"That is {speed}."
-    return f"That is {speed}: {times(found.speedup)} times the single process on this page{ceiling}, not timed in turn."
+    return (
+        f"That is {speed}: {factor(found.speedup)} times the single process on this page{ceiling}, not timed in turn."
+    )
 
 
 def _own_rate(reading: Reading) -> float | None:
@@ -174,9 +178,13 @@ def _fastest(readings: Sequence[Reading], ranked: Sequence[Figures]) -> list[str
     single = f"the best single process ({timed['best_single']})" if timed else "the quickest single process here"
     ceiling = "" if best.ceiling_share is None else f", {share(best.ceiling_share)} of the ceiling"
     who = f"{team(best.workers)} under {best.plan.partition(':')[0]}"
-    said = [f"{who} were {times(best.speedup)} times as fast as {single}{ceiling}."] if best.workers > 1 else []
+    said = []
+    if best.workers > 1 and (best.speedup or 0) >= 1:
+        said.append(f"{who} were {factor(best.speedup)} times as fast as {single}{ceiling}.")
+    elif best.workers > 1:
+        said.append(f"No plan was as fast as {single}; {who.lower()} came nearest, at {share(best.speedup)}{ceiling}.")
     slower = [f.plan.partition(":")[0] for f in ranked if f.workers > 1 and (f.speedup or 0) < 1]
-    if slower:
+    if slower and (best.speedup or 0) >= 1:
         few = listed(slower[:6]) if len(slower) < 7 else f"{len(slower)} of the runs"
         said.append(f"Slower than one process: {few}.")
     if not timed:
