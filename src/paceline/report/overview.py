@@ -28,7 +28,7 @@ def tiles(found: Figures) -> str:
         ("of the ceiling", share(found.ceiling_share)),
         ("per worker", share(found.efficiency)),
         ("waiting", share(found.wait_fraction)),
-        ("staleness", number(found.staleness_mean, 2)),
+        ("staleness", number(found.staleness_mean, 2) if found.staleness_max else NONE),
     ]
     known = [(name, value) for name, value in entries if value != NONE]
     body = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in known)

@@ -179,11 +179,11 @@ class Timeline {
   }
 
   async show(low, high) {
+    await Promise.all(this.lanes.map(async lane => lane.spans ??= await unfold(lane.coded)));
     const least = 20000;  // nanoseconds
     if (high - low < least) { const middle = (low + high) / 2; low = middle - least / 2; high = low + least; }
     this.low = Math.max(0, low);
     this.high = Math.min(this.end, Math.max(high, this.low + least));
-    await Promise.all(this.lanes.map(async lane => lane.spans ??= await unfold(lane.coded)));
     this.draw();
   }
 

@@ -46,6 +46,8 @@ def scalars(reading: Reading) -> Iterator[Scalar]:
         ):
             yield tag, round(update), value, seconds
     seconds, stale = staleness_curve(reading.trace)
+    if not stale.any():  # nor is there any under plans that keep step
+        return
     for push, (value, at) in enumerate(zip(stale.tolist(), seconds.tolist(), strict=True)):
         yield "staleness", push + 1, value, at
 

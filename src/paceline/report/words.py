@@ -30,7 +30,7 @@ def count(value: int | None) -> str:
 def share(value: float | None, digits: int = 0) -> str:
     if value is None or not math.isfinite(value):
         return NONE
-    return f"{value:.1%}" if 0 < value < 0.01 and not digits else f"{value:.{digits}%}"
+    return f"{value:.1%}" if 0 < value < 0.0095 and not digits else f"{value:.{digits}%}"
 
 
 def factor(value: float | None) -> str:
@@ -84,8 +84,7 @@ def about_run(reading: Reading, found: Figures) -> list[str]:
     if found.test_accuracy is not None:
         loss = "" if found.test_loss is None else f", with a test loss of {number(found.test_loss)}"
         said.append(f"In the end {share(found.test_accuracy, 1)} of the test data were right{loss}.")
-    if found.shares:
-        said.append(_where_time_went(found))
+    said += _where_time_went(found)
     if found.staleness_max:
         said.append(
             f"A gradient was {number(found.staleness_mean, 2)} updates old on average when it was applied, "
@@ -129,11 +128,15 @@ def _own_rate(reading: Reading) -> float | None:
     return reading.summary.get("samples_per_second")
 
 
-def _where_time_went(found: Figures) -> str:
+def _where_time_went(found: Figures) -> list[str]:
+    if not found.shares or found.wait_fraction is None:  # what happens inside PyTorch is not in the trace
+        return []
     parts = {"computing": "compute", "updating": "update", "communicating": "communicate", "waiting": "wait"}
-    some = [f"{share(found.shares[key])} {word}" for word, key in parts.items() if found.shares[key] >= 0.0005]
+    some = [(found.shares[key], word) for word, key in parts.items() if found.shares[key] >= 0.005]
+    (first, word), *rest = some or [(0.0, "computing")]
     whose = "the workers'" if found.workers > 1 else "the worker's"
-    return f"Of {whose} time {listed(some)}." if some else ""
+    went = [f"{share(first)} went into {word}", *(f"{share(part)} into {what}" for part, what in rest)]
+    return [f"Of {whose} time {listed(went)}."]
 
 
 def _trouble(found: Figures) -> list[str]:
