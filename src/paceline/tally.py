@@ -112,7 +112,7 @@ class Pace:
         return stragglers(np.where(self.of("pieces") >= ENOUGH, self.speed, math.nan))
 
 
-ENOUGH = 5  # pieces of work that a speed is judged by
+ENOUGH = 10  # pieces of work that a speed is judged by
 SLOW = 0.75  # of the others' median
 
 

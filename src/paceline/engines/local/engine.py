@@ -272,6 +272,7 @@ class Crew:
                 "workers": self.workers,
                 "in_step": self.setup.plan.gate is None,
                 "asleep": [number for number, flag in enumerate(self.arena.asleep) if flag[0]],
+                "offers": [offer[0] for offer in self.arena.offers],
                 "rows": rows,  # of the trace, since the last time
             }
         )

@@ -1,0 +1,117 @@
+"""What a page weighs, how long it takes to make and to open, and whether a browser has anything to complain of."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.report import write as write_report
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from record import write
+
+PLANS = ("sequential", "ring", "downpour", "ssp", "dc_asgd", "local_sgd", "easgd", "ddp")
+UPDATES, RUNS = 10_000, 200
+# Appended to a page to time it in the browser: from the start of its loading to a picture, sorting, looking closely.
+PROBE = """<script>addEventListener("load", () => requestAnimationFrame(() => setTimeout(async () => {
+  const opened = performance.now(), head = document.querySelector("table.runs th:nth-child(3) button");
+  let sorted = 0, zoomed = 0;
+  if (head) { const from = performance.now(); head.click(); document.body.offsetHeight; sorted = performance.now() - from; }
+  const part = document.querySelector("details"); if (part) { part.open = true; wake(part); }
+  const figure = document.querySelector(".timeline");
+  if (figure) { const one = new Timeline(figure), from = performance.now();
+    await one.show(one.end * .4, one.end * .5); zoomed = performance.now() - from; }
+  document.title = JSON.stringify({opened, sorted, zoomed});
+}, 0)));</script>"""
+
+
+def job() -> pl.Job:
+    chance = torch.Generator().manual_seed(0)
+    x = torch.randn(2000, 20, generator=chance)
+    y = (x[:, :5].sum(1) > 0).long()
+    return pl.Job(
+        model=lambda: nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 2)), data=(x, y), test=(x, y),
+        loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.05), batch_size=20, epochs=100,
+        evaluate_every=1000, name="small",
+    )  # fmt: skip
+
+
+def measured(runs: Path, page: Path) -> dict[str, Any]:
+    begun = time.perf_counter()
+    write_report([runs], page)
+    seconds = time.perf_counter() - begun
+    text = page.read_text()
+    outside = re.findall(r"""(?:src|href|action)\s*=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", text)
+    return {
+        "megabytes": round(page.stat().st_size / 1e6, 3),
+        "seconds_to_make": round(seconds, 2),
+        "references_to_elsewhere": len(outside),
+        **in_browser(page),
+    }
+
+
+def in_browser(page: Path) -> dict[str, Any]:
+    """Milliseconds, medians of five; and what the console said."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        return {"browser": "none found: not measured"}
+    probed = page.with_suffix(".probe.html")
+    probed.write_text(page.read_text().replace("</body>", f"{PROBE}</body>"))
+    found, said = [], []
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--v=0",
+        "--window-size=1280,2000",
+    ]
+    for _ in range(5):
+        command = [chromium, *options, "--virtual-time-budget=20000", "--dump-dom", f"file://{probed.resolve()}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        said += [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        if title := re.search(r"<title>(\{.*?\})</title>", done.stdout):
+            found.append(json.loads(title[1].replace("&quot;", '"')))
+    times = {f"{key}_ms": round(statistics.median(f[key] for f in found), 1) for key in ("opened", "sorted", "zoomed")}
+    return {**times, "console_lines": len(said)}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(folder)
+        for plan in PLANS:
+            if not (runs / "eight" / plan).exists():
+                pl.train(job(), plan, workers=None if plan == "sequential" else 2, folder=runs / "eight" / plan)
+        figures[f"{len(PLANS)} runs of {UPDATES} updates"] = measured(runs / "eight", runs / "eight.html")
+        print(figures, flush=True)
+        short = job().with_(epochs=3)
+        for number in range(RUNS):
+            plan, seed = PLANS[number % 5], number // 5
+            if not (runs / "many" / f"{number}").exists():
+                pl.train(
+                    short.with_(seed=seed), plan, workers=None if plan == "sequential" else 2, engine="virtual",
+                    folder=runs / "many" / f"{number}",
+                )  # fmt: skip
+        figures[f"{RUNS} runs of 300 updates"] = measured(runs / "many", runs / "many.html")
+        print(figures, flush=True)
+    write(Path(__file__).parent, figures)
+
+
+if __name__ == "__main__":
+    main()
