@@ -16,7 +16,7 @@ from paceline.report.figures import Figures, figures, lanes_of
 from paceline.report.reading import Reading
 from paceline.report.words import about_run, about_runs, listed, team
 
-SPANS = 400_000  # of all lanes of a page, to look closely at
+SPANS = 1_500_000  # of all lanes of a page, to look closely at
 DETAILED = 24  # runs that are shown one by one below the table
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
