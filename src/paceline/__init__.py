@@ -10,6 +10,8 @@ The house, in the order a training walks through it:
     engines      run a plan: virtual (a clock that jumps), local (processes), replay (a recorded run again)
     training     `train`: setup, engine, outcome
     trace, run   what happened, and the folder it is kept in
+    tally, board what each worker's time went into, after and while it goes on
+    report       the page, and files for other tools
     comparison   plans side by side on your own job
     cli          the command line; testing: the conformance suites
 

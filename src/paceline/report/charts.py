@@ -64,8 +64,10 @@ def _decades(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def fitting(lines: Sequence[Line], zero: bool = False) -> Scale:
-    """A scale for all values; logarithmic where they span so much that little would be seen otherwise."""
-    values = np.concatenate([np.concatenate((line.curve.low, line.curve.high)) for line in lines])
+    """A scale for all that is drawn; logarithmic where they span so much that little would be seen otherwise."""
+    drawn = [line.curve for line in lines]
+    bands = [part for curve in drawn for part in (curve.low, curve.high)] if len(drawn) == 1 else []
+    values = np.concatenate([*(curve.mean for curve in drawn), *bands])
     low, high = float(values.min()), float(values.max())
     if not zero and low > 0 and high / low > LOG_FROM:
         return Scale(low * 0.9, high * 1.1, True)
@@ -131,7 +133,7 @@ def _line(line: Line, x: Scale, y: Scale, band: bool) -> str:
     faint = " faint" * line.faint
     name = escape(line.label, quote=True)
     drawn += f'<path class="line{faint}" style="stroke:{colour}" data-name="{name}" d="{_path(points)}"/>'
-    if line.dots and len(points) <= 40:
+    if len(points) == 1 or (line.dots and len(points) <= 40):
         spots = "".join(f"M{px} {py}h0" for px, py in points)
         drawn += f'<path class="dots" style="stroke:{colour}" d="{spots}"/>'
     return drawn

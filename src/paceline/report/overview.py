@@ -74,7 +74,7 @@ def table(found: Sequence[Figures]) -> str:
         cells += f'<td class=n data-v="{f.seed}">{f.seed}</td>' * seeds
         mark = "" if f.status == "done" else f" <em>{escape(f.status)}</em>"
         body += (
-            f'<tr data-name="{escape(f.name, quote=True)}" data-place="{place}"><th scope=row>'
+            f'<tr data-name="{escape(f.name, quote=True)}" data-place="{place}"><th scope=row title="{escape(f.path)}">'
             f'<b style="background:var(--{colours[f.plan]})"></b>{escape(f.name)}{mark}</th>{cells}</tr>'
         )
     return section(

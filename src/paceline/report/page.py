@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from paceline.report import overview, sections
 from paceline.report.figures import Figures, figures, lanes_of
+from paceline.report.overview import speeds, table, tiles
 from paceline.report.reading import Reading
+from paceline.report.sections import learning, of_run, one_by_one, settings, staleness_of_all, times, words
 from paceline.report.words import about_run, about_runs, listed, team
 
 SPANS = 1_500_000  # of all lanes of a page, to look closely at
@@ -29,20 +30,21 @@ def page(readings: Sequence[Reading]) -> str:
     if len(readings) == 1:
         reading, title = readings[0], _title(readings[0], found[0])
         said = about_run(reading, found[0])
-        body = overview.tiles(found[0]) + sections.learning([reading])
-        body += sections.of_run(reading, found[0], laid[0], spans) + sections.settings(reading)
+        body = tiles(found[0]) + learning([reading])
+        body += of_run(reading, found[0], laid[0], spans) + settings(reading)
     else:
         title, said = _titles(found), about_runs(readings, found)
-        body = overview.table(found) + overview.speeds(found) + sections.learning(readings)
-        body += sections.times(found) + sections.staleness_of_all(readings)
+        parts = [table(found) + speeds(found), learning(readings)]
+        body = "".join(parts if len(readings) <= DETAILED else reversed(parts))  # a long table comes last
+        body += times(found) + staleness_of_all(readings)
         if len(readings) <= DETAILED:
-            body += sections.one_by_one(readings, found, laid, spans)
+            body += one_by_one(readings, found, laid, spans)
         else:
             body += (
                 f"<p class=note>Of more than {DETAILED} runs, timelines and settings are left out: "
                 "<code>paceline report RUN</code> shows one run with all of it.</p>"
             )
-    return _document(title, said, body + sections.words())
+    return _document(title, said, body + words())
 
 
 def _title(reading: Reading, found: Figures) -> str:

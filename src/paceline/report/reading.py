@@ -36,6 +36,13 @@ class Reading:
         return self.plan.partition(":")[0]
 
     @property
+    def short(self) -> str:
+        """The plan as it is said in a table: downpour ×2 shards=2"""
+        options = [option for option in self.plan.partition(":")[2].split(",") if option]
+        rest = [option for option in options if not option.startswith("workers=")]
+        return " ".join([self.method, *[f"×{self.workers}"] * (self.workers > 1), *rest])
+
+    @property
     def workers(self) -> int:
         return int(self.record.get("workers", 1))
 
@@ -107,10 +114,11 @@ def _row_of(comparison: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _named(readings: list[Reading]) -> list[Reading]:
     """Each by its plan; where several have the same, numbered in order."""
-    plans = [reading.plan for reading in readings]
+    plans = [reading.short for reading in readings]
     seen: dict[str, int] = {}
     result = []
     for reading in readings:
-        seen[reading.plan] = number = seen.get(reading.plan, 0) + 1
-        result.append(replace(reading, name=reading.plan + (f" #{number}" if plans.count(reading.plan) > 1 else "")))
+        seen[reading.short] = number = seen.get(reading.short, 0) + 1
+        several = f" #{number}" if plans.count(reading.short) > 1 else ""
+        result.append(replace(reading, name=reading.short + several))
     return result

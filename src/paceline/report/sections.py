@@ -21,6 +21,7 @@ from paceline.tally import Time
 from paceline.trace import Kind
 
 POINTS = 4000  # of all curves of a chart
+INSIDE_DDP = "PyTorch's DDP meets while it computes: its waiting and communicating are within compute."
 
 
 # --- curves ---------------------------------------------------------------------------------------------------------
@@ -57,7 +58,8 @@ def learning(readings: Sequence[Reading]) -> str:
             ]
             charts += chart(name.replace("_", " ").capitalize(), lines, axis, percent="accuracy" in name)
         body += f'<div class="charts over-{axis}">{charts}</div>'
-    key = legend([(plan, colours[plan]) for plan in colours]) if len(readings) > 1 else ""
+    names_of = {reading.plan: reading.short for reading in readings}
+    key = legend([(names_of[plan], colours[plan]) for plan in colours]) if len(readings) > 1 else ""
     lost = sum(int((~np.isfinite(r.trace.of_kind(Kind.COMPUTE)["value"])).sum()) for r in readings)
     note = "A line is the mean of stretches of the run" + (", the band their least and greatest." if not key else ".")
     note += f" {lost:,} losses were not finite and are left out." if lost else ""
@@ -92,7 +94,7 @@ def staleness_of_all(readings: Sequence[Reading]) -> str:
 
 def times(found: Sequence[Figures]) -> str:
     rows = [(f.name, f.shares) for f in found if f.shares]
-    note = "Shares of all workers' time."
+    note = "Shares of all workers' time. " + INSIDE_DDP * any(f.plan.startswith("ddp") for f in found)
     return section("Where the time went", time_bars(rows), note) if 0 < len(rows) <= 24 else ""
 
 
@@ -125,7 +127,7 @@ def _parts(lane: Lane) -> dict[str, float]:
 
 def _time_note(reading: Reading) -> str:
     if reading.method == "ddp":
-        return "PyTorch's DDP meets while it computes: its waiting and communicating are within compute."
+        return INSIDE_DDP
     if reading.trace.of_kind(Kind.MEET).size:
         return "A meeting waits at several places; its waiting is drawn first, as one piece."
     if reading.record.get("engine") == "virtual":

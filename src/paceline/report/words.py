@@ -10,6 +10,7 @@ from paceline.report.reading import Reading
 
 SMALL = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
 NONE = "–"
+VIRTUAL = "Times of the virtual engine are those of its world, not measured ones."
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -92,7 +93,7 @@ def about_run(reading: Reading, found: Figures) -> list[str]:
         )
     said += _trouble(found)
     if found.engine == "virtual":
-        said.append("Times are those of a virtual world, not measured ones.")
+        said.append(VIRTUAL)
     return said
 
 
@@ -172,6 +173,8 @@ def about_runs(readings: Sequence[Reading], found: Sequence[Figures]) -> list[st
         said.append(f"Most waiting was under {waits.name}: {share(waits.wait_fraction)} of its workers' time.")
     for figures in found[:24]:
         said += [f"{figures.name}: {line}" for line in _trouble(figures)]
+    if any(f.engine == "virtual" for f in found):
+        said.append(VIRTUAL)
     return said
 
 
@@ -205,5 +208,11 @@ def _best(readings: Sequence[Reading], done: Sequence[Figures]) -> list[str]:
     if common is not None and first is not None:
         when = duration(first.seconds_to_common_accuracy)
         return [f"All reached {share(common, 1)} on the test data, {first.name} first, after {when}."]
-    best = max((f for f in done if f.test_accuracy is not None), key=lambda f: f.test_accuracy or 0, default=None)
-    return [] if best is None else [f"The best on the test data was {best.name}, with {share(best.test_accuracy, 1)}."]
+    some = [f for f in done if f.test_accuracy is not None]
+    if not some:
+        return []
+    best, worst = (pick(some, key=lambda f: f.test_accuracy or 0) for pick in (max, min))
+    if share(best.test_accuracy, 1) == share(worst.test_accuracy, 1):
+        return [f"All ended with {share(best.test_accuracy, 1)} of the test data right."]
+    ends = f"{share(worst.test_accuracy, 1)} to {share(best.test_accuracy, 1)}"
+    return [f"They ended with {ends} of the test data right, {best.name} with most."]
