@@ -79,14 +79,15 @@ def staleness(reading: Reading) -> str:
 
 def staleness_of_all(readings: Sequence[Reading]) -> str:
     colours, bins = colours_of([r.plan for r in readings]), max(20, min(80, POINTS // len(readings)))
-    lines = []
+    lines, key = [], dict[str, str]()
     for reading in readings:
         seconds, values = staleness_curve(reading.trace)
         if len(values) and values.any():
-            lines.append(
-                Line(reading.name, colours[reading.plan], envelope(seconds, values, bins), faint=len(readings) > 12)
-            )
-    return section("Staleness", f"<div class=charts>{chart('Mean staleness', lines, 'seconds')}</div>") if lines else ""
+            colour = colours[reading.plan]
+            key[reading.short] = colour
+            lines.append(Line(reading.name, colour, envelope(seconds, values, bins), faint=len(readings) > 12))
+    drawn = chart("Mean staleness", lines, "seconds")
+    return section("Staleness", f"{legend(list(key.items()))}<div class=charts>{drawn}</div>") if drawn else ""
 
 
 # --- time -----------------------------------------------------------------------------------------------------------
