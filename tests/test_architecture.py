@@ -38,6 +38,9 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         {"engines", "core", "compute", "data", "job", "plan", "trace", "run", "story", "errors"},
         set(),
     ),
+    ("tally", {"trace"}, {"torch"}),
+    ("board", {"tally", "trace"}, PURE_NEVER | {"torch"}),
+    ("report", {"report", "tally", "trace", "run", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
     ("training", {"engines", "job", "plan", "run", "errors"}, set()),
     (
         "own_loop",
@@ -46,7 +49,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ),
     ("drawing", {"core", "engines.virtual", "plan", "trace", "story", "errors"}, {"torch"}),
     ("proving", {"core", "engines.virtual", "plan", "story", "errors"}, {"torch"}),
-    ("comparison", {"errors", "training", "job", "plan", "run"}, set()),
+    ("comparison", {"errors", "training", "job", "plan", "run", "report"}, set()),
     ("testing", {"testing", "training", "engines", "core", "job", "plan", "run", "trace"}, set()),
 ]
 HOMES = (

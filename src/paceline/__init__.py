@@ -11,6 +11,8 @@ The house, in the order a training walks through it:
     training     `train`: setup, engine, outcome
     own_loop     `parallel`: the same plans in a loop of the user's own
     trace, run   what happened, and the folder it is kept in
+    tally, board what each worker's time went into, after and while it goes on
+    report       the page, and files for other tools
     comparison   plans side by side on your own job
     cli          the command line; testing: the conformance suites
 

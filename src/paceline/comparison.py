@@ -5,6 +5,8 @@ What is timed, in turn (A B C, A B C, ...), so that a machine that slows down sl
 - each plan,
 - the *ceiling* of each plan: as many workers, computing batches of the same size, that never meet,
 - one process, with 1 thread and with as many as there are cores; the best of them is what a speed-up is against.
+
+A comparison has a folder: comparison.json, what is in the table; report.html, the page; and its runs' own folders.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.job import Job
 from paceline.plan import Plan, make
-from paceline.run import Run
+from paceline.run import Run, machine, new_folder, write_json
 from paceline.training import RUNS, train
 
 Say = Callable[[str], None]
@@ -56,11 +58,14 @@ class Comparison:
     best_single_samples_per_second: float
     common_accuracy: float | None
     rounds: int
+    path: Path | None = None
+    page: Path | None = None
     runs: list[Run] = field(repr=False, default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         found = {key: value for key, value in self.__dict__.items() if key not in ("rows", "runs")}
-        return {**found, "plans": [asdict(row) for row in self.rows]}
+        paths = {key: str(found[key]) if found[key] else None for key in ("path", "page")}
+        return {**found, **paths, "plans": [asdict(row) for row in self.rows]}
 
 
 @dataclass
@@ -100,15 +105,17 @@ def compare(
     """Train the whole job by every plan, then time them all in turn.
 
     seconds   timed seconds per plan, in five rounds; without it three short rounds
+    folder    where the comparison's folder goes, with the runs' in it; None keeps nothing on disk
     say       is told in plain lines what goes on
     """
     if not plans:
         raise UsageError("there are no plans to compare; name some, as in ring,downpour")
     chosen = [Plan.parse(plan, workers) for plan in plans]
+    place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
     runs = []
     for plan in chosen:
         say(f"training {job.name} by {plan} ...")
-        runs.append(train(job, plan, folder=folder))
+        runs.append(train(job, plan, folder=place))
     rounds, length = (5, seconds / 5) if seconds else (3, SHORT)
     bare = job.with_(test=None)
     entrants = [_Entrant(str(plan), plan, bare) for plan in chosen]
@@ -124,7 +131,19 @@ def compare(
         _row(entrant, run, best.speed, ceilings.get(_ceiling_key(bare, entrant.plan)), common)
         for entrant, run in zip(entrants, runs, strict=True)
     ]
-    return Comparison(job.name, rows, best.name, best.speed, common, rounds, runs)
+    found = Comparison(job.name, rows, best.name, best.speed, common, rounds, place, runs=runs)
+    if place is not None:
+        found.page = _keep(found, place)
+    return found
+
+
+def _keep(found: Comparison, place: Path) -> Path:
+    """Write the table and the page."""
+    from paceline.report import write
+
+    write_json(place / "comparison.json", {**found.as_dict(), "machine": machine()})
+    (page,) = write([place], place / "report.html")
+    return page
 
 
 def _thread_counts() -> list[int]:

@@ -1,6 +1,7 @@
 """The run folder: everything about one training, openable at any moment, also after a crash.
 
-run.json      plan, job, machine, versions, threads, seeds, fingerprint, status, summary   (replaced atomically)
+run.json      plan, job, model, machine, versions, threads, seeds, fingerprint, status, summary
+              (replaced atomically)
 trace.arrow   what happened
 model.pt      the trained parameters (a state_dict)
 job.pickle    the job itself, without tensors too large to copy                            (for replay)
@@ -69,9 +70,14 @@ class RunFolder:
 
     def write(self, record: dict[str, Any]) -> None:
         if self.path:
-            draft = self.path / "run.json.new"
-            draft.write_text(json.dumps(strict(record), indent=1, default=str, allow_nan=False) + "\n")
-            os.replace(draft, self.path / "run.json")
+            write_json(self.path / "run.json", record)
+
+
+def write_json(file: Path, record: dict[str, Any]) -> None:
+    """Replaced atomically: whoever reads it meanwhile finds the old or the new one whole."""
+    draft = file.with_name(file.name + ".new")
+    draft.write_text(json.dumps(strict(record), indent=1, default=str, allow_nan=False) + "\n")
+    os.replace(draft, file)
 
 
 def new_folder(base: Path, name: str) -> Path:
@@ -85,12 +91,16 @@ def new_folder(base: Path, name: str) -> Path:
 
 def read_record(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads((path / "run.json").read_text())
+        return read_json(path / "run.json")
     except FileNotFoundError:
         raise RunFolderError(f"{path} is not a run's folder: it has no run.json") from None
-    except ValueError as error:
-        raise RunFolderError(f"{path}/run.json is damaged: {error}") from None
-    return dict(record)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise RunFolderError(f"{file} is damaged: {error}") from None
 
 
 def strict(value: Any) -> Any:
@@ -106,10 +116,13 @@ def machine() -> dict[str, Any]:
     import numpy
     import torch
 
+    from paceline import __version__
+
     return {
         "system": platform.platform(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
+        "paceline": __version__,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "numpy": numpy.__version__,

@@ -48,7 +48,7 @@ def train(
         raise UsageError(f"deadline={deadline}: nobody waits less than no time; give seconds, such as 120")
     setup = set_up(job, chosen, engine, updates)
     place = RunFolder(new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None)
-    record = first_record(setup)
+    record = first_record(setup, kept=place.path is not None)
     place.write(record)
     keep_job(place, job)
     try:

@@ -21,6 +21,7 @@ def compare(
     seed: options.Seed = None,
     data_dir: options.DataDir = None,
     runs: options.Runs = Path("runs"),
+    quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Train JOB by several plans and show them side by side.
@@ -37,12 +38,14 @@ def compare(
         workers,
         seconds=seconds,
         folder=runs,
-        say=lambda line: console.print(line, style="dim"),
+        say=lambda line: None if quiet else console.print(line, style="dim", markup=False, soft_wrap=True),
     )
     if json:
         print_json(found.as_dict())
         return
     show_comparison(found)
+    if found.page is not None:
+        console.print(f"page: {found.page}", markup=False, soft_wrap=True)
 
 
 def split_plans(text: str) -> list[str]:

@@ -23,6 +23,7 @@ BatchSize = Annotated[Optional[int], typer.Option(min=1, help="Samples per batch
 Seed = Annotated[Optional[int], typer.Option(help="The seed of all chance, instead of the job's.")]  # noqa: UP045
 DataDir = Annotated[Optional[str], typer.Option(help="Where MNIST-format IDX files lie.")]  # noqa: UP045
 Runs = Annotated[Path, typer.Option(help="Where run folders go.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while it goes on; only how it ended.")]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
 
 

@@ -28,6 +28,7 @@ def train(
     deadline: Annotated[float, typer.Option(help="Seconds a worker may wait for another.")] = 120.0,
     data_dir: options.DataDir = None,
     runs: options.Runs = Path("runs"),
+    quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Train JOB by one plan, and keep what happened in a run folder.
@@ -37,7 +38,7 @@ def train(
     from paceline.training import train as run_training
 
     chosen = options.open_job(job, data_dir, epochs=epochs, batch_size=batch_size, seed=seed)
-    progress = Progress(f"{chosen.name} by {plan}")
+    progress = Progress(f"{chosen.name} by {plan}", quiet)
     try:
         run = run_training(
             chosen,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline.compute.evaluate import evaluate
 from paceline.compute.layout import Layout, check_trainable, lay_out, sha256, trainable
+from paceline.compute.outline import outline
 from paceline.compute.probe import Probe, probe
 from paceline.compute.tables import check_optimizer
 from paceline.core.agenda import Agenda
@@ -183,11 +185,12 @@ def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
     return module
 
 
-def first_record(setup: Setup) -> dict[str, Any]:
-    """run.json as it stands when the run begins."""
+def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
+    """run.json as it stands when the run begins; with the model's outline where it will be kept."""
     job, plan = setup.job, setup.plan
     return {
         "status": "running",
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "plan": str(plan),
         "engine": setup.engine,
         "compute": "autograd",
@@ -204,7 +207,13 @@ def first_record(setup: Setup) -> dict[str, Any]:
             "seed": job.seed,
             "precision": job.precision,
             "device": str(job.torch_device),
+            "optimizer": _optimizer(setup),
+            "clip_norm": job.clip_norm,
+            "shuffle": job.shuffle,
+            "evaluate_every": job.evaluate_every,
+            "loader_workers": job.loader_workers,
             "samples": len(setup.source),
+            "test_samples": len(setup.test) if setup.test is not None else 0,
             "parameters": sum(p.numel() for p in trainable(setup.module).values()),
         },
         "moving_buffers": {
@@ -215,7 +224,17 @@ def first_record(setup: Setup) -> dict[str, Any]:
         "initial_sha256": setup.initial_sha256,
         "notes": setup.probe.notes,
         "machine": machine(),
+        "model": outline(job, setup.module, setup.source) if kept else [],
     }
+
+
+def _optimizer(setup: Setup) -> str:
+    """The user's optimizer as one would write it, with what it is set to; of several groups, the first's settings."""
+    module = setup.fresh_module()
+    made = setup.job.make_optimizer(module, list(trainable(module).values()))
+    settings = {key: value for key, value in made.param_groups[0].items() if key != "params" and value is not None}
+    groups = f"{len(made.param_groups)} groups, first: " if len(made.param_groups) > 1 else ""
+    return f"{type(made).__name__}({groups}{', '.join(f'{key}={value}' for key, value in settings.items() if value)})"
 
 
 def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, Any]) -> Run:

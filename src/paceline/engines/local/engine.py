@@ -247,6 +247,12 @@ class Crew:
                 "samples": self.setup.agenda.samples_until(done),
                 "loss": sum(latest) / len(latest) if latest else None,
                 "dead": sorted(self.dead),
+                "home": sorted(self.home),
+                "workers": self.workers,
+                "in_step": self.setup.plan.gate is None,
+                "asleep": [number for number, flag in enumerate(self.arena.asleep) if flag[0]],
+                "offers": [offer[0] for offer in self.arena.offers],
+                "rows": rows,  # of the trace, since the last time
             }
         )
 
