@@ -97,5 +97,5 @@ def _where(step: Step | None) -> str:
 
 def _rounded(value: float) -> int:
     """To two digits, upwards."""
-    unit = 10 ** max(0, math.floor(math.log10(max(value, 1))) - 1)
+    unit = int(10 ** max(0, math.floor(math.log10(max(value, 1))) - 1))
     return math.ceil(value / unit - 1e-9) * unit
