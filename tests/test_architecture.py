@@ -49,7 +49,8 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ),
     ("drawing", {"core", "engines.virtual", "plan", "trace", "story", "errors"}, {"torch"}),
     ("proving", {"core", "engines.virtual", "plan", "story", "errors"}, {"torch"}),
-    ("comparison", {"errors", "training", "job", "plan", "run", "report"}, set()),
+    ("overhead", {"tally", "trace"}, {"torch"}),
+    ("comparison", {"errors", "overhead", "training", "job", "plan", "run", "report"}, set()),
     ("testing", {"testing", "training", "engines", "core", "job", "plan", "run", "trace"}, set()),
 ]
 HOMES = (

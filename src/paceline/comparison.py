@@ -21,6 +21,7 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.job import Job
+from paceline.overhead import Case, Step, step, verdict
 from paceline.plan import Plan, make
 from paceline.run import Run, machine, new_folder, write_json
 from paceline.training import RUNS, train
@@ -47,6 +48,8 @@ class Row:
     staleness: float
     bytes_per_update: float
     wait_fraction: float
+    step: Step | None  # where a worker's step goes; None for ddp, which does not tell
+    verdict: str | None  # why these workers do not pay; None where they do
     run: str | None
 
 
@@ -128,7 +131,7 @@ def compare(
     best = max(singles, key=lambda single: single.speed)
     common = _common_accuracy(runs)
     rows = [
-        _row(entrant, run, best.speed, ceilings.get(_ceiling_key(bare, entrant.plan)), common)
+        _row(entrant, run, best, ceilings.get(_ceiling_key(bare, entrant.plan)), common)
         for entrant, run in zip(entrants, runs, strict=True)
     ]
     found = Comparison(job.name, rows, best.name, best.speed, common, rounds, place, runs=runs)
@@ -172,21 +175,32 @@ def _seconds_to(run: Run, accuracy: float | None) -> float | None:
     return next((h["seconds"] for h in run.history if h.get("test_accuracy", -1.0) >= accuracy), None)
 
 
-def _row(entrant: _Entrant, run: Run, single: float, ceiling: _Entrant | None, common: float | None) -> Row:
-    summary, speed = run.summary(), entrant.speed
+def _row(entrant: _Entrant, run: Run, best: _Entrant, ceiling: _Entrant | None, common: float | None) -> Row:
+    summary, speed, plan = run.summary(), entrant.speed, entrant.plan
+    mine = None if plan.native else step(run.trace, plan.workers)
     return Row(
         plan=entrant.name,
-        workers=entrant.plan.workers,
+        workers=plan.workers,
         samples_per_second=speed,
         spread=(min(entrant.speeds), max(entrant.speeds)),
         ceiling_share=speed / ceiling.speed if ceiling else None,
-        speedup=speed / single,
-        efficiency=speed / single / entrant.plan.workers,
+        speedup=speed / best.speed,
+        efficiency=speed / best.speed / plan.workers,
         test_accuracy=summary.get("test_accuracy"),
         test_loss=summary.get("test_loss"),
         seconds_to_common_accuracy=_seconds_to(run, common),
         staleness=summary["staleness"]["mean"],
         bytes_per_update=summary["bytes_sent"] / max(1, summary["updates"]),
         wait_fraction=summary["wait_fraction"],
+        step=mine,
+        verdict=_verdict(entrant, mine, best, ceiling) if ceiling else None,
         run=summary["run"],
+    )
+
+
+def _verdict(entrant: _Entrant, mine: Step | None, best: _Entrant, ceiling: _Entrant) -> str | None:
+    plan, batch = entrant.plan, entrant.job.batch_size
+    samples = batch * plan.workers // plan.parts
+    return verdict(
+        Case(plan.name, plan.workers, entrant.speed, ceiling.speed, best.speed, best.name, samples, batch, mine)
     )

@@ -50,9 +50,22 @@ def show_comparison(found: Comparison) -> None:
         style="dim",
         markup=False,
     )
-    slow = [row.plan for row in found.rows if row.workers > 1 and row.speedup < 1]
-    if slow:
-        console.print(f"On this job {', '.join(slow)} is slower than one process.", style="yellow", markup=False)
+    _show_steps(found)
+    for row in found.rows:
+        if row.verdict:
+            console.print(f"{row.verdict}.", style="yellow", markup=False)
+
+
+def _show_steps(found: Comparison) -> None:
+    table = Table(title="where a worker's step goes, µs", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("plan")
+    for name in ("step", "own compute", "update", "meeting", "waiting", "between"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found.rows:
+        if row.step is not None:
+            parts = (row.step.compute, row.step.update, row.step.communicate, row.step.wait, row.step.other)
+            table.add_row(_short(row), *(f"{part:,.0f}" for part in (row.step.whole, *parts)))
+    console.print(table)
 
 
 def _cells(row: Row) -> list[str]:
