@@ -38,6 +38,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         {"engines", "core", "compute", "data", "job", "plan", "trace", "run", "story", "errors"},
         set(),
     ),
+    ("backend", {"backend", "core", "engines.transports", "errors"}, {"numpy", "multiprocessing"}),
     ("training", {"engines", "job", "plan", "run", "errors"}, set()),
     (
         "own_loop",
