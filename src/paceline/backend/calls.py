@@ -1,20 +1,21 @@
-"""What a rank called: packed into one integer, compared at no cost; told in words; and found in the user's code."""
+"""What a rank called: packed into one integer, compared at no cost; told in words; and where in the user's code."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
 OPERATIONS = (
-    "nothing yet", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter",
-    "all_to_all", "barrier", "send",
+    "nothing yet", "the making of the group", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter",
+    "reduce_scatter", "all_to_all", "barrier", "send", "recv", "a change to another backend",
 )  # fmt: skip
 (
-    NOTHING, ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, GATHER, SCATTER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, SEND,
+    NOTHING, SET_UP, ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, GATHER, SCATTER,
+    REDUCE_SCATTER, ALL_TO_ALL, BARRIER, SEND, RECV, CHANGE,
 ) = range(len(OPERATIONS))  # fmt: skip
 
 # The order of PyTorch's ReduceOp.RedOpType.
@@ -24,7 +25,7 @@ NO_REDUCTION = 15
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.uint8, torch.bool, torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.complex128,
-    torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
 )  # fmt: skip
 DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 ANY_DTYPE = 31
@@ -54,23 +55,40 @@ def tell(call: int) -> str:
     return " ".join(words)
 
 
+class Site:
+    """Where the user called: noted at every call, so it is a code object and a place in it; told only on request."""
+
+    __slots__ = ("_code", "_place", "_threaded")
+
+    def __init__(self, code: CodeType, place: int, threaded: bool) -> None:
+        self._code, self._place, self._threaded = code, place, threaded
+
+    def __str__(self) -> str:
+        lines = [line for start, stop, line in self._code.co_lines() if start <= self._place < stop and line]
+        where = f"{self._code.co_filename}:{lines[0] if lines else self._code.co_firstlineno}"
+        return f"{where}, in another thread" if self._threaded else where
+
+
 OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent), "<")
+_known: dict[CodeType, bool] = {}
 
 
-def site() -> str:
-    """file:line of the user's call; called only when something is wrong."""
-    found = _user_frame(sys._getframe())
+def site() -> Site | None:
+    """The innermost line that is neither PyTorch's nor ours."""
+    found = _users(sys._getframe(1), threaded=False)
     if found is not None:
         return found
-    # The backward pass calls from a thread of its own, which has no line of the user's: tell where it was started.
-    main = sys._current_frames().get(threading.main_thread().ident or 0)
-    found = _user_frame(main)
-    return f"{found}, in another thread (such as backward's)" if found is not None else "an unknown place"
+    # A thread of PyTorch's own has no line of the user's: tell where the main thread is.
+    return _users(sys._current_frames().get(threading.main_thread().ident or 0), threaded=True)
 
 
-def _user_frame(frame: FrameType | None) -> str | None:
+def _users(frame: FrameType | None, threaded: bool) -> Site | None:
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(OURS):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        code = frame.f_code
+        ours = _known.get(code)
+        if ours is None:
+            ours = _known[code] = code.co_filename.startswith(OURS)
+        if not ours:
+            return Site(code, frame.f_lasti, threaded)
         frame = frame.f_back
     return None

@@ -1,37 +1,38 @@
 """Send and receive: between every two ranks, in each direction, a ring of blocks in the board's memory.
 
 A send copies into free blocks and is done when all of it is there, so short messages never wait for the receiver; what
-does not fit waits for its turn. Whoever waits here moves everything that can be moved, in both directions: sends and
+does not fit waits for its turn. Whoever waits anywhere moves everything that can be moved, in both directions: sends and
 receives may be started and waited for in any order. A message that nobody has asked for yet is put aside.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from dataclasses import dataclass
-from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.backend import calls
-from paceline.backend.board import Board
 from paceline.backend.vectors import flat, settle
-from paceline.backend.works import Finished
+from paceline.backend.works import Underway
 from paceline.engines.transports.shared_memory import Memory
 from paceline.errors import CollectiveFailed, CollectivesDiffer
+
+if TYPE_CHECKING:
+    from paceline.backend.traffic import Traffic
 
 BLOCKS = 16
 BLOCK = 64 << 10  # bytes
 
-# Where the parts of a ring begin, and its length.
-HEADERS_AT, BLOCKS_AT = 128, 128 + 64 * BLOCKS
+# A ring is its counters, on two cache lines since two ranks write them; a header for each block; and the blocks.
+WRITTEN, TAKEN = 0, 8
+TAG, CALL, BYTES, SITE = 0, 1, 2, 3  # places in a header; then the text of where it was sent
+HEADER, TEXT_AT = 256, 32
+HEADERS_AT = 128
+BLOCKS_AT = HEADERS_AT + HEADER * BLOCKS
 RING = BLOCKS_AT + BLOCKS * BLOCK
-
-# Places in a ring's counters, and in a block's header.
-WRITTEN, TAKEN = 0, 8  # on two cache lines, since two ranks write them
-TAG, CALL, BYTES = 0, 1, 2
 
 
 def size_of(ranks: int) -> int:
@@ -41,31 +42,38 @@ def size_of(ranks: int) -> int:
 class Ring:
     def __init__(self, bytes: memoryview) -> None:
         self.counters = bytes[:HEADERS_AT].cast("q")
-        headers = bytes[HEADERS_AT:BLOCKS_AT].cast("q")
-        self.headers = [headers[8 * number : 8 * number + 3] for number in range(BLOCKS)]
+        headers = [bytes[HEADERS_AT + HEADER * number :][:HEADER] for number in range(BLOCKS)]
+        self.headers = [header[:TEXT_AT].cast("q") for header in headers]
+        self.texts = [header[TEXT_AT:] for header in headers]
         self.blocks = torch.frombuffer(bytes[BLOCKS_AT:], dtype=torch.uint8).view(BLOCKS, BLOCK).unbind()
 
 
-class Letter(Finished):
-    """A send or a receive; `moved` counts the bytes that have got through."""
+class Letter(Underway):
+    """A send or a receive; `moved` counts the bytes of a send that have got through."""
 
-    def __init__(self, mail: Mail, tensor: Tensor, other: int, tag: int) -> None:
-        super().__init__([tensor])
-        self.mail, self.tensor, self.vector, self.other, self.tag = mail, tensor, flat(tensor), other, tag
-        self.call = calls.pack(calls.SEND, calls.DTYPE_NUMBERS[tensor.dtype], tensor.numel())
-        self.bytes = self.vector.view(torch.uint8)
-        self.moved, self.done = 0, False
-        self.failure: CollectiveFailed | None = None
+    def __init__(self, traffic: Traffic, operation: int, tensor: Tensor, other: int, tag: int) -> None:
+        vector = flat(tensor)
+        super().__init__(traffic, calls.pack(operation, calls.DTYPE_NUMBERS[tensor.dtype], len(vector)), [tensor])
+        self.tensor, self.vector, self.other, self.tag = tensor, vector, other, tag
+        self.bytes = vector.view(torch.uint8)
+        self.moved = 0
 
-    def is_completed(self) -> bool:
-        self.mail.progress()
-        return self.done
+    @property
+    def anybody(self) -> bool:  # type: ignore[override]
+        return self.other < 0
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self.mail.wait(self, timeout.total_seconds())
-        if self.failure is not None:
-            raise self.failure
-        return True
+    def missing(self) -> list[int]:
+        return [self.other] if self.other >= 0 else [other for other, _ in self.traffic.board.others]
+
+    def tell(self) -> str:
+        whom = f"rank {self.other}" if self.other >= 0 else "any rank"
+        word = "to" if self.call >> calls.OPERATION & 31 == calls.SEND else "from"
+        return super().tell().replace(" at ", f" {word} {whom} (tag {self.tag}) at ", 1)
+
+    def _source_rank(self) -> int:
+        return self.other
+
+    source_rank = _source_rank
 
 
 @dataclass(eq=False)
@@ -74,129 +82,157 @@ class Arriving:
 
     tag: int
     call: int
+    site: str
     bytes: Tensor
     asked: Letter | None
     moved: int = 0
 
 
 class Mail:
-    def __init__(self, memory: Memory, board: Board) -> None:
-        self.board = board
-        ranks = range(board.ranks)
+    def __init__(self, memory: Memory, traffic: Traffic) -> None:
+        self._traffic, self._board, self._lock = traffic, traffic.board, traffic.lock
+        ranks = range(self._board.ranks)
         bytes = [[memory.take(RING) for _ in ranks] for _ in ranks]  # [from][to]
-        self.out = [Ring(each) for each in bytes[board.rank]]
-        self.into = [Ring(row[board.rank]) for row in bytes]
-        self.unsent: list[deque[Letter]] = [deque() for _ in ranks]
-        self.asked: list[list[Letter]] = [[] for _ in ranks]  # by whom it is to come from, in order
-        self.aside: list[list[Arriving]] = [[] for _ in ranks]
-        self.arriving: list[Arriving | None] = [None for _ in ranks]
-        self._lock = threading.RLock()
+        self._out = [Ring(each) for each in bytes[self._board.rank]]
+        self._into = [Ring(row[self._board.rank]) for row in bytes]
+        self._unsent: list[deque[Letter]] = [deque() for _ in ranks]
+        self._asked: list[Letter] = []  # in order
+        self._aside: list[list[Arriving]] = [[] for _ in ranks]
+        self._arriving: list[Arriving | None] = [None for _ in ranks]
+
+    def busy(self) -> bool:
+        return bool(self._asked) or any(self._unsent) or any(self._arriving)
+
+    def promises(self) -> list[Letter]:
+        with self._lock:
+            return [letter for letter in self._letters() if letter._future is not None]
+
+    def _letters(self) -> list[Letter]:
+        arriving = [message.asked for message in self._arriving if message is not None and message.asked is not None]
+        return [*self._asked, *arriving, *(letter for letters in self._unsent for letter in letters)]
 
     def send(self, letter: Letter) -> None:
-        self.board.check()
+        self._traffic.check()
         with self._lock:
-            self.unsent[letter.other].append(letter)
+            self._unsent[letter.other].append(letter)
         self.progress()
 
     def receive(self, letter: Letter) -> None:
-        self.board.check()
+        self._traffic.check()
         with self._lock:
-            arriving = self.arriving[letter.other]
-            early = [message for message in self.aside[letter.other] if message.tag == letter.tag]
-            if early:
-                self.aside[letter.other].remove(early[0])
-                _deliver(early[0], letter)
-            elif arriving is not None and arriving.asked is None and arriving.tag == letter.tag:
-                arriving.asked = letter
-            else:
-                self.asked[letter.other].append(letter)
+            self._ask(letter)
         self.progress()
 
-    def wait(self, letter: Letter, seconds: float) -> None:
-        def ready() -> bool:
-            self.progress()
-            return letter.done
-
-        if not ready():
-            self.board.wait(ready, letter.other, letter.call, seconds if seconds > 0 else None)
+    def _ask(self, letter: Letter) -> None:
+        for other in letter.missing():
+            for message in self._aside[other]:
+                if message.tag == letter.tag:
+                    self._aside[other].remove(message)
+                    letter.other = other
+                    _deliver(message, letter)
+                    return
+            arriving = self._arriving[other]
+            if arriving is not None and arriving.asked is None and arriving.tag == letter.tag:
+                arriving.asked, letter.other = letter, other
+                return
+        self._asked.append(letter)
 
     def flush(self) -> None:
         """Before leaving: what was sent gets through, if whom it is for is still there."""
-        for other, letters in enumerate(self.unsent):
+        for other, letters in enumerate(self._unsent):
             if letters:
                 try:
-                    self.wait(letters[-1], 0.0)
+                    letters[-1].wait()
                 except CollectiveFailed:
-                    self.unsent[other].clear()
+                    self._unsent[other].clear()
+
+    def fail(self, failure: CollectiveFailed) -> None:
+        for letter in self._letters():
+            letter.finish(failure)
+        self._asked.clear()
+        for other, letters in enumerate(self._unsent):
+            letters.clear()
+            self._arriving[other] = None
 
     def progress(self) -> None:
         with self._lock:
-            for other, _ in self.board.others:
-                if self.unsent[other]:
+            for other, _ in self._board.others:
+                if self._unsent[other]:
                     self._push(other)
-                counters = self.into[other].counters
+                counters = self._into[other].counters
                 if counters[WRITTEN] > counters[TAKEN]:
                     self._pull(other)
+        self._traffic.keep_promises()
 
     def _push(self, other: int) -> None:
-        ring, letters = self.out[other], self.unsent[other]
+        ring, letters = self._out[other], self._unsent[other]
         counters, moved = ring.counters, False
         while letters and counters[WRITTEN] - counters[TAKEN] < BLOCKS:
             letter, at = letters[0], counters[WRITTEN] % BLOCKS
             part = letter.bytes[letter.moved : letter.moved + BLOCK]
-            header = ring.headers[at]
-            header[TAG], header[CALL], header[BYTES] = letter.tag, letter.call, len(letter.bytes)
+            if letter.moved == 0:
+                header, site = ring.headers[at], str(letter.site).encode()[-(HEADER - TEXT_AT) :]
+                header[TAG], header[CALL], header[BYTES], header[SITE] = (
+                    letter.tag, letter.call, len(letter.bytes), len(site),
+                )  # fmt: skip
+                ring.texts[at][: len(site)] = site
             ring.blocks[at][: len(part)].copy_(part)
             counters[WRITTEN] += 1
             letter.moved += len(part)
             moved = True
             if letter.moved == len(letter.bytes):
                 letters.popleft()
-                letter.done = True
+                letter.finish()
         if moved:
-            self.board.ring(other)
+            self._board.ring(other)
 
     def _pull(self, other: int) -> None:
-        ring = self.into[other]
+        ring = self._into[other]
         counters = ring.counters
         while counters[WRITTEN] > counters[TAKEN]:
             at = counters[TAKEN] % BLOCKS
-            message = self.arriving[other] or self._begin(other, ring.headers[at])
+            message = self._arriving[other] or self._begin(other, ring, at)
             part = message.bytes[message.moved : message.moved + BLOCK]
             part.copy_(ring.blocks[at][: len(part)])
             counters[TAKEN] += 1
             message.moved += len(part)
-            self.arriving[other] = message
+            self._arriving[other] = message
             if message.moved == len(message.bytes):
-                self.arriving[other] = None
+                self._arriving[other] = None
                 if message.asked is None:
-                    self.aside[other].append(message)
+                    self._aside[other].append(message)
                 else:
                     _deliver(message, message.asked)
-        self.board.ring(other)
+        self._board.ring(other)
 
-    def _begin(self, other: int, header: memoryview) -> Arriving:
-        tag, call, length = header
-        asked = next((letter for letter in self.asked[other] if letter.tag == tag), None)
+    def _begin(self, other: int, ring: Ring, at: int) -> Arriving:
+        tag, call, length, text = ring.headers[at]
+        site = bytes(ring.texts[at][:text]).decode(errors="replace")
+        asked = next((each for each in self._asked if each.tag == tag and each.other in (other, -1)), None)
         if asked is not None:
-            self.asked[other].remove(asked)
-        fits = asked is not None and asked.call == call
+            self._asked.remove(asked)
+            asked.other = other
+        fits = asked is not None and _content(asked.call) == _content(call)
         place = asked.bytes if asked is not None and fits else torch.empty(length, dtype=torch.uint8)
-        return Arriving(tag, call, place, asked)
+        return Arriving(tag, call, site, place, asked)
+
+
+def _content(call: int) -> int:
+    """Numbers and dtype, whether sent or received."""
+    return call & ~(31 << calls.OPERATION)
 
 
 def _deliver(message: Arriving, letter: Letter) -> None:
-    if message.call != letter.call:
-        letter.failure = CollectivesDiffer(
-            f"rank {letter.other} sent {_numbers(message.call)} with tag {letter.tag}, and rank "
-            f"{letter.mail.board.rank} receives {_numbers(letter.call)}; both must be the same"
+    if _content(message.call) != _content(letter.call):
+        sent, wanted = (calls.tell(call).partition(" of ")[2] for call in (message.call, letter.call))
+        letter.finish(
+            CollectivesDiffer(
+                f"rank {letter.other} sent {sent} with tag {letter.tag} at {message.site}, and rank "
+                f"{letter.traffic.board.rank} receives {wanted} at {letter.site}; both must be the same"
+            )
         )
-    else:
-        if message.bytes is not letter.bytes:
-            letter.bytes.copy_(message.bytes)
-        settle(letter.tensor, letter.vector)
-    letter.done = True
-
-
-def _numbers(call: int) -> str:
-    return calls.tell(call).removeprefix("send of ")
+        return
+    if message.bytes is not letter.bytes:
+        letter.bytes.copy_(message.bytes)
+    settle(letter.tensor, letter.vector)
+    letter.finish()

@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import sys
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from paceline.engines.transports.shared_memory import Memory
+from paceline.errors import RankMissing
 
 
 def machine() -> str:
@@ -24,15 +29,37 @@ def machine() -> str:
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
-def share(store: dist.Store, rank: int, ranks: int, size: int) -> tuple[Memory, list[int]] | str:
+def unfit() -> str:
+    """Why this process cannot take part, whatever the others are."""
+    if sys.platform != "linux":
+        return f"runs on {sys.platform}, not on Linux"
+    # A cell must not be seen to change before the slot: x86 keeps the order of stores, others need not.
+    if platform.machine() != "x86_64":
+        return f"has a {platform.machine()} processor, not an x86-64"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:
+        return f"cannot watch processes (pidfd_open: {error})"
+    return ""
+
+
+def share(
+    store: dist.Store, rank: int, ranks: int, size: int, timeout: timedelta
+) -> tuple[Memory, list[int]] | str:
     """The memory and everybody's process number; or why there is none, in the same words on all ranks."""
+    memory, trouble = None, unfit()
     if rank == 0:
-        made = Memory(size)
-        place = {"machine": machine(), "process": os.getpid(), "descriptor": made.descriptor, "size": made.size}
+        place: dict[str, Any] = {}
+        if not trouble:
+            memory = Memory(size)
+            place = {"machine": machine(), "process": os.getpid(), "descriptor": memory.descriptor, "size": memory.size}
         store.set("board", json.dumps(place))
-    memory, trouble = (made, "") if rank == 0 else _open(json.loads(store.get("board")))
+    else:
+        place = _get(store, "board", rank, 0, timeout)
+        if place and not trouble:
+            memory, trouble = _open(place)
     store.set(f"rank {rank}", json.dumps({"process": os.getpid(), "trouble": trouble}))
-    said = [json.loads(store.get(f"rank {other}")) for other in range(ranks)]
+    said = [_get(store, f"rank {other}", rank, other, timeout) for other in range(ranks)]
     if memory is not None:
         memory.close()
     troubles = [f"rank {other} {one['trouble']}" for other, one in enumerate(said) if one["trouble"]]
@@ -46,7 +73,18 @@ def forget(store: dist.Store, ranks: int) -> None:
         store.delete_key(key)
 
 
-def _open(place: dict[str, str | int]) -> tuple[Memory | None, str]:
+def _get(store: dist.Store, key: str, rank: int, other: int, timeout: timedelta) -> Any:
+    try:
+        store.wait([key], timeout)
+    except dist.DistError as error:
+        raise RankMissing(
+            f"rank {rank} waited in the making of a process group for rank {other}, which did not come within "
+            f"{timeout.total_seconds():.1f} s. Look at what rank {other} printed last"
+        ) from error
+    return json.loads(store.get(key))
+
+
+def _open(place: dict[str, Any]) -> tuple[Memory | None, str]:
     if place["machine"] != machine():
         return None, "is on another machine, or in another container, than rank 0"
     try:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from paceline.backend.calls import DTYPE_NUMBERS
-from paceline.errors import UsageError
+
+
+class NotOurs(Exception):
+    """A tensor that another backend must take; raised before anything has happened."""
+
+    def __init__(self, device: str, what: str) -> None:
+        self.device, self.what = device, what
+        super().__init__(f"the paceline backend has no operations on {what}")
 
 
 def flat(tensor: Tensor) -> Tensor:
     """Its own numbers, or a copy of them if they do not lie in one row; unseen by autograd (`data`), as with gloo."""
     if not tensor.is_cpu:
-        raise UsageError(f"the paceline backend is for tensors on the CPU; this one is on {tensor.device}: use nccl")
-    if tensor.is_sparse or tensor.dtype not in DTYPE_NUMBERS:
-        kind = "sparse tensors" if tensor.is_sparse else f"{tensor.dtype}"
-        raise UsageError(f"the paceline backend has no such operation on {kind}; make a group with gloo for it")
+        raise NotOurs(tensor.device.type, f"tensors on {tensor.device.type}")
+    if tensor.layout != torch.strided or tensor.dtype not in DTYPE_NUMBERS:
+        what = f"{tensor.dtype} tensors" if tensor.layout == torch.strided else "sparse tensors"
+        raise NotOurs("cpu", what)
     return tensor.data.view(-1) if tensor.is_contiguous() else tensor.data.contiguous().view(-1)
 
 
