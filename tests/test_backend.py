@@ -492,7 +492,7 @@ if __name__ == "__main__":
     import paceline.backend
 
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message="this process group uses gloo|You are using a Backend")
+    warnings.filterwarnings("ignore", message="this process group uses gloo|You are using a Backend|.* is deprecated. Please use")
     torch.set_num_threads(1)
     _, scene, rank, ranks, store = sys.argv
     dist.init_process_group(

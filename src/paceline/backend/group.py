@@ -83,12 +83,27 @@ class PacelineGroup(_Group):  # type: ignore[misc]
         self._board = self._traffic.board
         self._store, self._timeout, self._ranks = store, timeout, len(pids)
         self._elsewhere: dict[str, Any] = {}
+        self._name = self._description = ""
 
     def set_up(self) -> None:
         self._do(pack(calls.SET_UP), [], collectives.meet(pack(calls.SET_UP))).wait()
 
+    # Names, as PyTorch's C++ asks for them: its own would look for a backend behind the group.
+
     def getBackendName(self) -> str:  # noqa: N802
         return "paceline"
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        self._description = description
 
     def get_group_store(self) -> dist.Store:
         return self._store

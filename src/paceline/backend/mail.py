@@ -146,13 +146,14 @@ class Mail:
                 except CollectiveFailed:
                     self._unsent[other].clear()
 
-    def fail(self, failure: CollectiveFailed) -> None:
-        for letter in self._letters():
-            letter.finish(failure)
+    def let_go(self) -> list[Letter]:
+        """Everything that was under way."""
+        letters = self._letters()
         self._asked.clear()
-        for other, letters in enumerate(self._unsent):
-            letters.clear()
+        for other, unsent in enumerate(self._unsent):
+            unsent.clear()
             self._arriving[other] = None
+        return letters
 
     def progress(self) -> None:
         with self._lock:

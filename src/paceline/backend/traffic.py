@@ -137,9 +137,6 @@ class Traffic:
 
     def judge(self, work: Underway, gone: set[int], waited: float, too_long: bool) -> None:
         """Whether it is any use to go on waiting."""
-        if self.closed:
-            work.finish(CollectiveFailed(f"{work.tell()} did not end: the process group {self.closed}"))
-            return
         board = self.board
         if isinstance(work, Operation) and self.queue:
             work = self.queue[0]  # the others wait for it
@@ -175,18 +172,19 @@ class Traffic:
                 self.say(f"has failed: {failure}")
                 self._failure = failure
                 self.board.leave(FAILED)
-            self._finish_all(failure)
+            for work in self._let_go():
+                work.finish(failure)
         self.advance()
 
     def fail_by_difference(self, operation: Operation) -> None:
         if self._failure is None:
             self.fail(CollectivesDiffer(troubles.difference(self.board, str(operation.site))))
 
-    def _finish_all(self, failure: CollectiveFailed) -> None:
-        for operation in self.queue:
-            operation.finish(failure)
+    def _let_go(self) -> list[Underway]:
+        """Everything that was under way."""
+        works = [*self.queue, *self.mail.let_go()]
         self.queue.clear()
-        self.mail.fail(failure)
+        return works
 
     def close(self, why: str) -> None:
         """Whoever waits in this group, here or in another process, is told so."""
@@ -195,7 +193,8 @@ class Traffic:
         self.closed = why
         self.board.leave(GONE_IN_ORDER)
         with self.lock:
-            self._finish_all(CollectiveFailed(f"the process group {why}"))
+            for work in self._let_go():
+                work.finish(CollectiveFailed(f"{work.tell()} did not end: the process group {why}"))
         self.advance()
         self.board.close()
         EVERYTHING.discard(self)

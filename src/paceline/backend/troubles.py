@@ -8,7 +8,7 @@ from collections import Counter
 from paceline.backend import calls
 from paceline.backend.board import CAME, FAILED, LEFT, SITE, Board
 
-SITES_SECONDS = 2.0  # for the others to say where they called from
+SITES_SECONDS = 1.0  # for the others to come, and to say where they called from
 ADVICE = "Look at what rank {} printed last; if it is only slow, give init_process_group a longer timeout"
 
 
@@ -34,7 +34,7 @@ def _how_gone(board: Board, other: int) -> str:
 
 
 def difference(board: Board, site: str) -> str:
-    """Everybody who has come notices, writes where it called from, and reads the others'."""
+    """Everybody who has come notices, writes where it called from, and reads the others'; so do those who come late."""
     number = board.round
     board.write(board.sites, SITE, number, site)
     board.ring_all()
@@ -42,7 +42,7 @@ def difference(board: Board, site: str) -> str:
     came = {}
     lines = []
     for rank, cell in enumerate(board.cells):
-        while number > cell[SITE] and cell[CAME] >= number and time.perf_counter() < give_up:
+        while number > cell[SITE] and time.perf_counter() < give_up:
             if rank in board.gone():
                 break
             time.sleep(0.001)
