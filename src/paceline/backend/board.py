@@ -24,10 +24,11 @@ SLOT = 4 << 20  # bytes; longer vectors take several rounds
 TEXT = 1024  # bytes for what a rank has to say
 VIEWS = 512  # kept, since making views of the slots costs more than a short operation
 
-# Places in a cell. The call of a round lies at CALL or CALL + 1, in turn. LEFT is one of the three below it.
+# Places in a cell. The call of a round lies at CALL or CALL + 1, in turn; WORDS and LEFT are 0 or what follows.
 CAME, CALL, ASLEEP, RINGS, SITE, WORDS, LEFT = 0, 1, 3, 4, 5, 6, 7
 CELL = 8
 HERE, GONE_IN_ORDER, FAILED = 0, 1, 2
+WAITING, VICTIM = 1, 2  # what the words are about; a victim has failed because of others
 
 
 def size_of(ranks: int) -> int:
@@ -142,7 +143,7 @@ class Board:
 
     def culprit(self, gone: Iterable[int]) -> int:
         """Who ended by itself, before those who failed because of others."""
-        return min(gone, key=lambda rank: (self.cells[rank][LEFT] == FAILED, rank))
+        return min(gone, key=lambda rank: (self.cells[rank][WORDS] == VICTIM, rank))
 
     def leave(self, how: int) -> None:
         if self.mine[LEFT] == HERE:

@@ -16,14 +16,14 @@ import weakref
 from collections import deque
 
 from paceline.backend import troubles
-from paceline.backend.board import FAILED, GONE_IN_ORDER, WORDS, Board
+from paceline.backend.board import FAILED, GONE_IN_ORDER, VICTIM, WAITING, WORDS, Board
 from paceline.backend.mail import Letter, Mail
 from paceline.backend.mover import MOVER
 from paceline.backend.works import Operation, Underway
 from paceline.engines.transports.shared_memory import Memory
 from paceline.errors import CollectiveFailed, CollectivesDiffer, RankGone, RankMissing
 
-SPIN_SECONDS = 50e-6
+SPIN_SECONDS = float(os.environ.get("PSPIN","1e-3"))
 NAP_SECONDS = 0.01  # a lost wake-up, and noticing a death, cost at most this
 SHORT_NAP_SECONDS = 0.001  # with other things under way, for which nobody rings this bell
 PATIENCE_SECONDS = 0.01  # before a future is handed out unset
@@ -43,7 +43,9 @@ class Traffic:
         self.waiting = 0
         self._failure: CollectiveFailed | None = None
         # With more ranks than cores, who is waited for may need this one.
-        self._spin = SPIN_SECONDS if crowd <= len(os.sched_getaffinity(0)) else 0.0
+        fits = crowd <= len(os.sched_getaffinity(0))
+        self._spin = SPIN_SECONDS if fits else float(os.environ.get("PSPIN2","0"))
+        self._alone_spin = 50e-6 if fits else 0.0
         EVERYTHING.add(self)
 
     def check(self) -> None:
@@ -93,13 +95,16 @@ class Traffic:
         """Until the work is done: spin briefly, then sleep, until the others' coming, their end or the deadline."""
         step = self.mail.progress if isinstance(work, Letter) else self.advance
         start = time.perf_counter()
-        spin_end = start + self._spin
+        spin_end, yield_from = start + self._spin, start + self._alone_spin
         while True:
             step()
             if work.done:
                 return
-            if time.perf_counter() >= spin_end:
+            now = time.perf_counter()
+            if now >= spin_end:
                 break
+            if now >= yield_from:
+                os.sched_yield()
         give_up = start + (seconds if seconds > 0 else self.seconds)
         self.waiting += 1
         try:
@@ -111,7 +116,7 @@ class Traffic:
                 self._wait_a_little(work, now - start, now > give_up)
         finally:
             self.waiting -= 1
-            if self.board.mine[WORDS]:
+            if self.board.mine[WORDS] == WAITING:
                 self._say_no_more()
 
     def _wait_a_little(self, work: Underway, waited: float, too_long: bool) -> None:
@@ -156,20 +161,21 @@ class Traffic:
         who = f"rank {self.board.rank} waited in {work.tell()}"
         return troubles.missing(self.board, who, other, gone, waited)
 
-    def say(self, words: str) -> None:
-        if not self.closed and self._failure is None:
-            self.board.write(self.board.words, WORDS, 1, words)
+    def say(self, words: str, mark: int = WAITING) -> None:
+        if not self.closed and self.board.mine[WORDS] != VICTIM:
+            self.board.write(self.board.words, WORDS, mark, words)
 
     def _say_no_more(self) -> None:
         for traffic in list(EVERYTHING):
-            if not traffic.waiting and not traffic.closed and traffic._failure is None:
+            if not traffic.waiting and not traffic.closed and traffic.board.mine[WORDS] == WAITING:
                 traffic.board.mine[WORDS] = 0
 
     def fail(self, failure: CollectiveFailed) -> None:
         """Nothing goes on in this group, and the others are told."""
         with self.lock:
             if self._failure is None:
-                self.say(f"has failed: {failure}")
+                for traffic in list(EVERYTHING):
+                    traffic.say(f"has failed: {failure}", VICTIM)
                 self._failure = failure
                 self.board.leave(FAILED)
             for work in self._let_go():
@@ -205,7 +211,8 @@ def _leave_all() -> None:
     error = getattr(sys, "last_value", None)
     for traffic in list(EVERYTHING):
         if error is not None:
-            traffic.say(f"ended with {type(error).__name__}: {error}")
+            mark = VICTIM if isinstance(error, CollectiveFailed) else WAITING
+            traffic.say(f"ended with {type(error).__name__}: {error}", mark)
         traffic.close("ended with its process")
 
 

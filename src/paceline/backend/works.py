@@ -107,7 +107,8 @@ class Operation(Underway):
                 if self._came and board.differs():
                     self.traffic.fail_by_difference(self)
                     return True
-                board.come(next(self._steps))
+                self.call = next(self._steps)
+                board.come(self.call)
                 self._came = True
         except StopIteration:
             self.finish()
