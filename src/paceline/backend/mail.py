@@ -226,12 +226,12 @@ def _content(call: int) -> int:
 def _deliver(message: Arriving, letter: Letter) -> None:
     if _content(message.call) != _content(letter.call):
         sent, wanted = (calls.tell(call).partition(" of ")[2] for call in (message.call, letter.call))
-        letter.finish(
-            CollectivesDiffer(
-                f"rank {letter.other} sent {sent} with tag {letter.tag} at {message.site}, and rank "
-                f"{letter.traffic.board.rank} receives {wanted} at {letter.site}; both must be the same"
-            )
+        failure = CollectivesDiffer(
+            f"rank {letter.other} sent {sent} with tag {letter.tag} at {message.site}, and rank "
+            f"{letter.traffic.board.rank} receives {wanted} at {letter.site}; both must be the same"
         )
+        letter.finish(failure)
+        letter.traffic.fail(failure)
         return
     if message.bytes is not letter.bytes:
         letter.bytes.copy_(message.bytes)
