@@ -1,6 +1,6 @@
-"""An ordinary DDP script, over Paceline's shared memory: one import, and one word of init_process_group.
+"""An ordinary DDP script, over Paceline's shared memory: one word of init_process_group is another.
 
-    torchrun --nproc-per-node 2 examples/ddp_script.py
+To start it: torchrun --nproc-per-node 2 examples/ddp_script.py
 """
 
 import os
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import paceline.backend  # noqa: F401  registers "paceline"
+import paceline.backend  # noqa: F401  registers "paceline"; not needed where paceline is installed by pip
 
 if "RANK" not in os.environ:  # started without torchrun
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

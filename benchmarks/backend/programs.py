@@ -201,9 +201,13 @@ def make(seed: int, ranks: int, steps: int = 8) -> list[Step]:
     chance = random.Random(seed)
     return [
         Step(
-            chance.choice([*OPERATIONS, "later", "later"]), chance.choice(SHAPES), chance.choice(DTYPES),
-            chance.randrange(ranks), 100 * seed + number, chance.randrange(4),
-        )  # fmt: skip
+            chance.choice([*OPERATIONS, "later", "later"]),
+            chance.choice(SHAPES),
+            chance.choice(DTYPES),
+            chance.randrange(ranks),
+            100 * seed + number,
+            chance.randrange(4),
+        )
         for number in range(steps)
     ]
 
@@ -282,7 +286,7 @@ def join(rank: int, ranks: int, store: str, seconds: float) -> None:
     import paceline.backend
 
     torch.set_num_threads(1)
-    sys.stderr = open(f"{store} {rank} said", "w")
+    sys.stderr = open(f"{store} {rank} said", "w")  # noqa: SIM115
     dist.init_process_group(
         paceline.backend.NAME, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks,
         timeout=timedelta(seconds=seconds),

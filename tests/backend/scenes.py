@@ -6,18 +6,18 @@ import gc
 import os
 import signal
 import threading
-import time
 import warnings
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-
 from benchmarks.backend import programs
 from benchmarks.backend.programs import DTYPES, OPERATIONS, empties, numbers, same
+from torch import Tensor, nn
+
 
 def both() -> tuple[Any, Any]:
     return dist.group.WORLD, dist.new_group(backend="gloo")
@@ -89,7 +89,9 @@ def letters() -> None:
     if rank == 0:
         dist.send(torch.zeros(3), 1)
     if rank == 1:
-        with pytest.raises(RuntimeError, match=r"rank 0 sent 3 float32 with tag 0 at .*scenes.py:\d+, and rank 1 receives 4 float64 at"):
+        with pytest.raises(
+            RuntimeError, match=r"rank 0 sent 3 float32 with tag 0 at .*scenes.py:\d+, and rank 1 receives 4 float64 at"
+        ):
             dist.recv(torch.zeros(4, dtype=torch.float64), 0)
 
 
@@ -308,7 +310,9 @@ def any_order() -> None:
     assert got.eq(left).all()
     # A future that runs on.
     y = torch.ones(3)
-    assert dist.all_reduce(y, async_op=True).get_future().then(lambda done: done.value()[0] * 10).wait()[0] == 10 * ranks
+    then = dist.all_reduce(y, async_op=True).get_future().then(lambda done: done.value()[0] * 10)
+    assert then.wait()[0] == 10 * ranks
+
     # Several threads, a group each.
     def sums(number: int) -> None:
         for _ in range(20):
@@ -455,7 +459,7 @@ def leaks_nothing() -> None:
     """Neither descriptors nor memory, however many groups and operations there were."""
 
     def state() -> tuple[int, int]:
-        maps = open("/proc/self/maps").read()
+        maps = Path("/proc/self/maps").read_text()
         return len(os.listdir("/proc/self/fd")), maps.count("memfd:paceline")
 
     def use() -> None:

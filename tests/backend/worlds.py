@@ -73,7 +73,7 @@ def _be(scene: Callable[[], None], rank: int, ranks: int, store: Path, said: Pat
     descriptor = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     warnings.resetwarnings()
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message=NOISE)

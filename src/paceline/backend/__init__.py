@@ -1,4 +1,4 @@
-"""Our meetings as a torch.distributed backend: `import paceline.backend`, then `init_process_group("paceline")`.
+"""Our meetings as a torch.distributed backend: `init_process_group("paceline")`.
 
     rank 0   copies its input into its slot ─┐                 ┌─ adds the others' slots to its own
     rank 1   copies its input into its slot ─┼─ all have come ─┼─ ...
@@ -17,19 +17,22 @@
     troubles      what is told when ranks do not come together
     rendezvous    how ranks that know only a store come to share a board
     elsewhere     what gloo and NCCL do in our place
+
+Where paceline is installed, PyTorch itself calls `register` when it is imported, so a script needs no import of ours.
 """
 
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 __all__ = ["NAME", "register"]
 
 NAME = "paceline"
 
 
-def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+def create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """Imports the rest when a group is made, since every `import torch` comes past here where paceline is installed."""
     from paceline.backend.group import create
 

@@ -7,6 +7,7 @@ Vectors longer than a slot go in pieces, round after round.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -36,11 +37,11 @@ def pieces(count: int, itemsize: int, parts: int = 1) -> Iterator[tuple[int, int
     yield from ((start, min(start + most, count)) for start in range(0, count, most)) if count else [(0, 0)]
 
 
-def in_turn(steps: Sequence[Steps], settled: Sequence[tuple[Tensor, Tensor]] = ()) -> Steps:
-    """Several as one operation; at the end, results go where they belong."""
+def in_turn(steps: Sequence[Steps], tensors: Sequence[Tensor], vectors: Sequence[Tensor]) -> Steps:
+    """Several as one operation; at the end, the vectors go where they belong, into the tensors."""
     for each in steps:
         yield from each
-    for tensor, vector in settled:
+    for tensor, vector in zip(tensors, vectors, strict=True):
         settle(tensor, vector)
 
 
@@ -68,7 +69,7 @@ def all_reduce(board: Board, call: int, vector: Tensor, reduction: int) -> Steps
 
 def _by_segments(board: Board, call: int, piece: Tensor, combine: Combine) -> Steps:
     cuts = segment_cuts(piece.numel(), board.ranks, piece.element_size())
-    spans = [slice(*pair) for pair in zip(cuts, cuts[1:], strict=False)]
+    spans = [slice(*pair) for pair in pairwise(cuts)]
     mine = spans[board.rank]
     slots = board.slots(piece.dtype, piece.numel())
     slots[board.rank].copy_(piece)
@@ -141,7 +142,7 @@ def scatter(board: Board, call: int, output: Tensor, inputs: Sequence[Tensor], r
 
 
 def reduce_scatter(board: Board, call: int, output: Tensor, inputs: Sequence[Tensor], reduction: int) -> Steps:
-    """Output of different lengths are allowed, as long as all ranks say the same of them."""
+    """Outputs of different lengths are allowed, as long as all ranks say the same of them."""
     for start, stop in pieces(max(len(part) for part in inputs), output.element_size(), board.ranks):
         slots = _offer(board, inputs, start, stop)
         yield call

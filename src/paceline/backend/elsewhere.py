@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
 from paceline.errors import UsageError
@@ -21,8 +22,8 @@ def say_once(what: str) -> None:
         warnings.warn(what, stacklevel=2)
 
 
-def gloo(store: dist.Store, rank: int, ranks: int, timeout: timedelta) -> Any:
-    made = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, ranks, timeout)
+def gloo(store: Store, rank: int, ranks: int, timeout: timedelta) -> Any:
+    made = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, ranks, timeout)
     made._set_sequence_number_for_group()
     return made
 
@@ -38,7 +39,7 @@ def of_device(device: str, group: Any, timeout: timedelta) -> Any:
             f"the paceline backend is for tensors on the CPU; this one is on {device}. "
             f'Name a backend for it too: init_process_group("cpu:paceline,{device}:nccl")'
         )
-    store, rank, ranks = dist.PrefixStore(device, group.get_group_store()), group.rank(), group.size()
+    store, rank, ranks = PrefixStore(device, group.get_group_store()), group.rank(), group.size()
     made: Any = dist.ProcessGroup(store, rank, ranks)
     if name == "nccl":
         options = dist.ProcessGroupNCCL.Options()

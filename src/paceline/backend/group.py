@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from paceline.backend import board as boards
 from paceline.backend import calls, collectives, elsewhere, mail, rendezvous
@@ -27,7 +28,7 @@ _SCATTERED = dist.ReduceScatterOptions()
 CPU = torch.device("cpu")
 
 
-def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+def create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """What torch.distributed calls for a new group: ours, or gloo's where the ranks do not share a machine."""
     shared = rendezvous.share(store, rank, size, boards.size_of(size) + mail.size_of(size), timeout)
     if isinstance(shared, str):
@@ -76,7 +77,7 @@ _Group: Any = dist.ProcessGroup
 
 
 class PacelineGroup(_Group):  # type: ignore[misc]
-    def __init__(self, memory: Memory, pids: list[int], store: dist.Store, rank: int, timeout: timedelta) -> None:
+    def __init__(self, memory: Memory, pids: list[int], store: Store, rank: int, timeout: timedelta) -> None:
         super().__init__(rank, len(pids))
         crowd = max(len(pids), int(os.environ.get("LOCAL_WORLD_SIZE", 0)), _world_size())
         self._traffic = Traffic(memory, rank, pids, timeout.total_seconds(), crowd)
@@ -105,7 +106,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
         self._description = description
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> Store:
         return self._store
 
     @property
@@ -279,7 +280,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
     def _do_each(
         self, operation: int, steps: Sequence[Iterator[int]], tensors: Any, vectors: Sequence[Tensor], opts: Any
     ) -> Operation:
-        return self._do(pack(operation), tensors, collectives.in_turn(steps, list(zip(tensors, vectors))), opts)
+        return self._do(pack(operation), tensors, collectives.in_turn(steps, tensors, vectors), opts)
 
     def _gather(
         self, operation: int, output_lists: list[list[Tensor]], inputs: list[Tensor], said: Any, opts: Any,
@@ -293,7 +294,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
             steps.append(collectives.all_gather(self._board, call, into, vector))
             tensors += outputs
             vectors += into
-        return self._do(pack(operation), said, collectives.in_turn(steps, list(zip(tensors, vectors))), opts)
+        return self._do(pack(operation), said, collectives.in_turn(steps, tensors, vectors), opts)
 
     def _all_gather_whole(self, outputs: list[Tensor], inputs: list[Tensor], said: Any, opts: Any) -> Operation:
         steps, wholes = [], [flat(output) for output in outputs]
@@ -301,7 +302,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
             vector, into = flat(tensor), self._parts(whole)
             _same_size(into, vector)
             steps.append(collectives.all_gather(self._board, call_of(calls.ALL_GATHER, vector), into, vector))
-        together = collectives.in_turn(steps, list(zip(outputs, wholes)))
+        together = collectives.in_turn(steps, outputs, wholes)
         return self._do(pack(calls.ALL_GATHER), said, together, opts)
 
     def _reduce_scatter(
@@ -313,7 +314,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
             numbers = sum(len(part) for part in inputs)
             call = pack(calls.REDUCE_SCATTER, DTYPE_NUMBERS[vector.dtype], numbers, reduction)
             steps.append(collectives.reduce_scatter(self._board, call, vector, inputs, reduction))
-        together = collectives.in_turn(steps, list(zip(outputs, vectors)))
+        together = collectives.in_turn(steps, outputs, vectors)
         return self._do(pack(calls.REDUCE_SCATTER), said, together, opts)
 
     def _all_to_all(
@@ -321,7 +322,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
     ) -> Operation:
         call = pack(calls.ALL_TO_ALL, DTYPE_NUMBERS[inputs[0].dtype])
         steps = collectives.all_to_all(self._board, call, into, inputs)
-        return self._do(call, tensors, collectives.in_turn([steps], list(zip(tensors, vectors))), opts)
+        return self._do(call, tensors, collectives.in_turn([steps], tensors, vectors), opts)
 
     def _parts(self, vector: Tensor, splits: Sequence[int] = (), tensor: Tensor | None = None) -> list[Tensor]:
         """A vector's part for each rank: equal parts, or as many rows of the `tensor` as the splits say."""

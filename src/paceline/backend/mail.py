@@ -1,8 +1,8 @@
 """Send and receive: between every two ranks, in each direction, a ring of blocks in the board's memory.
 
 A send copies into free blocks and is done when all of it is there, so short messages never wait for the receiver; what
-does not fit waits for its turn. Whoever waits anywhere moves everything that can be moved, in both directions: sends and
-receives may be started and waited for in any order. A message that nobody has asked for yet is put aside.
+does not fit waits for its turn. Whoever waits anywhere moves everything that can be moved, in both directions: sends
+and receives may be started and waited for in any order. A message that nobody has asked for yet is put aside.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def size_of(ranks: int) -> int:
 
 
 class Ring:
-    def __init__(self, bytes: memoryview) -> None:
-        self.counters = bytes[:HEADERS_AT].cast("q")
-        headers = [bytes[HEADERS_AT + HEADER * number :][:HEADER] for number in range(BLOCKS)]
+    def __init__(self, room: memoryview) -> None:
+        self.counters = room[:HEADERS_AT].cast("q")
+        headers = [room[HEADERS_AT + HEADER * number :][:HEADER] for number in range(BLOCKS)]
         self.headers = [header[:TEXT_AT].cast("q") for header in headers]
         self.texts = [header[TEXT_AT:] for header in headers]
-        self.blocks = torch.frombuffer(bytes[BLOCKS_AT:], dtype=torch.uint8).view(BLOCKS, BLOCK).unbind()
+        self.blocks = torch.frombuffer(room[BLOCKS_AT:], dtype=torch.uint8).view(BLOCKS, BLOCK).unbind()
 
 
 class Letter(Underway):
@@ -92,9 +92,9 @@ class Mail:
     def __init__(self, memory: Memory, traffic: Traffic) -> None:
         self._traffic, self._board, self._lock = traffic, traffic.board, traffic.lock
         ranks = range(self._board.ranks)
-        bytes = [[memory.take(RING) for _ in ranks] for _ in ranks]  # [from][to]
-        self._out = [Ring(each) for each in bytes[self._board.rank]]
-        self._into = [Ring(row[self._board.rank]) for row in bytes]
+        rooms = [[memory.take(RING) for _ in ranks] for _ in ranks]  # [from][to]
+        self._out = [Ring(each) for each in rooms[self._board.rank]]
+        self._into = [Ring(row[self._board.rank]) for row in rooms]
         self._unsent: list[deque[Letter]] = [deque() for _ in ranks]
         self._asked: list[Letter] = []  # in order
         self._aside: list[list[Arriving]] = [[] for _ in ranks]

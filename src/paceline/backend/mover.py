@@ -1,4 +1,4 @@
-"""A helper thread for what is under way and nobody waits for. It is there only while there is, or just was, such a thing.
+"""A helper thread for what is under way and nobody waits for. It is there only while there is, or was, such a thing.
 
 It asks now and then instead of being woken: waking it would cost every operation of DDP more than the operation.
 """

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from paceline.engines.transports.shared_memory import Memory
 from paceline.errors import RankMissing
@@ -43,9 +44,7 @@ def unfit() -> str:
     return ""
 
 
-def share(
-    store: dist.Store, rank: int, ranks: int, size: int, timeout: timedelta
-) -> tuple[Memory, list[int]] | str:
+def share(store: Store, rank: int, ranks: int, size: int, timeout: timedelta) -> tuple[Memory, list[int]] | str:
     """The memory and everybody's process number; or why there is none, in the same words on all ranks."""
     memory, trouble = None, unfit()
     if rank == 0:
@@ -68,12 +67,12 @@ def share(
     return memory, [one["process"] for one in said]
 
 
-def forget(store: dist.Store, ranks: int) -> None:
+def forget(store: Store, ranks: int) -> None:
     for key in ("board", *(f"rank {rank}" for rank in range(ranks))):
         store.delete_key(key)
 
 
-def _get(store: dist.Store, key: str, rank: int, other: int, timeout: timedelta) -> Any:
+def _get(store: Store, key: str, rank: int, other: int, timeout: timedelta) -> Any:
     try:
         store.wait([key], timeout)
     except dist.DistError as error:

@@ -23,7 +23,7 @@ from paceline.backend.works import Operation, Underway
 from paceline.engines.transports.shared_memory import Memory
 from paceline.errors import CollectiveFailed, CollectivesDiffer, RankGone, RankMissing
 
-SPIN_SECONDS = float(os.environ.get("PSPIN","1e-3"))
+SPIN_SECONDS = float(os.environ.get("PSPIN", "1e-3"))
 NAP_SECONDS = 0.01  # a lost wake-up, and noticing a death, cost at most this
 SHORT_NAP_SECONDS = 0.001  # with other things under way, for which nobody rings this bell
 PATIENCE_SECONDS = 0.01  # before a future is handed out unset
@@ -44,7 +44,7 @@ class Traffic:
         self._failure: CollectiveFailed | None = None
         # With more ranks than cores, who is waited for may need this one.
         fits = crowd <= len(os.sched_getaffinity(0))
-        self._spin = SPIN_SECONDS if fits else float(os.environ.get("PSPIN2","0"))
+        self._spin = SPIN_SECONDS if fits else float(os.environ.get("PSPIN2", "0"))
         self._alone_spin = 50e-6 if fits else 0.0
         EVERYTHING.add(self)
 
