@@ -23,7 +23,8 @@ from paceline.backend.works import Operation, Underway
 from paceline.engines.transports.shared_memory import Memory
 from paceline.errors import CollectiveFailed, CollectivesDiffer, RankGone, RankMissing
 
-SPIN_SECONDS = float(os.environ.get("PSPIN", "1e-3"))
+SPIN_SECONDS = 1e-3  # a wake-up may cost a tenth of it, and is paid by whom one waits for
+ALONE_SECONDS = 50e-6  # of them without giving the core to who else wants it
 NAP_SECONDS = 0.01  # a lost wake-up, and noticing a death, cost at most this
 SHORT_NAP_SECONDS = 0.001  # with other things under way, for which nobody rings this bell
 PATIENCE_SECONDS = 0.01  # before a future is handed out unset
@@ -43,9 +44,7 @@ class Traffic:
         self.waiting = 0
         self._failure: CollectiveFailed | None = None
         # With more ranks than cores, who is waited for may need this one.
-        fits = crowd <= len(os.sched_getaffinity(0))
-        self._spin = SPIN_SECONDS if fits else float(os.environ.get("PSPIN2", "0"))
-        self._alone_spin = 50e-6 if fits else 0.0
+        self._alone = ALONE_SECONDS if crowd <= len(os.sched_getaffinity(0)) else 0.0
         EVERYTHING.add(self)
 
     def check(self) -> None:
@@ -95,7 +94,7 @@ class Traffic:
         """Until the work is done: spin briefly, then sleep, until the others' coming, their end or the deadline."""
         step = self.mail.progress if isinstance(work, Letter) else self.advance
         start = time.perf_counter()
-        spin_end, yield_from = start + self._spin, start + self._alone_spin
+        spin_end, yield_from = start + SPIN_SECONDS, start + self._alone
         while True:
             step()
             if work.done:
