@@ -485,3 +485,13 @@ def never_starts() -> None:
         create(dist.HashStore(), 0, 2, timedelta(seconds=0.3))
     except RuntimeError as error:
         print(error)
+
+
+def fails_late() -> None:
+    """Rank 1 leaves DDP in the middle, while rank 0 holds a future that nobody has set yet."""
+    model = nn.parallel.DistributedDataParallel(network())
+    train(model, 2)
+    if dist.get_rank() == 1:
+        threading.Event().wait(0.1)
+        os._exit(0)
+    train(model, 1)

@@ -105,7 +105,7 @@ class Mail:
 
     def promises(self) -> list[Letter]:
         with self._lock:
-            return [letter for letter in self._letters() if letter._future is not None]
+            return [letter for letter in self._letters() if letter.promises]
 
     def _letters(self) -> list[Letter]:
         arriving = [message.asked for message in self._arriving if message is not None and message.asked is not None]

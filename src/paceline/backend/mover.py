@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SHORTEST_NAP_SECONDS = 0.001
 LONGEST_NAP_SECONDS = 0.01
 IDLE_SECONDS = 1.0  # before the thread ends
+STOP_SECONDS = 5.0  # for the thread to end, with what it is at
 
 
 class Mover:
@@ -22,22 +23,30 @@ class Mover:
         self._watched: set[Traffic] = set()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
 
     def watch(self, traffic: Traffic) -> None:
         with self._lock:
             self._watched.add(traffic)
-            if self._thread is None:
+            if self._thread is None and not self._stopped.is_set():
                 self._thread = threading.Thread(target=self._run, name="paceline-mover", daemon=True)
                 self._thread.start()
+
+    def stop(self) -> None:
+        """At the end of the process: a thread that the interpreter ends within PyTorch takes the process with it."""
+        self._stopped.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(STOP_SECONDS)
 
     def forget_all(self) -> None:
         """In a forked child, where the thread is not."""
         self._watched, self._lock, self._thread = set(), threading.Lock(), None
+        self._stopped = threading.Event()
 
     def _run(self) -> None:
         nap, idle_since = SHORTEST_NAP_SECONDS, time.monotonic()
-        while True:
-            time.sleep(nap)
+        while not self._stopped.wait(nap):
             with self._lock:
                 watched = list(self._watched)
             unwaited = [traffic.move_unwaited() for traffic in watched]

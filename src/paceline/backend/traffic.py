@@ -213,6 +213,7 @@ def _leave_all() -> None:
             mark = VICTIM if isinstance(error, CollectiveFailed) else WAITING
             traffic.say(f"ended with {type(error).__name__}: {error}", mark)
         traffic.close("ended with its process")
+    MOVER.stop()
 
 
 def _in_child() -> None:

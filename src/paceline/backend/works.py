@@ -32,7 +32,7 @@ class Underway(_Work):  # type: ignore[misc]
         self.site, self.since = calls.site(), time.perf_counter()
         self.done = False
         self.failure: Exception | None = None
-        self._future: torch.futures.Future[Any] | None = None
+        self._promise: torch.futures.Future[Any] | None = None
 
     def missing(self) -> list[int]:
         """The ranks it waits for."""
@@ -43,16 +43,23 @@ class Underway(_Work):  # type: ignore[misc]
 
     def finish(self, failure: Exception | None = None) -> None:
         self.failure, self.done = failure, True
-        if self._future is not None:
+        if self._promise is not None:
             self.traffic.promised.append(self)
+
+    @property
+    def promises(self) -> bool:
+        return self._promise is not None
 
     def keep_promise(self) -> None:
         """Set the future; never while anything is locked, since it may run the user's code."""
-        future, self._future = self._future, None
-        if future is not None and self.failure is None:
-            future.set_result(self.outputs)
-        elif future is not None:
-            future.set_exception(self.failure)
+        promise, self._promise = self._promise, None
+        if promise is not None:
+            promise.set_result(self.outputs)
+
+    def _outcome(self, promise: torch.futures.Future[Any]) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        return self.outputs
 
     # What torch.distributed asks of a handle
 
@@ -82,16 +89,19 @@ class Underway(_Work):  # type: ignore[misc]
         return self.outputs
 
     def get_future(self) -> Any:
-        """Set already, where the others are not far; else it is set by the mover."""
+        """Set already, where the others are not far; else it is set by the mover, or by who waits for something."""
         if not self.done:
             self.traffic.wait(self, 0.0, patient=False)
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        promise: torch.futures.Future[Any] = torch.futures.Future()
         with self.traffic.lock:
-            self._future = future
             if not self.done:
-                return future
-        self.keep_promise()
-        return future
+                self._promise = promise
+                # What `set_exception` leaves is an error for Python alone; C++, as in DDP, would take it for a result.
+                return promise.then(self._outcome)
+        if self.failure is not None:
+            raise self.failure
+        promise.set_result(self.outputs)
+        return promise
 
 
 class Operation(Underway):
