@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+import time
 import warnings
 from datetime import timedelta
 from pathlib import Path
