@@ -14,20 +14,14 @@ import os
 import platform
 import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from paceline.engines.transports.shared_memory import Memory
+from paceline.engines.transports.sharing import machine
 from paceline.errors import RankMissing
-
-
-def machine() -> str:
-    """Processes with the same answer see each other's memory and process numbers."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def unfit() -> str:
