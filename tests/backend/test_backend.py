@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -134,3 +135,27 @@ def test_waiting_can_be_aborted(tmp_path: Path) -> None:
 def test_a_rank_that_never_starts_is_named(tmp_path: Path) -> None:
     (text,) = play(scenes.never_starts, 1, tmp_path)
     assert "rank 0 waited in the making of a process group for rank 1" in text
+
+
+def test_pytorch_finds_the_word_by_itself(tmp_path: Path) -> None:
+    """By the entry point of pyproject.toml, as pip would write it."""
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    (entry,) = re.findall(r'\[project.entry-points."torch.backends"\]\n(.*)\n', project)
+    installed = tmp_path / "installed-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: installed\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text("[torch.backends]\n" + entry.replace('"', "") + "\n")
+    program = (
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('paceline', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "print(dist.get_backend())\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "paceline\n", done.stderr
