@@ -19,6 +19,7 @@ check: $(VENV)/.ready         ## style, types, architecture
 
 bench: $(VENV)/.ready         ## the measured claims, at full size (most of an hour)
 	$(BIN)/python benchmarks/local_speed/run.py
+	$(BIN)/python benchmarks/backend/run.py
 	$(BIN)/python benchmarks/staying_alive/run.py
 	$(BIN)/python benchmarks/replay/run.py
 	$(BIN)/python benchmarks/trace_cost/run.py

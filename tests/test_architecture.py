@@ -41,6 +41,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("tally", {"trace"}, {"torch"}),
     ("board", {"tally", "trace"}, PURE_NEVER | {"torch"}),
     ("report", {"report", "tally", "trace", "run", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
+    ("backend", {"backend", "core", "engines.transports", "errors"}, {"numpy", "multiprocessing"}),
     ("training", {"engines", "job", "plan", "run", "errors"}, set()),
     (
         "own_loop",
