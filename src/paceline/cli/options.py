@@ -14,6 +14,10 @@ JobArgument = Annotated[
     str,
     typer.Argument(metavar="JOB", help="A Python file with a module-level `job` (or file.py:name), or a built-in job."),
 ]
+JobOrNone = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Argument(metavar="[JOB]", help="A Python file with a module-level `job`, or a built-in job."),
+]
 PlanArgument = Annotated[
     str, typer.Argument(metavar="PLAN", help="A plan's name and options, as in hierarchical:workers=6,groups=3")
 ]
