@@ -50,6 +50,8 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ),
     ("drawing", {"core", "engines.virtual", "plan", "trace", "story", "errors"}, {"torch"}),
     ("proving", {"core", "engines.virtual", "plan", "story", "errors"}, {"torch"}),
+    ("stand_in", {"backend"}, set()),
+    ("scripts", {"stand_in", "errors"}, {"torch.distributed"}),
     ("overhead", {"tally", "trace"}, {"torch"}),
     ("comparison", {"errors", "overhead", "training", "job", "plan", "run", "report"}, set()),
     ("testing", {"testing", "training", "engines", "core", "job", "plan", "run", "trace"}, set()),

@@ -39,7 +39,7 @@ def compare(
     if (job is None) == (script is None):
         raise UsageError("give a JOB, or --script 'train.py ...' for a script that uses torch.distributed")
     if script is not None:
-        compare_scripts(script, workers or 2, json)
+        compare_scripts(script, workers or 2, quiet, json)
         return
     assert job is not None
     from paceline.cli.tables import show_comparison
@@ -62,11 +62,13 @@ def compare(
         console.print(f"page: {found.page}", markup=False, soft_wrap=True)
 
 
-def compare_scripts(script: str, workers: int, json: bool) -> None:
+def compare_scripts(script: str, workers: int, quiet: bool, json: bool) -> None:
     from paceline.cli.tables import show_scripts
     from paceline.scripts import compare_script
 
-    found = compare_script(script, workers, say=lambda line: console.print(line, style="dim", markup=False))
+    found = compare_script(
+        script, workers, say=lambda line: None if quiet else console.print(line, style="dim", markup=False)
+    )
     if json:
         print_json(found.as_dict())
     else:
