@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-assert "paceline" not in sys.modules, "an unchanged script does not know of us"
 dist.init_process_group(backend="gloo")
 if len(sys.argv) > 1:
     assert sys.argv[1:] == ["--steps", "20"], sys.argv

@@ -19,13 +19,16 @@
     elsewhere     what gloo and NCCL do in our place
 
 Where paceline is installed, PyTorch itself calls `register` when it is imported, so a script needs no import of ours.
+Where this package is imported before PyTorch, that happens in the midst of it: so `register` stands before any import.
 """
 
-from datetime import timedelta
-from typing import Any
+from __future__ import annotations
 
-import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 __all__ = ["NAME", "register"]
 
@@ -40,6 +43,8 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def register() -> None:
+    import torch.distributed as dist
+
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, create, extended_api=False, devices=["cpu"])
 
