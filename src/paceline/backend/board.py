@@ -77,11 +77,11 @@ class Board:
         return all(cell[CAME] >= number for cell in self._theirs)
 
     def differs(self) -> bool:
-        """Whether anybody who has come to the round came with another call."""
+        """Whether anybody who has come to the round came with another call; what he called is read after he came."""
         number = self.round
         at = CALL + (number & 1)
         call = self.mine[at]
-        return any(cell[at] != call and cell[CAME] >= number for cell in self._theirs)
+        return any(cell[CAME] >= number and cell[at] != call for cell in self._theirs)
 
     def missing(self) -> list[int]:
         return [other for other, cell in self.others if cell[CAME] < self.round]

@@ -141,13 +141,17 @@ class Traffic:
 
     def judge(self, work: Underway, gone: set[int], waited: float, too_long: bool) -> None:
         """Whether it is any use to go on waiting."""
-        board = self.board
-        if isinstance(work, Operation) and self.queue:
-            work = self.queue[0]  # the others wait for it
-            if board.differs():
-                self.fail_by_difference(work)
+        board, differs = self.board, False
+        with self.lock:  # another thread may be half way to the next round
+            if isinstance(work, Operation) and self.queue:
+                work = self.queue[0]  # the others wait for it
+                differs = board.differs()
+            if work.done:
                 return
-        missing = work.missing()
+            missing = work.missing()
+        if differs:
+            self.fail_by_difference(work)
+            return
         never = gone.intersection(missing)
         # A letter from anybody is hopeless only when all are gone.
         if never and (len(never) == len(missing) or not work.anybody):
