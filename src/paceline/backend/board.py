@@ -1,8 +1,12 @@
 """The shared memory of a group: a cell per rank, which says to which round it came with which call; and the slots.
 
 An operation is one or more rounds. In a round a rank writes into its slot, says so in its cell, and reads what it needs
-when everybody has come. Every rank has two slots, used in turn: nobody comes to round n + 1 before it is done with
-reading round n, so in round n + 2 nobody reads any more what n left, and no barrier is needed after an operation.
+when everybody has come. Every round has other slots than the one before: nobody comes to round n + 1 before it is done
+with reading round n, so in round n + 2 nobody reads any more what n left, and no barrier is needed after an operation.
+
+Short slots are two for each rank, used in turn. Long ones go round an area that is larger than the processor's cache:
+to write where another core has read before costs five times as much as to write where nobody has it in its cache any
+more. All ranks ask for slots of the same size in the same order, so nobody needs to say where his is.
 
 Everybody compares everybody's call with its own before it reads, so all of them notice when one differs.
 """
@@ -18,11 +22,13 @@ import torch
 from torch import Tensor
 
 from paceline.backend import futex
-from paceline.engines.transports.shared_memory import Memory
+from paceline.engines.transports.shared_memory import PAGE, Memory
 
 SLOT = 4 << 20  # bytes; longer vectors take several rounds
+SHORT = 16 << 10  # bytes of a short slot; below, to make views of new places costs more than they save
+AREAS = 128 << 20  # bytes of all ranks' long slots together; four times a usual cache
 TEXT = 1024  # bytes for what a rank has to say
-VIEWS = 512  # kept, since making views of the slots costs more than a short operation
+VIEWS = 2048  # kept, since making views of the slots costs more than a short operation
 
 # Places in a cell. The call of a round lies at CALL or CALL + 1, in turn; WORDS and LEFT are 0 or what follows.
 CAME, CALL, ASLEEP, RINGS, SITE, WORDS, LEFT = 0, 1, 3, 4, 5, 6, 7
@@ -33,7 +39,12 @@ WAITING, VICTIM = 1, 2  # what the words are about; a victim has failed because 
 
 def size_of(ranks: int) -> int:
     """The bytes of the board's own part; what is never touched takes no memory."""
-    return ranks * (64 + 2 * TEXT + 2 * SLOT)
+    return ranks * (64 + 2 * TEXT + 2 * SHORT + area_of(ranks))
+
+
+def area_of(ranks: int) -> int:
+    """Room for two slots at least, so that a round never overwrites the one before."""
+    return max(2 * SLOT, AREAS // ranks // PAGE * PAGE)
 
 
 class Board:
@@ -43,7 +54,9 @@ class Board:
         self.cells = [memory.ints(CELL) for _ in pids]
         self.sites = [memory.take(TEXT) for _ in pids]
         self.words = [memory.take(TEXT) for _ in pids]
-        self.bytes = [[memory.tensor(SLOT, torch.uint8) for _ in range(2)] for _ in pids]
+        self._short = [[memory.tensor(SHORT, torch.uint8) for _ in range(2)] for _ in pids]
+        self._areas = [memory.tensor(area_of(self.ranks), torch.uint8) for _ in pids]
+        self._at = 0  # in the areas
         self.mine = self.cells[rank]
         self.others = [(other, cell) for other, cell in enumerate(self.cells) if other != rank]
         self._theirs = [cell for _, cell in self.others]
@@ -54,14 +67,22 @@ class Board:
 
     def slots(self, dtype: torch.dtype, count: int) -> list[Tensor]:
         """Everybody's slot in the coming round."""
-        turn = self.round + 1 & 1
-        key = (turn, dtype, count)
+        size = count * dtype.itemsize
+        if size <= SHORT:
+            place = ~(self.round + 1 & 1)
+        else:
+            place = self._at if self._at + size <= len(self._areas[0]) else 0
+            self._at = place + -(-size // PAGE) * PAGE
+        key = (place, dtype, count)
         views = self._views.get(key)
         if views is None:
             if len(self._views) == VIEWS:
                 self._views.clear()
-            stop = count * dtype.itemsize
-            views = self._views[key] = [both[turn][:stop].view(dtype) for both in self.bytes]
+            if place < 0:
+                views = [both[~place][:size].view(dtype) for both in self._short]
+            else:
+                views = [area[place : place + size].view(dtype) for area in self._areas]
+            self._views[key] = views
         return views
 
     def come(self, call: int) -> None:
