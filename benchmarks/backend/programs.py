@@ -310,13 +310,13 @@ def faults(count: int) -> list[tuple[int, str, int, int, int]]:
 def verdict(text: str, culprit: int) -> bool:
     """Whether a rank that is not at fault names the one that is.
 
-    Where calls differ, every rank's is told, and with more than two, who is not like the others. Else who was waited
-    for is named, and whom that one waited for in turn.
+    Where calls differ, every rank's is told, and with more than two, who is not like the others; of a letter, both
+    ends. Else who was waited for is named, and whom that one waited for in turn.
     """
     odd = re.findall(r"not like the others: rank (\d+)", text)
     if odd:
         return int(odd[-1]) == culprit
-    if "called different operations" in text or "UsageError" in text:
+    if any(words in text for words in ("called different operations", "both must be the same", "UsageError")):
         return f"rank {culprit}" in text
     return any(f"{culprit}" in ranks.split(", ") for ranks in re.findall(r" for rank (\d+(?:, \d+)*)", text))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.engines.setup import Progress, finish, first_record, keep_job, set_up
-from paceline.errors import PlanError, UsageError, suggest
+from paceline.errors import Blamed, PlanError, UsageError, suggest
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.run import Run, RunFolder, new_folder
@@ -59,5 +59,9 @@ def train(
         with local.train(setup, place.file("trace.arrow"), progress, deadline) as outcome:
             return finish(setup, outcome, place, record)
     except BaseException as error:
-        place.write({**record, "status": "failed", "error": f"{type(error).__name__}: {error}"})
+        record = {**record, "status": "failed", "error": f"{type(error).__name__}: {error}"}
+        if isinstance(error, Blamed):
+            error.failure.run = place.path if chosen.replayable else None
+            record |= {"error": str(error), "failure": error.failure.as_dict()}
+        place.write(record)
         raise
