@@ -25,9 +25,10 @@ and warns of: JobWarning, CrowdedWarning. Every message says what was given, wha
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
-from paceline.failure import Failure, few
+from paceline.failure import Failure, few, users_traceback
 
 
 class PacelineError(Exception):
@@ -119,6 +120,18 @@ class ReplayDiverged(PacelineError):
 
 class ProtocolError(PacelineError):
     pass
+
+
+@contextmanager
+def users_code(what: str, error: type[PacelineError] = JobError) -> Iterator[None]:
+    """What the user's own code raises is told as a fault of his, with his lines."""
+    try:
+        yield
+    except PacelineError:
+        raise
+    except Exception as fault:
+        told = f"{what} fails: {type(fault).__name__}: {fault}\n{users_traceback(fault)}"
+        raise error(told.rstrip()) from fault
 
 
 class JobWarning(UserWarning):

@@ -10,13 +10,16 @@ Traceback (most recent call last):
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PASSED_THROUGH = (str(Path(__file__).parent), "torch/nn/modules/module.py")  # on the way to the user's lines
+OURS = re.escape(str(Path(__file__).parent))
+PASSED = rf"{OURS}/|[^\"]*torch/nn/modules/module\.py|[^\"]*torch/utils/data/"  # on the way to the user's lines
+FRAME = re.compile(rf'^  File "(?:{PASSED})[^\n]*\n(?:    [^\n]*\n)*', re.MULTILINE)
 FEW = 8  # samples that are told
 
 
@@ -70,12 +73,7 @@ def few(numbers: Sequence[int]) -> str:
 
 
 def users_traceback(error: BaseException) -> str:
-    """Without the lines that lead to the user's, where there are any of his."""
-    story = traceback.TracebackException.from_exception(error)
-    link: traceback.TracebackException | None = story
-    while link is not None:
-        users = [frame for frame in link.stack if not any(each in frame.filename for each in PASSED_THROUGH)]
-        if users:
-            link.stack = traceback.StackSummary.from_list(users)
-        link = link.__cause__ or link.__context__
-    return "".join(story.format())
+    """Without the lines that lead to the user's, where there are any of his; also in what a loader's process said."""
+    whole = "".join(traceback.format_exception(error))
+    users = FRAME.sub("", whole)
+    return users if '  File "' in users else whole

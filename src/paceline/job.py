@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import JobError, suggest
+from paceline.errors import JobError, suggest, users_code
 
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
@@ -109,13 +109,15 @@ class Job:
             return copy.deepcopy(self.model)
         with torch.random.fork_rng(devices=[]), seeded_elsewhere(self.seed):
             torch.manual_seed(self.seed)
-            module = self.model()
+            with users_code("model="):
+                module = self.model()
         if not isinstance(module, nn.Module):
             raise JobError(f"model= returned {type(module).__name__}, not an nn.Module")
         return module
 
     def make_optimizer(self, module: nn.Module, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = self.optimizer(module if _wants_module(self.optimizer) else parameters)
+        with users_code("optimizer="):
+            optimizer = self.optimizer(module if _wants_module(self.optimizer) else parameters)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise JobError(f"optimizer= returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
         if isinstance(optimizer, torch.optim.LBFGS):

@@ -16,11 +16,13 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import RunFolderError
+from paceline.errors import RunFailed, RunFolderError
 from paceline.trace import Kind, Trace, TraceWriter, percentile
 
 if TYPE_CHECKING:
@@ -70,7 +72,20 @@ class RunFolder:
 
     def write(self, record: dict[str, Any]) -> None:
         if self.path:
-            write_json(self.path / "run.json", record)
+            with writing(self.path):
+                write_json(self.path / "run.json", record)
+
+
+@contextmanager
+def writing(path: Path | None) -> Iterator[None]:
+    """Into a run's folder, on a disk that may be full."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # PyTorch raises RuntimeError, and leaves the reason in its cause
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunFailed(
+            f"the run's folder {path} cannot be written: {reason}; make room, or give another (folder=, --runs)"
+        ) from error
 
 
 def write_json(file: Path, record: dict[str, Any]) -> None:

@@ -31,6 +31,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from paceline.errors import RunFailed
+
 
 class Kind(IntEnum):
     COMPUTE = 1
@@ -98,6 +100,7 @@ class TraceWriter:
     """Appends drained rows to the run folder's Arrow stream; `path` None keeps them in memory only."""
 
     def __init__(self, path: Path | None, start: int) -> None:
+        self._path = path
         self._file: Any = pa.OSFile(str(path), "wb") if path else None
         self._stream: Any = pa.ipc.new_stream(self._file, SCHEMA) if path else None
         self._parts: list[Columns] = []
@@ -110,12 +113,19 @@ class TraceWriter:
         rows["end"] -= self.origin
         self._parts.append(rows)
         if self._stream:
-            self._stream.write_batch(pa.record_batch([pa.array(rows[n]) for n in Row._fields], schema=SCHEMA))
-            self._file.flush()
+            try:
+                self._stream.write_batch(pa.record_batch([pa.array(rows[n]) for n in Row._fields], schema=SCHEMA))
+                self._file.flush()
+            except OSError as error:
+                self._stream = None  # what is written already stays readable
+                raise RunFailed(
+                    f"the trace {self._path} cannot be written: {error}; make room, or give another folder (--runs)"
+                ) from error
 
     def close(self) -> Trace:
         if self._stream:
             self._stream.close()
+        if self._file:
             self._file.close()
         rows = np.concatenate(self._parts) if self._parts else np.empty(0, DTYPE)
         return Trace(rows[np.argsort(rows["end"], kind="stable")])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.engines.setup import Progress, finish, first_record, keep_job, set_up
-from paceline.errors import Blamed, PlanError, UsageError, suggest
+from paceline.errors import Blamed, PlanError, RunFailed, UsageError, suggest
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.run import Run, RunFolder, new_folder
@@ -63,5 +64,6 @@ def train(
         if isinstance(error, Blamed):
             error.failure.run = place.path if chosen.replayable else None
             record |= {"error": str(error), "failure": error.failure.as_dict()}
-        place.write(record)
+        with contextlib.suppress(RunFailed):  # which would hide the reason
+            place.write(record)
         raise

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from paceline.compute.layout import ALIGN, ShardLayout
 from paceline.compute.rows import one_row
 from paceline.core.rules import Averaging, Exchanging, Memory, Rule
-from paceline.errors import JobError
+from paceline.errors import JobError, users_code
 
 Optimizer = torch.optim.Optimizer
 Schedule = Callable[[Optimizer], Any]
@@ -108,10 +108,11 @@ def state_shapes(
     def shapes() -> list[StateShape]:
         return [{key: _cell(key, v, name) for key, v in twin.state.get(c, {}).items()} for c in copies.values()]
 
-    twin.step()
-    first = shapes()
-    for _ in range(2):
+    with users_code("the first step of optimizer="):
         twin.step()
+        first = shapes()
+        for _ in range(2):
+            twin.step()
     if shapes() != first:
         grown = sorted({key for cells in shapes() for key in cells} - {key for cells in first for key in cells})
         raise JobError(

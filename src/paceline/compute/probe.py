@@ -44,7 +44,9 @@ def probe(job: Job, module: nn.Module, source: Source, parts: int = 1, by_rows: 
     replica = Replica(job, twin.train(), ())
     before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
     writes = {name: parameter._version for name, parameter in trainable(twin).items()}
-    replica.backward(whole, source.batch(order.indices(whole), 0), 1.0)
+    loss = replica.forward(twin, whole, source.batch(order.indices(whole), 0))
+    _check_loss(loss)
+    loss.backward()
     tables, notes = sparse_names(twin), advice(twin) if by_rows else []
     moving = tuple(
         name
@@ -70,6 +72,17 @@ def probe(job: Job, module: nn.Module, source: Source, parts: int = 1, by_rows: 
             "something slightly different from one process. Remedy: weight=f(batch), the number your loss divides by."
         )
     return Probe(moving, tables, restless, tuple(notes))
+
+
+def _check_loss(loss: object) -> None:
+    if not isinstance(loss, Tensor):
+        raise JobError(f"the loss is a {type(loss).__name__}, not a tensor: nothing can be derived from it")
+    if loss.numel() != 1:
+        raise JobError(
+            f"the loss is a tensor of shape {tuple(loss.shape)}, not one number; take its mean, as by reduction='mean'"
+        )
+    if not loss.requires_grad:
+        raise JobError("the loss has no gradient: it depends on no parameter of the model, or was detached from them")
 
 
 def _smallest_chunk(job: Job, module: nn.Module, source: Source, parts: int) -> None:

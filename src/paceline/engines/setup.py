@@ -26,10 +26,10 @@ from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.proof import prove, prove_mixing
 from paceline.data.order import Order
 from paceline.data.source import Source, open_source
-from paceline.errors import CrowdedWarning, JobError, JobWarning, PlanError
+from paceline.errors import CrowdedWarning, JobError, JobWarning, PlanError, RunFailed, users_code
 from paceline.job import Job
 from paceline.plan import Plan
-from paceline.run import Run, RunFolder, machine, summarise
+from paceline.run import Run, RunFolder, machine, summarise, writing
 from paceline.trace import Trace
 
 Progress = Callable[[dict[str, Any]], None]
@@ -74,14 +74,17 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
             f"plan {plan} shares parameters between {plan.workers} workers in this machine's memory, and the job asks "
             f"for device={job.device!r}; use device='cpu', or plan sequential on the GPU"
         )
+    if job.torch_device.type == "cuda" and not torch.cuda.is_available():
+        raise JobError(f"device={job.device!r}: this PyTorch finds no GPU here; device='cpu', or 'auto'")
     job = _judging(job, plan, engine)
     source = open_source(job.data, job.seed)
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
     module = job.make_model()
     check_trainable(module)
     optimizer = job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
-    found = probe(job, module, source, plan.parts, by_rows=plan.takes_sparse and plan.steps_at_shards)
-    found = replace(found, notes=(*found.notes, *_unused(job, plan)))
+    with users_code("the first batch"):
+        found = probe(job, module, source, plan.parts, by_rows=plan.takes_sparse and plan.steps_at_shards)
+    found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, plan, len(source))))
     if found.restless and plan.meeting is not None and plan.averaging is None and plan.exchanging is None:
         raise PlanError(
             f"the model itself changes parameter {found.restless[0]} while it computes (an embedding with max_norm=?), "
@@ -105,6 +108,20 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove
         check(plan.meeting, plan.workers)  # type: ignore[arg-type]
     return Setup(job, plan, source, test, module, found, agenda, layout, sha256(module), engine, limit)
+
+
+def _small(job: Job, plan: Plan, samples: int) -> list[str]:
+    """Data too few for the batch, or a batch too small for the workers."""
+    batch = min(job.batch_size, samples)
+    notes = []
+    if job.batch_size > samples:
+        notes.append(f"batch_size={job.batch_size} is more than the {samples} samples: an update sees all of them")
+    if plan.parts > batch:
+        notes.append(
+            f"a batch of {batch} sample{'s' * (batch > 1)} cannot be divided among {plan.parts} workers: some have "
+            "nothing to do"
+        )
+    return notes
 
 
 def _judging(job: Job, plan: Plan, engine: str) -> Job:
@@ -250,14 +267,17 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
     """Evaluate the snapshots, outside the timed part; save; and make the run."""
     trace, agenda = outcome.trace, setup.agenda
     module = load_values(setup, outcome.values)
+    if (model_file := folder.file("model.pt")) is not None:
+        with writing(folder.path):
+            torch.save(module.state_dict(), model_file)
     history: list[dict[str, float]] = []
     if setup.test is not None:
-        for updates, seconds, values in outcome.snapshots:
-            found = evaluate(setup.job, load_values(setup, values()), setup.test)
-            history.append({"updates": updates, "seconds": seconds, **found})
-        history.append(
-            {"updates": agenda.updates, "seconds": outcome.seconds, **evaluate(setup.job, module, setup.test)}
-        )
+        with users_code("the training is done, but its evaluation", RunFailed):
+            for updates, seconds, values in outcome.snapshots:
+                found = evaluate(setup.job, load_values(setup, values()), setup.test)
+                history.append({"updates": updates, "seconds": seconds, **found})
+            found = evaluate(setup.job, module, setup.test)
+            history.append({"updates": agenda.updates, "seconds": outcome.seconds, **found})
     last = history[-1] if history else {}
     samples = agenda.samples_until(agenda.updates)
     record = {**record, "status": "done", "history": history}
@@ -273,8 +293,6 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
         "run": str(folder.path) if folder.path else None,
         "parameters_sha256": sha256(module),
     }
-    if (model_file := folder.file("model.pt")) is not None:
-        torch.save(module.state_dict(), model_file)
     folder.write(record)
     _tell_of_crowding(setup.plan, record["summary"]["core_wait_fraction"])
     return Run(folder.path, trace, record, module, setup.job, history)

@@ -109,6 +109,8 @@ class Account:
     @staticmethod
     def of(error: BaseException, place: Place) -> Account:
         what, advice = f"{type(error).__name__}: {error}".rstrip(": "), ""
+        if not isinstance(error, PacelineError):
+            what = what.splitlines()[0]  # the traceback has it all
         if isinstance(error, NotFinite):
             what, advice = f"the loss is {error.loss}", error.REMEDY
         elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
