@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check docs bench clean
 
 demo: $(VENV)/.ready          ## environment, then a comparison ending in a table and a page
 	$(BIN)/paceline compare digits --plans sequential,ddp,ring,downpour --workers 2
@@ -12,10 +12,13 @@ test: $(VENV)/.ready check    ## everything CI runs
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.ready         ## style, types, architecture
-	$(BIN)/ruff check src tests examples benchmarks
-	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks docs
+	$(BIN)/ruff format --check src tests examples benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+docs: $(VENV)/.ready          ## the site, in site/; a warning is an error
+	$(BIN)/mkdocs build --strict -d site
 
 bench: $(VENV)/.ready         ## the measured claims, at full size (most of an hour)
 	$(BIN)/python benchmarks/local_speed/run.py
@@ -34,4 +37,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) runs site .mypy_cache .pytest_cache .ruff_cache

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import paceline as pl
 from paceline.drawing import draw
 from paceline.plan import RECIPES, Plan
 
@@ -38,7 +39,21 @@ def test_the_new_method_works_and_its_story_is_the_one_told(tmp_path: Path) -> N
     assert story in said
 
 
-PICTURES = re.findall(r"<!-- draw: (.*?) -->\n```text\n(.*?)```", METHODS, re.S)
+@pytest.mark.parametrize("page", ["first-comparison", "from-torch"])
+def test_a_pages_program_runs(page: str, tmp_path: Path) -> None:
+    run_blocks(ROOT / "docs" / f"{page}.md", tmp_path)
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    reference = (tmp_path / "site" / "reference" / "python" / "index.html").read_text()
+    assert all(f"pl.{name}" in reference for name in pl._FACE)
+
+
+DRAWN = METHODS + (ROOT / "docs" / "how-it-works.md").read_text()
+PICTURES = re.findall(r"<!-- draw: (.*?) -->\n```text\n(.*?)```", DRAWN, re.S)
 
 
 @pytest.mark.parametrize(("plan", "picture"), PICTURES, ids=[plan for plan, _ in PICTURES])

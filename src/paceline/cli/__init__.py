@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from functools import cache
 
 import typer
 from rich.console import Console
@@ -34,8 +35,9 @@ def paceline(
 _debug = False
 
 
-def main() -> None:
-    """Run a command; every error of ours is one block without a traceback."""
+@cache
+def register() -> None:
+    """Tell `app` its commands."""
     from paceline.cli import compare, draw, prove, replay, report, train
 
     app.command()(train.train)
@@ -44,6 +46,11 @@ def main() -> None:
     app.command()(draw.draw)
     app.command()(prove.prove)
     app.command()(report.report)
+
+
+def main() -> None:
+    """Run a command; every error of ours is one block without a traceback."""
+    register()
     warnings.showwarning = _say_warning  # type: ignore[assignment]
     if not sys.platform.startswith("linux"):
         console.print("Paceline needs Linux: its shared memory and its record locks are the kernel's.", style="red")

@@ -1,0 +1,68 @@
+"""The site is the repository's own pages: mkdocs calls these functions while it builds.
+
+README, CONTRIBUTING, CHANGELOG and the benchmarks' pages join docs/ where they lie. A link to another page leads to it;
+one to a source file becomes its name. The reference is written from the code.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+
+from reference import commands, plans, python  # noqa: E402
+
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+GENERATED = {"reference/python.md": python, "reference/commands.md": commands, "reference/plans.md": plans}
+
+
+def places() -> dict[str, str]:
+    """Where each of the repository's pages lies in the site."""
+    found = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+    found |= {f"docs/{path.name}": path.name for path in (ROOT / "docs").glob("*.md")}
+    found["benchmarks/README.md"] = "benchmarks/index.md"
+    for path in (ROOT / "benchmarks").glob("*/README.md"):
+        found[f"benchmarks/{path.parent.name}/README.md"] = f"benchmarks/{path.parent.name}.md"
+    return found
+
+
+PLACES = places()
+SOURCES = {place: source for source, place in PLACES.items()}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    for source, place in PLACES.items():
+        if not source.startswith("docs/"):
+            files.append(File.generated(config, place, content=(ROOT / source).read_text()))
+    for place, write in GENERATED.items():
+        files.append(File.generated(config, place, content=write()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    place = page.file.src_uri
+    source = SOURCES.get(place, f"docs/{place}")
+    parts = re.split(r"(```.*?```)", markdown, flags=re.S)  # what is in a block of code stays
+    return "".join(
+        part if part.startswith("```") else LINK.sub(lambda m: link(m, source, place), part) for part in parts
+    )
+
+
+def link(found: re.Match[str], source: str, place: str) -> str:
+    text, target, anchor = found[1], found[2], found[3] or ""
+    if not target or "://" in target:
+        return found[0]
+    meant = normpath(str(PurePosixPath(source).parent / target))
+    if meant in PLACES:
+        return f"[{text}]({relpath(PLACES[meant], str(PurePosixPath(place).parent))}{anchor})"
+    if target in GENERATED:
+        return found[0]
+    assert (ROOT / meant).exists(), f"{source} links to {target}, which is not there"
+    return text

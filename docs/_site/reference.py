@@ -1,0 +1,90 @@
+"""The reference, written from the code: docstrings, signatures, the commands' own help, the table of plans."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import typer
+
+import paceline
+from paceline.cli import app, register
+from paceline.plan import RECIPES
+
+
+def python() -> str:
+    """The names of `import paceline as pl`."""
+    lines = ["# Python", "", "`import paceline as pl` loads PyTorch only when something that needs it is used.", ""]
+    for name in sorted(paceline._FACE):
+        thing = getattr(paceline, name)
+        lines += [f"## pl.{name}", "", "```python", f"pl.{name}{signature(thing)}", "```", ""]
+        lines += ["```text", inspect.getdoc(thing) or "", "```", ""]
+        lines += [f"- `.{word}{signature(member)}`: {first(member)}" for word, member in members(thing)]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def signature(thing: Any) -> str:
+    try:
+        found = str(inspect.signature(thing)).replace("'", "").replace("self, ", "").replace("(self)", "()")
+    except (TypeError, ValueError):
+        return ""
+    return found if len(found) < 100 else found.replace("(", "(\n    ", 1).replace(", ", ",\n    ")
+
+
+def members(thing: Any) -> list[tuple[str, Any]]:
+    if not inspect.isclass(thing):
+        return []
+    own = [(name, value) for name, value in vars(thing).items() if not name.startswith("_")]
+    return [(name, value) for name, value in own if inspect.isfunction(value) and inspect.getdoc(value)]
+
+
+def first(thing: Any) -> str:
+    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    register()
+    group: Any = typer.main.get_command(app)
+    lines = [
+        "# Commands",
+        "",
+        group.help or "",
+        "",
+        "Exit codes: 0 done, 1 a run that failed, 2 wrong use, 130 interrupted.",
+        "",
+    ]
+    for name, command in sorted(group.commands.items()):
+        lines += [f"## paceline {name}", "", inspect.cleandoc(command.help or ""), "", "| | | |", "|---|---|---|"]
+        for parameter in command.params:
+            words = " ".join(f"`{word}`" for word in parameter.opts) if parameter.param_type_name == "option" else ""
+            shown = words or f"`{(parameter.metavar or parameter.name).upper()}`"
+            given = parameter.default
+            usual = "" if given in (None, False) or callable(given) or given == [] else f"`{given}`"
+            lines.append(
+                f"| {shown} | {(getattr(parameter, 'help', '') or '').replace('|', chr(92) + '|')} | {usual} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def plans() -> str:
+    """Every plan with its options."""
+    lines = [
+        "# Plans",
+        "",
+        "`name:option=value,option=value`, as in `downpour:workers=4,shards=2`. What each is good for:",
+        "[which method when](../methods.md).",
+        "",
+        "| plan | options and their defaults | |",
+        "|---|---|---|",
+    ]
+    for name, recipe in RECIPES.items():
+        options = ", ".join(f"`{key}={told(kind)}`" for key, kind in recipe.options.items())
+        lines.append(f"| `{name}` | {options} | {recipe.about} |")
+    return "\n".join([*lines, ""])
+
+
+def told(kind: Any) -> str:
+    return "the method's own" if kind.default is None else str(kind.default)
