@@ -49,6 +49,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         {"core", "compute", "engines.local", "engines.transports", "job", "plan", "run", "trace", "errors"},
         set(),
     ),
+    ("adapters", {"own_loop", "plan", "errors"}, set()),
     ("drawing", {"core", "engines.virtual", "plan", "trace", "story", "errors"}, {"torch"}),
     ("proving", {"core", "engines.virtual", "plan", "story", "errors"}, {"torch"}),
     ("stand_in", {"backend"}, set()),

@@ -12,6 +12,7 @@ import pytest
 import paceline as pl
 from paceline.drawing import draw
 from paceline.plan import RECIPES, Plan
+from tests.test_adapters import EXAMPLES as ADAPTED
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
@@ -74,7 +75,10 @@ def test_every_plan_is_explained_with_a_picture_and_all_its_options(name: str) -
     assert {option for option in RECIPES[name].options if f"`{option}`" not in row[0]} == set()
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+EXAMPLES = sorted(each for each in (ROOT / "examples").glob("*.py") if each.stem not in ADAPTED)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(example: Path, tmp_path: Path) -> None:
     assert len(example.read_text().splitlines()) < 100
     done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=120)

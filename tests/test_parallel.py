@@ -286,6 +286,23 @@ def test_what_cannot_be_is_refused_before_anything_is_shared(tmp_path: Path) -> 
         assert "rank 0 has another model than rank 1: there it has ['weight', [2, 6]" in err
 
 
+def test_processes_that_torchrun_did_not_start_find_each_other_where_their_group_did(tmp_path: Path) -> None:
+    """As those of torch.multiprocessing.spawn: no environment tells how many there are."""
+    told = run(
+        tmp_path, 2, """
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        del os.environ["WORLD_SIZE"], os.environ["RANK"]
+        torch.manual_seed(RANK)
+        model = network()
+        train("ring", model, sgd(model.parameters()))
+        print(model[0].weight.sum().item())
+        """,
+    )  # fmt: skip
+    assert [code for code, _, _ in told] == [0, 0], told
+    assert told[0][1] == told[1][1]
+
+
 def test_several_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

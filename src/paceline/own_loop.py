@@ -128,9 +128,11 @@ _town = _Town()
 
 def _seat(plan: str | Plan) -> tuple[Plan, Store, int]:
     """The plan for as many workers as there are processes, where they find each other, and which of them this is."""
+    import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 
-    ranks, here = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_WORLD_SIZE", 0))
+    ranks = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 0))
     if here and here != ranks:
         raise UsageError(f"{ranks} processes on several machines ({here} here): this works on one machine, as yet")
     chosen = Plan.parse(plan, ranks)
