@@ -9,6 +9,7 @@
     │   ├── WorkerFailed        a worker raised an exception: the user's code, usually
     │   ├── WorkerDied          a worker's process ended without a word (SIGKILL, out of memory)
     │   └── WaitedTooLong       a wait passed its deadline
+    ├── RunStopped              SIGTERM: a checkpoint was written, and the run can go on       (exit code 143)
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a machine was told something impossible: a bug in Paceline
 
@@ -65,6 +66,17 @@ class WaitedTooLong(RunFailed):
         super().__init__(
             f"worker {worker} waited {seconds:.0f} s for {for_whom} {where}; that process is stopped, "
             f"swapping or very slow. Give a longer deadline (deadline=...) if the step really takes that long."
+        )
+
+
+class RunStopped(PacelineError):
+    exit_code = 143  # as of a process that SIGTERM ended
+
+    def __init__(self, updates: int, run: str) -> None:
+        self.updates, self.run = updates, run
+        super().__init__(
+            f"SIGTERM: a checkpoint of update {updates} was written, and every worker was stopped. Go on with "
+            f"`paceline train --resume {run}`, or pl.train(resume={run!r})"
         )
 
 

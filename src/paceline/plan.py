@@ -118,6 +118,11 @@ class Plan:
         return self.locked and not self.native
 
     @property
+    def agrees(self) -> bool:
+        """Whether all workers hold the same after every update."""
+        return self.native or (self.synchronous and self.averaging is None and self.programme is None)
+
+    @property
     def results(self) -> int:
         """How many workers' replicas make the result: one, since they agree at the end; all, where they never do."""
         return self.workers if isinstance(self.meeting, Neighbours) else 1

@@ -9,7 +9,6 @@ A synchronous plan needs only its table, an asynchronous one the trace (`engines
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,9 @@ from torch import nn
 from paceline.compute.layout import sha256
 from paceline.engines.arithmetic.common import threads
 from paceline.engines.players import Played, player
-from paceline.engines.setup import JobWarning, Setup, load_values, set_up
-from paceline.errors import ReplayDiverged, RunFolderError, UsageError
-from paceline.job import Batch, Job, load_job
+from paceline.engines.setup import JobWarning, Setup, kept_job, load_values, set_up
+from paceline.errors import ReplayDiverged, UsageError
+from paceline.job import Batch, Job
 from paceline.plan import Plan
 from paceline.run import Run, read_record
 from paceline.trace import Trace
@@ -80,19 +79,7 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, dict[
         return job or run.job, run.record, run.trace
     path = Path(run)
     record = read_record(path)
-    if job is None:
-        try:
-            opened: Job = pickle.loads((path / "job.pickle").read_bytes())
-        except FileNotFoundError:
-            raise RunFolderError(f"{path} has no job.pickle; give the job: replay(path, job=job)") from None
-        if data is None and opened.data is None:
-            if not opened.origin:
-                raise RunFolderError(
-                    f"{path} did not keep its data, which is large; give it: replay(path, data=(x, y))"
-                )
-            data = load_job(opened.origin).data
-        job = opened if data is None else opened.with_(data=data)
-    return job, record, Trace.open(path / "trace.arrow")
+    return job or kept_job(path, data), record, Trace.open(path / "trace.arrow")
 
 
 def _check_same_start(setup: Setup, record: dict[str, Any]) -> None:

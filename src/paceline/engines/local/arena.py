@@ -1,6 +1,6 @@
 """The memory that the parent and its workers share. Both build it by the same steps, so they agree on every place.
 
-    control     abort, go | per worker: what it does now, when it ended, asleep, offers of the collective
+    control     abort, go, wanted, taken | per worker: what it does now, when it ended, asleep, offers of the collective
     traces      a ring of rows per worker
     desk        the desk's integers, twice
     per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare |
@@ -33,8 +33,9 @@ from paceline.core.server import Desk, Shard
 from paceline.engines.transports.shared_memory import BellDescriptor, Locks, Memory, Twin
 from paceline.trace import TraceRing
 
-CONTROL = 2  # abort, go
+CONTROL = 4
 ABORT, GO = 0, 1
+WANTED, TAKEN = 2, 3  # the update after which a checkpoint is asked for; the newest that the parent has taken
 DESK_LOCK = 0  # shard s has lock s + 1
 
 
@@ -48,6 +49,7 @@ class ArenaShape:
     rooms: tuple[RoomShape, ...]  # per shard
     places: type[Rooms] | type[Replicas]  # which room is whose
     results: int  # workers whose replicas make the result
+    ghosts: int = 0  # leases that were under way when an earlier life of the run ended
 
 
 @dataclass
@@ -94,7 +96,7 @@ class Arena:
 
     def _shard(self, number: int) -> ShardMemory:
         memory, workers = self.memory, self.shape.workers
-        machine = self.shape.place.machine(workers)
+        machine = self.shape.place.machine(workers, self.shape.ghosts)
         places = self.shape.places(workers, at=machine.ints)
         twin = Twin(memory, machine.ints + places.ints)
         shape = self.shape.rooms[number]
@@ -113,6 +115,7 @@ class Arena:
             shard.places.init(shard.twin.current)
         for worker in range(shape.workers):
             arena.doing[worker] = -1
+        arena.control[WANTED] = -1
         return arena
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -133,7 +136,7 @@ def _size(shape: ArenaShape) -> int:
         places = shape.places(workers)
         for room in shape.rooms:
             size += places.count * (room.size + 64)
-            size += 2 * 8 * (shape.place.machine(workers).ints + places.ints + 8) + 64 * 4
+            size += 2 * 8 * (shape.place.machine(workers, shape.ghosts).ints + places.ints + 8) + 64 * 4
             size += 8 * Journal.size(room.heights, places.count) + 64
         if shape.place.gathers:
             size += (workers + shape.place.gathers) * (Payload.length(shape.layout) * number + 64)

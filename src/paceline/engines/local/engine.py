@@ -28,25 +28,34 @@ from paceline.core.meetings import Shards
 from paceline.core.rooms import Replicas, Rooms
 from paceline.core.server import Desk
 from paceline.data.source import TensorSource
+from paceline.engines.checkpoints import Checkpoint, history
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
+from paceline.engines.local.keeping import Keeping
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.worker import Assignment, SharedTensors, main
-from paceline.engines.setup import Outcome, Progress, Setup, Snapshot
+from paceline.engines.setup import Outcome, Progress, Setup, Snapshot, Wish
 from paceline.engines.transports.shared_memory import Bell, RecordLock, Waiter
-from paceline.errors import JobError, RunFailed, WaitedTooLong, WorkerDied, WorkerFailed
+from paceline.errors import JobError, RunFailed, RunStopped, WaitedTooLong, WorkerDied, WorkerFailed
 from paceline.trace import Kind, Row, Trace, TraceWriter
 
 HEARTBEAT = 0.1  # seconds between two looks at the workers
 
 
 @contextlib.contextmanager
-def train(setup: Setup, trace_file: Path | None, progress: Progress | None, deadline: float) -> Iterator[Outcome]:
+def train(
+    setup: Setup,
+    trace_file: Path | None,
+    progress: Progress | None,
+    deadline: float,
+    wish: Wish | None = None,
+) -> Iterator[Outcome]:
     """Run the plan on processes of this machine. Whatever happens, nothing is left behind."""
-    crew = Crew(setup, deadline)
+    crew = Crew(setup, deadline, wish)
     try:
         try:
-            crew.start()
-            trace = crew.watch(trace_file, progress)
+            with crew.keeping.listening() if crew.keeping else contextlib.nullcontext():
+                crew.start()
+                trace = crew.watch(trace_file, progress)
         finally:
             crew.end()
         yield Outcome(trace, crew.seconds, crew.values(), crew.snapshots(trace))
@@ -57,10 +66,10 @@ def train(setup: Setup, trace_file: Path | None, progress: Progress | None, dead
 class Crew:
     """The workers of one run."""
 
-    def __init__(self, setup: Setup, deadline: float) -> None:
-        self.setup, self.deadline = setup, deadline
-        self.workers = setup.plan.workers
-        self.arena = Arena.create(_shape(setup))
+    def __init__(self, setup: Setup, deadline: float, wish: Wish | None) -> None:
+        self.setup, self.deadline, self.wish = setup, deadline, wish
+        self.workers, self.begin = setup.plan.workers, wish.start if wish else None
+        self.arena = Arena.create(_shape(setup, self.begin))
         self.bells = [Bell(a, b.descriptor) for a, b in zip(self.arena.asleep, self.arena.bells, strict=True)]
         self.waiter = Waiter(-1, None, lambda: False, deadline, lambda: "after a death")
         self.processes: list[BaseProcess] = []
@@ -70,17 +79,23 @@ class Crew:
         self.obituaries: list[tuple[int, int]] = []  # (worker, when), not yet in the trace
         self.started_at = 0
         source = setup.source
-        self.snapshot_file = _snapshot_file(setup)
+        self.snapshot_file = _snapshot_file(setup, wish)
         # Where PyTorch's own processes meet, and where loaders keep what SIGKILL would have them leave behind.
         wanted = setup.plan.native or setup.job.loader_workers > 0
         self.scratch = tempfile.TemporaryDirectory(prefix="paceline-") if wanted else None
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         if setup.plan.gate is not None:
-            self._put_version_0()
+            self._put_version_0() if self.begin is None else self._put_back(self.begin)
+        self.keeping = Keeping(setup, self.arena, wish, self.waiter) if wish else None
 
     @property
     def seconds(self) -> float:
-        return (max(self.arena.ended) - self.started_at) / 1e9
+        return (max(self.arena.ended) - self.origin) / 1e9
+
+    @property
+    def origin(self) -> int:
+        """When the training began, had it been trained without a break."""
+        return self.started_at - (self.begin.nanoseconds if self.begin else 0)
 
     def start(self) -> None:
         """Start every worker, wait until all are ready, and let them go together."""
@@ -89,9 +104,10 @@ class Crew:
         with _nameless_main():
             for number in range(self.workers):
                 mine, theirs = context.Pipe(duplex=False)
+                locker = self.keeping.lockers[number] if self.keeping else None
                 process = context.Process(
                     target=main,
-                    args=(self._assignment(number), self.arena, self.tensors, self.snapshot_file, theirs),
+                    args=(self._assignment(number), self.arena, self.tensors, self.snapshot_file, locker, theirs),
                 )
                 with _interrupts_wait():
                     process.start()
@@ -106,13 +122,18 @@ class Crew:
                 else:
                     ready.add(number)
         self.started_at = time.perf_counter_ns()
+        if self.keeping is not None:
+            self.keeping.origin = self.origin
         self.arena.control[GO] = 1
         for bell in self.bells:
             bell.ring()
 
     def watch(self, trace_file: Path | None, progress: Progress | None) -> Trace:
         """Until everybody is home: drain traces, report progress, react to deaths."""
-        writer = TraceWriter(trace_file, self.started_at)
+        earlier = None
+        if trace_file is not None and self.begin is not None:
+            earlier = history(Trace.open(trace_file), self.begin, self.setup.agenda)
+        writer = TraceWriter(trace_file, self.origin, earlier)
         try:
             while len(self.home | self.dead) < self.workers:
                 for number, message in self._messages(HEARTBEAT):
@@ -120,7 +141,10 @@ class Crew:
                         self.home.add(number)
                     elif message[0] == "died":
                         self._bury(number)
+                due = self.keeping.take(self.home) if self.keeping else None
                 self._drain(writer, progress)
+                if due is not None:
+                    self._keep(due, writer)
             if not self.home:
                 raise RunFailed("every worker died; nothing was left to finish the run")
         finally:
@@ -128,20 +152,24 @@ class Crew:
             trace = writer.close()
         return trace
 
+    def _keep(self, due: Checkpoint, writer: TraceWriter) -> None:
+        """Everything that led to it is in the trace now: let it be written."""
+        assert self.keeping is not None
+        self.keeping.writer.offer(due, writer.sync)
+        if self.keeping.ending:
+            self.keeping.writer.flush()
+            raise RunStopped(due.updates, str(self.keeping.wish.run))
+
     def values(self) -> list[Tensor]:
         """Trainable parameters in the module's order, then moving buffers."""
-        if not self.arena.shards:
-            return middle([self._collect([result]) for result in self.arena.results])
-        if self.setup.plan.pairing is not None:
-            return middle([self._collect([room.values]) for room in self.arena.shards[0].all_newest])
-        return self._collect([memory.newest.values for memory in self.arena.shards])
-
-    def _collect(self, flats: list[Tensor]) -> list[Tensor]:
-        named = {}
-        for shard, flat in zip(self.setup.layout.shards, flats, strict=True):
-            views = [*shard.parameter_views(flat), *shard.buffer_views(flat)]
-            named.update({p.name: v for p, v in zip((*shard.parameters, *shard.buffers), views, strict=True)})
-        return [named[name].clone() for name in (*trainable(self.setup.module), *self.setup.probe.moving)]
+        collect, shards = self.setup.collect, self.arena.shards
+        if not shards:
+            found = middle([collect([result]) for result in self.arena.results])
+        elif self.setup.plan.pairing is not None:
+            found = middle([collect([room.values]) for room in shards[0].all_newest])
+        else:
+            found = collect([memory.newest.values for memory in shards])
+        return [value.clone() for value in found]
 
     def end(self) -> None:
         """End what still runs. SIGKILL at once: whatever they still did would be thrown away."""
@@ -166,6 +194,8 @@ class Crew:
 
     def close(self) -> None:
         """Let go of every descriptor. The memory goes with the last tensor that looks at it."""
+        if self.keeping is not None:
+            self.keeping.close()
         if self.snapshot_file is not None:
             self.snapshot_file.close()
         if self.scratch is not None:
@@ -184,6 +214,7 @@ class Crew:
             number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, data,
             len(setup.source), setup.initial_sha256,
             Path(self.scratch.name) if self.scratch else None, self.deadline,
+            self.begin.updates if self.begin else 0, self.begin is not None, self.wish.every if self.wish else 0,
         )  # fmt: skip
         try:
             pickled: bytes = cloudpickle.dumps(given)
@@ -271,6 +302,23 @@ class Crew:
             }
         )
 
+    def _put_back(self, begin: Checkpoint) -> None:
+        """Every worker holds the newest version of each shard, and what was under way is handed out again."""
+        desk, twin, shards, pairing = self.arena.shape.desk, self.arena.desk, self.arena.shards, self.setup.plan.pairing
+        assert begin.cut is not None
+        assert desk is not None
+        assert twin is not None
+        begin.cut.go_on(desk, twin.current, shards[0].machine, [shard.twin.current for shard in shards])
+        if pairing is not None:
+            replicas = [mine for name, mine in begin.holders.items() if name.startswith("replica")]
+            flats = [mine.tensors["values"] for mine in replicas]
+            for number, room in enumerate(shards[0].rooms):
+                room.values.copy_(pairing.go_on(flats, number // 3, self.workers))
+            return
+        for number, memory in enumerate(shards):
+            for room in memory.rooms:
+                room.restore(begin.holders[f"shard.{number}"])
+
     def _put_version_0(self) -> None:
         named = dict(self.setup.module.named_parameters()) | dict(self.setup.module.named_buffers())
         for layout, memory in zip(self.setup.layout.shards, self.arena.shards, strict=True):
@@ -279,8 +327,9 @@ class Crew:
                 room.start(parameters, buffers, self.setup.plan.exchanging or self.setup.plan.rule)
 
 
-def _shape(setup: Setup) -> ArenaShape:
+def _shape(setup: Setup, begin: Checkpoint | None) -> ArenaShape:
     plan = setup.plan
+    ghosts = begin.cut.ghosts if begin and begin.cut else 0
     if plan.gate is None:
         kind = "alone" if plan.meeting is None else "collective"
         return ArenaShape(plan.workers, setup.layout, kind, None, Shards(), (), Rooms, plan.results)
@@ -293,24 +342,27 @@ def _shape(setup: Setup) -> ArenaShape:
         mine = [named[place.name] for place in shard.parameters]
         twin = optimizer_over(optimizer, {p: p for p in mine}) if plan.steps_at_shards else None
         rooms.append(room_shape(shard, setup.layout.dtype, mine, twin, rule, setup.probe.tables))
-    desk = Desk(plan.workers, setup.agenda.leases, plan.gate)
+    desk = Desk(plan.workers, setup.agenda.leases, plan.gate, ghosts)
     assert isinstance(plan.meeting, Shards)
     places = Rooms if plan.pairing is None else Replicas
-    return ArenaShape(plan.workers, setup.layout, "shards", desk, plan.meeting, tuple(rooms), places, 0)
+    return ArenaShape(plan.workers, setup.layout, "shards", desk, plan.meeting, tuple(rooms), places, 0, ghosts)
 
 
-def _snapshot_file(setup: Setup) -> SnapshotFile | None:
+def _snapshot_file(setup: Setup, wish: Wish | None) -> SnapshotFile | None:
     if not setup.snapshots_every:
         return None
     buffers = dict(setup.module.named_buffers())
     tensors = [*trainable(setup.module).values(), *(buffers[name] for name in setup.probe.moving)]
-    return SnapshotFile([tuple(t.shape) for t in tensors], setup.layout.dtype, setup.snapshots_every)
+    named = wish.run / "snapshots.bin" if wish else None
+    return SnapshotFile([tuple(t.shape) for t in tensors], setup.layout.dtype, setup.snapshots_every, named)
 
 
 @contextlib.contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """A Ctrl-C now comes a moment later. What is started meanwhile never sees one: it is the parent who decides."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """A Ctrl-C or SIGTERM now comes a moment later. What is started meanwhile never sees one, also where it is sent to
+    all processes: it is the parent who decides.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:

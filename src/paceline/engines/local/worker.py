@@ -21,6 +21,7 @@ from torch import Tensor
 
 from paceline.compute.autograd import Replica
 from paceline.compute.averaging import Wanderer
+from paceline.compute.belongings import Belongings, of_home, put_back_memories, restore_home
 from paceline.compute.home import ReplicaHome
 from paceline.compute.layout import sha256
 from paceline.compute.learner import Learner
@@ -35,6 +36,7 @@ from paceline.core.worker import Worker
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source, TensorSource, open_source
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena
+from paceline.engines.local.lockers import Keeper, Locker
 from paceline.engines.local.programme import train_by_programme
 from paceline.engines.local.shards import CentreClient, GatheringClient, shard_client
 from paceline.engines.local.snapshots import SnapshotFile
@@ -63,6 +65,9 @@ class Assignment:
     initial_sha256: str
     scratch: Path | None  # a folder that the parent takes away at the end
     deadline: float
+    start: int  # updates that were made in earlier lives
+    resumed: bool
+    every: int  # updates between two checkpoints
 
 
 class SharedTensors:
@@ -88,6 +93,7 @@ def main(
     arena: Arena,
     tensors: SharedTensors | None,
     snapshots: SnapshotFile | None,
+    locker: Locker | None,
     pipe: Connection,
 ) -> None:
     """The process's whole life: ready, go, train, finished; or failed, with the traceback."""
@@ -110,7 +116,7 @@ def main(
         if assignment.scratch is not None:
             multiprocessing.current_process()._config["tempdir"] = str(assignment.scratch)  # type: ignore[attr-defined]
         source = TensorSource(tensors.open()) if tensors else open_source(assignment.data, assignment.job.seed)
-        worker = LocalWorker(assignment, arena, source, snapshots)
+        worker = LocalWorker(assignment, arena, source, snapshots, locker, lambda: pipe.send(("kept",)))
         pipe.send(("ready",))
         worker.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
         worker.train()
@@ -133,7 +139,15 @@ def main(
 
 
 class LocalWorker:
-    def __init__(self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None) -> None:
+    def __init__(
+        self,
+        given: Assignment,
+        arena: Arena,
+        source: Source,
+        snapshots: SnapshotFile | None,
+        locker: Locker | None,
+        wake: Callable[[], None],
+    ) -> None:
         self.given, self.arena, self.number, self.snapshots = given, arena, given.number, snapshots
         self.job, self.plan, self.agenda = given.job, given.plan, given.agenda
         self.bells = [Bell(a, b.descriptor) for a, b in zip(arena.asleep, arena.bells, strict=True)]
@@ -160,8 +174,11 @@ class LocalWorker:
         order = Order(given.samples, self.job.seed, self.job.shuffle, self.agenda.cuts)
         self.learner = Learner(self.replica, Reader(source, order, self.job.loader_workers, die_with_parent))
         self.sender = Sender(self.plan.wire, self.replica.parameters)
+        self.keeper = Keeper(self, locker, given.every, wake)
         if self.plan.gate is not None:
             self.shards = [shard_client(self, number) for number in range(len(arena.shards))]
+            for shard in self.shards:
+                shard.go_on()
             self.desk_lock = RecordLock(arena.locks, DESK_LOCK, self.waiter, "the desk")
 
     def train(self) -> None:
@@ -201,11 +218,14 @@ class LocalWorker:
 
     def _train_alone(self) -> None:
         """`sequential`; and `ceiling`, where every worker does so with batches of its own."""
-        home = self.replica_home()
-        updates = range(self.number, self.agenda.updates, self.plan.workers)
+        home, workers = self.replica_home(), self.plan.workers
+        own = self.go_on(home)
+        first = self.number + -(-max(0, self.given.start - self.number) // workers) * workers
+        updates = range(first, self.agenda.updates, workers)
         self.learner.reader.announce(c for u in updates for c in self.agenda.filled(u))
         for update in updates:
             self._apply(home, update, self.compute(update, self.agenda.filled(update), home.updates))
+            self.keeper.in_step(update, update + workers, own)
         self.hand_in(self.values())
 
     def _apply(self, home: ReplicaHome, update: int, computed: Computed) -> None:
@@ -214,6 +234,16 @@ class LocalWorker:
         self.record(Kind.APPLY, update, 0, base, home.updates, start, now(), 0, 0, 0, 0.0)
         if self.number == 0:
             self.snapshot(update + 1, self.values)
+
+    def go_on(self, home: ReplicaHome) -> Callable[[], Belongings]:
+        """Begin where an earlier life of the run ended, if there was one. What this worker has of its own, later."""
+        if (found := self.keeper.found) is not None:
+            self.replica.restore(found)
+            restore_home(home, found)
+            put_back_memories(self.sender.carried, found, "owed")
+        if self.number and self.plan.agrees:
+            return Belongings
+        return lambda: self.replica.belongings() | of_home(home)
 
     def values(self) -> list[Tensor]:
         return self.replica.values()
@@ -234,8 +264,9 @@ class LocalWorker:
 
     def _train_by_table(self) -> None:
         home = self.replica_home()
+        own = self.go_on(home)
         table = TableClient(self, self.plan.meeting, self.plan.workers)  # type: ignore[arg-type]
-        updates = range(self.agenda.updates)
+        updates = range(self.given.start, self.agenda.updates)
         self.learner.reader.announce(c for u in updates for c in self.agenda.mine(u, self.number))
         for update in updates:
             computed = self.compute(update, self.agenda.mine(update, self.number), update)
@@ -243,16 +274,18 @@ class LocalWorker:
             together, waited, sent = table.meet(update, computed)
             self.record(Kind.MEET, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
             self._apply(home, update, together)
+            self.keeper.in_step(update, update + 1, own)
         self.hand_in(self.values())
 
     # --- apart: local steps; now and then the replicas meet ---------------------------------------------------------
 
     def _wander(self, rule: Averaging) -> None:
         meeting, workers, first = self.plan.meeting, self.plan.workers, rule.mixes_first
-        wanderer, meetings = Wanderer(self.learner, self.replica_home(), rule), 0
+        home, meetings = self.replica_home(), 0
+        wanderer, own = Wanderer(self.learner, home, rule), self.go_on(home)
         client = NeighbourClient if isinstance(meeting, Neighbours) else TableClient
         table = client(self, meeting, workers)  # type: ignore[arg-type]
-        updates = range(self.agenda.updates)
+        updates = range(self.given.start, self.agenda.updates)
         self.learner.reader.announce(c for u in updates for c in self.agenda.mine(u, self.number))
         for update in updates:
             computed = self.compute(update, self.agenda.mine(update, self.number), update)
@@ -267,6 +300,7 @@ class LocalWorker:
             meetings += due
             if self.number == 0:
                 self.snapshot(update + 1, wanderer.result)
+            self.keeper.in_step(update, update + 1, own)
         self.hand_in(wanderer.result())
 
     def _meet(self, update: int, number: int, wanderer: Wanderer, table: TableClient | NeighbourClient) -> None:
@@ -327,6 +361,7 @@ class LocalWorker:
         if isinstance(command, Finish):
             for bell in self.bells:
                 bell.ring()  # whoever waits at the gate may ask again
+            self.keeper.finished(self.agenda.done_by(finished - 1), self.agenda.done_by(finished))
             if not self.plan.gathers:
                 self.snapshot(self.agenda.made_by(finished), self.shards[0].values)
         return action
