@@ -63,15 +63,16 @@ def replay(
             warnings.simplefilter("ignore", JobWarning)  # it was said when the run was made
             setup = set_up(opened, plan, "replay", record["limit"])
         _check_same_start(setup, record)
+        plans = [Plan.parse(life["plan"]) for life in record["lives"]]
         shard, stop = 0, None if until in (None, "nan") else int(until)
         if until == "nan":
-            bad = _first_bad(setup, trace)
+            bad = _first_bad(setup, trace, plans)
             if bad is None:
                 raise UsageError("nothing in this run was not finite: there is no NaN to stop before")
             shard, stop = bad.shard, bad.version - 1
         if stop is not None and not 0 <= stop <= setup.agenda.updates:
             raise UsageError(f"until={stop}, but the run had updates 0 to {setup.agenda.updates}")
-        return _run(setup, trace, stop, shard, record)
+        return _run(setup, trace, plans, stop, shard, record)
 
 
 def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, dict[str, Any], Trace]:
@@ -95,8 +96,10 @@ def _check_same_start(setup: Setup, record: dict[str, Any]) -> None:
         )
 
 
-def _run(setup: Setup, trace: Trace, until: int | None, shard: int, record: dict[str, Any]) -> Replay:
-    playing = player(setup, trace)
+def _run(
+    setup: Setup, trace: Trace, plans: list[Plan], until: int | None, shard: int, record: dict[str, Any]
+) -> Replay:
+    playing = player(setup, trace, plans)
     for _ in playing.play(until):
         pass
     module = load_values(setup, playing.values())
@@ -118,10 +121,10 @@ def _run(setup: Setup, trace: Trace, until: int | None, shard: int, record: dict
     return found
 
 
-def _first_bad(setup: Setup, trace: Trace) -> Played | None:
+def _first_bad(setup: Setup, trace: Trace, plans: list[Plan]) -> Played | None:
     """The lowest version of any shard that is not finite, or came from something that was not."""
     bad: Played | None = None
-    playing = player(setup, trace)
+    playing = player(setup, trace, plans)
     for played in playing.play(None):
         if not played.finite and (bad is None or played.version < bad.version):
             bad = played

@@ -10,7 +10,7 @@ from paceline.core.gates.backup import Backup
 from paceline.engines.setup import Setup, kept_job
 from paceline.errors import PlanError, RunFolderError, UsageError
 from paceline.job import Job
-from paceline.plan import Plan, make_again
+from paceline.plan import Plan, make, make_again
 from paceline.run import read_record
 
 
@@ -63,7 +63,7 @@ def _backup(before: Plan, workers: int) -> Plan:
         raise PlanError(
             f"plan {before} makes each update of {before.gathers} gradients, so it cannot go on with {workers} workers"
         )
-    return Plan.parse(f"backup:workers={workers},backups={backups},threads={before.threads}")
+    return make(before.name, **{**before.options, "workers": workers, "backups": backups})
 
 
 def check_same(setup: Setup, record: Mapping[str, Any]) -> None:
