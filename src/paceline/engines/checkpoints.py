@@ -1,10 +1,11 @@
 """Checkpoints in a run's folder: written beside, made whole, and only then given their name.
 
-    checkpoints/400/checkpoint.json     where the history is closed; facts; where each tensor lies in its holder's bytes
-    checkpoints/400/state/              the holders' bytes, as torch.distributed.checkpoint
-    checkpoints/400/model.safetensors   the model as it was then, for anybody
+    checkpoints/400/checkpoint.json             where the history is closed; facts; where each tensor lies in its
+                                                holder's bytes
+    checkpoints/400/.metadata, __0_0.distcp     the holders' bytes, as torch.distributed.checkpoint
+    checkpoints/400/model.safetensors           the model as it was then, for anybody
 
-A holder is a shard or a worker. Only the newest is kept, and the one before until it is whole.
+A holder is a shard or a worker. The newest is kept, and the one before, over which the next is written.
 """
 
 from __future__ import annotations
@@ -51,22 +52,18 @@ def folder_of(run: Path) -> Path:
 
 def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
     """All or nothing, also where the power fails."""
-    from safetensors.torch import save_file
-
-    base = folder_of(run)
-    place, draft = base / str(checkpoint.updates), base / f"{checkpoint.updates}.new"
+    base, name = folder_of(run), str(checkpoint.updates)
+    place, draft = base / name, base / f"{name}.new"
     if place.exists():
         return
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    state, where = {}, {}
-    for name, holder in checkpoint.holders.items():
-        found, size = places(holder.tensors)
-        where[name] = found
-        state[name] = torch.empty(size, dtype=torch.uint8)
-        pack(list(holder.tensors.values()), found, state[name])
-    _save_state({name: raw for name, raw in state.items() if len(raw)}, draft / "state")
-    save_file(model, draft / "model.safetensors", metadata={"format": "pt"})
+    old = _make_room(base, draft)
+    state, where = dict[str, Tensor](), dict[str, list[Place]]()
+    for holder, belongings in checkpoint.holders.items():
+        where[holder], size = places(belongings.tensors)
+        state[holder] = torch.empty(size, dtype=torch.uint8)
+        pack(list(belongings.tensors.values()), where[holder], state[holder])
+    _save_state({holder: raw for holder, raw in state.items() if len(raw)}, draft)
+    _save_model(model, draft / "model.safetensors")
     record = {
         "format": FORMAT,
         "torch": torch.__version__,
@@ -74,17 +71,30 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
         "nanoseconds": checkpoint.nanoseconds,
         "lives": checkpoint.lives,
         "cut": checkpoint.cut,
-        "facts": {name: holder.facts for name, holder in checkpoint.holders.items()},
+        "facts": {holder: belongings.facts for holder, belongings in checkpoint.holders.items()},
         "where": where,
     }
-    (draft / "checkpoint.json").write_text(json.dumps(record, default=str) + "\n")
-    for path in (draft / "model.safetensors", draft / "checkpoint.json", draft / "state", draft):
-        _sync(path)
+    _write_synced(draft / "checkpoint.json", json.dumps(record, default=str).encode())
+    _sync(draft)
     os.rename(draft, place)
     _sync(base)
-    for other in base.iterdir():
-        if other != place:
-            shutil.rmtree(other, ignore_errors=True)
+    for other in old:
+        shutil.rmtree(other, ignore_errors=True)
+
+
+def _make_room(base: Path, draft: Path) -> list[Path]:
+    """An empty folder, or the one of the checkpoint before the newest, to be written over: files that are made anew and
+    taken away each time cost more than what is written. The folders that nobody needs when this one is whole.
+    """
+    base.mkdir(exist_ok=True)
+    names = os.listdir(base)
+    *older, newest = sorted((name for name in names if name.isdigit()), key=int) or [""]
+    rest = [base / name for name in names if name != newest and not (older and name == older[-1])]
+    if older and not draft.exists():
+        os.rename(base / older[-1], draft)
+    else:
+        draft.mkdir(exist_ok=True)
+    return [path for path in rest if path != draft]
 
 
 def _save_state(state: dict[str, Tensor], place: Path) -> None:
@@ -94,6 +104,7 @@ def _save_state(state: dict[str, Tensor], place: Path) -> None:
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
+    (place / ".metadata").unlink(missing_ok=True)
     writer, planner = FileSystemWriter(place, sync_files=True), DefaultSavePlanner(flatten_state_dict=False)
     planner.set_up_planner(state, writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(True)
@@ -101,6 +112,22 @@ def _save_state(state: dict[str, Tensor], place: Path) -> None:
     (plan,) = writer.prepare_global_plan(plans)
     written = writer.write_data(planner.finish_plan(plan), planner)
     writer.finish(metadata, [written.wait()])
+
+
+def _save_model(model: dict[str, Tensor], file: Path) -> None:
+    from safetensors.torch import save
+
+    _write_synced(file, save(model, metadata={"format": "pt"}))
+
+
+def _write_synced(file: Path, content: bytes) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        with open(descriptor, "wb", closefd=False) as target:
+            target.write(content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _sync(path: Path) -> None:
@@ -131,7 +158,7 @@ def _read(place: Path) -> Checkpoint:
         state: dict[str, Any] = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that there is only one process
-            load({name: raw for name, raw in state.items() if len(raw)}, checkpoint_id=place / "state", no_dist=True)
+            load({name: raw for name, raw in state.items() if len(raw)}, checkpoint_id=place, no_dist=True)
     except (OSError, ValueError, KeyError, CheckpointException) as error:
         raise RunFolderError(f"the checkpoint {place} cannot be read: {type(error).__name__}: {error}") from error
     holders = {name: Belongings(unpacked(state[name], where[name]), facts) for name, facts in record["facts"].items()}
