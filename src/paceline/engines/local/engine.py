@@ -12,6 +12,7 @@ import time
 import types
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -362,6 +363,7 @@ def _interrupts_wait() -> Iterator[None]:
     """A Ctrl-C or SIGTERM now comes a moment later. What is started meanwhile never sees one, also where it is sent to
     all processes: it is the parent who decides.
     """
+    resource_tracker.ensure_running()  # its start would let them through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
