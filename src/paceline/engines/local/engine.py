@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -12,7 +13,6 @@ import time
 import types
 from collections.abc import Iterator
 from functools import partial
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -32,6 +32,7 @@ from paceline.data.source import TensorSource
 from paceline.engines.checkpoints import Checkpoint, history
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
 from paceline.engines.local.keeping import Keeping
+from paceline.engines.local.servant import interrupts_wait, prepare
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.worker import Assignment, SharedTensors, main
 from paceline.engines.setup import Outcome, Progress, Setup, Snapshot, Wish
@@ -39,6 +40,7 @@ from paceline.engines.transports.shared_memory import Bell, RecordLock, Waiter
 from paceline.errors import JobError, RunFailed, RunStopped, WaitedTooLong, WorkerDied, WorkerFailed
 from paceline.trace import Kind, Row, Trace, TraceWriter
 
+LONG = 60  # characters of a path in which sockets are made: their names may have 107
 HEARTBEAT = 0.1  # seconds between two looks at the workers
 
 
@@ -81,9 +83,12 @@ class Crew:
         self.started_at = 0
         source = setup.source
         self.snapshot_file = _snapshot_file(setup, wish)
+        for left in wish.run.glob("paceline-*") if wish else ():  # by a life that was killed
+            shutil.rmtree(left)
         # Where PyTorch's own processes meet, and where loaders keep what SIGKILL would have them leave behind.
         wanted = setup.plan.native or setup.job.loader_workers > 0
-        self.scratch = tempfile.TemporaryDirectory(prefix="paceline-") if wanted else None
+        near = wish.run if wish and len(str(wish.run.absolute())) < LONG else None  # /tmp may be left as it was found
+        self.scratch = tempfile.TemporaryDirectory(prefix="paceline-", dir=near) if wanted else None
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         if setup.plan.gate is not None:
             self._put_version_0() if self.begin is None else self._put_back(self.begin)
@@ -103,6 +108,7 @@ class Crew:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["paceline.engines.local.worker"])
         with _nameless_main():
+            prepare()
             for number in range(self.workers):
                 mine, theirs = context.Pipe(duplex=False)
                 locker = self.keeping.lockers[number] if self.keeping else None
@@ -110,7 +116,7 @@ class Crew:
                     target=main,
                     args=(self._assignment(number), self.arena, self.tensors, self.snapshot_file, locker, theirs),
                 )
-                with _interrupts_wait():
+                with interrupts_wait():
                     process.start()
                 theirs.close()
                 self.processes.append(process)
@@ -356,19 +362,6 @@ def _snapshot_file(setup: Setup, wish: Wish | None) -> SnapshotFile | None:
     tensors = [*trainable(setup.module).values(), *(buffers[name] for name in setup.probe.moving)]
     named = wish.run / "snapshots.bin" if wish else None
     return SnapshotFile([tuple(t.shape) for t in tensors], setup.layout.dtype, setup.snapshots_every, named)
-
-
-@contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """A Ctrl-C or SIGTERM now comes a moment later. What is started meanwhile never sees one, also where it is sent to
-    all processes: it is the parent who decides.
-    """
-    resource_tracker.ensure_running()  # its start would let them through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
