@@ -21,7 +21,8 @@ def prepare() -> None:
     """
     resource_tracker.ensure_running()  # which would let the signals through again
     server: Any = forkserver._forkserver
-    settings = process.current_process()._config
+    this: Any = process.current_process()
+    settings = this._config
     before = settings.pop("tempdir", None)
     with interrupts_wait(), tempfile.TemporaryDirectory(prefix="pymp-") as place:
         settings["tempdir"] = place
