@@ -10,11 +10,13 @@ A holder is a shard or a worker. The newest is kept, and the one before, over wh
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from paceline.errors import RunFolderError
 from paceline.trace import Columns, Kind, Trace
 
 FORMAT = 1
+PAD = 4096  # bytes: so that a file that says a little more has the same length
 
 
 @dataclass
@@ -74,7 +77,8 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
         "facts": {holder: belongings.facts for holder, belongings in checkpoint.holders.items()},
         "where": where,
     }
-    _write_synced(draft / "checkpoint.json", json.dumps(record, default=str).encode())
+    told = json.dumps(record, default=str).encode()
+    _write_over(draft / "checkpoint.json", told.ljust(-(-len(told) // PAD) * PAD))
     _sync(draft)
     os.rename(draft, place)
     _sync(base)
@@ -83,8 +87,8 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
 
 
 def _make_room(base: Path, draft: Path) -> list[Path]:
-    """An empty folder, or the one of the checkpoint before the newest, to be written over: files that are made anew and
-    taken away each time cost more than what is written. The folders that nobody needs when this one is whole.
+    """An empty folder, or that of the checkpoint before the newest, to be written over. What nobody needs any more when
+    this one is whole.
     """
     base.mkdir(exist_ok=True)
     names = os.listdir(base)
@@ -104,8 +108,8 @@ def _save_state(state: dict[str, Tensor], place: Path) -> None:
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-    (place / ".metadata").unlink(missing_ok=True)
-    writer, planner = FileSystemWriter(place, sync_files=True), DefaultSavePlanner(flatten_state_dict=False)
+    writer, planner = FileSystemWriter(place, sync_files=False), DefaultSavePlanner(flatten_state_dict=False)
+    writer.fs = _Over()  # type: ignore[assignment]
     planner.set_up_planner(state, writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(True)
     plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
@@ -114,18 +118,53 @@ def _save_state(state: dict[str, Tensor], place: Path) -> None:
     writer.finish(metadata, [written.wait()])
 
 
+class _Open(io.BytesIO):
+    """Stays open until it is written."""
+
+    def close(self) -> None:
+        pass
+
+
+class _Over:
+    """The file system as `torch.distributed.checkpoint` asks for it, each file written over what was there."""
+
+    @contextlib.contextmanager
+    def create_stream(self, path: Path, mode: str) -> Iterator[io.BytesIO]:
+        stream = _Open()
+        yield stream
+        _write_over(path.with_name(path.name.removesuffix(".tmp")), stream.getbuffer())
+
+    def concat_path(self, path: Path, suffix: str) -> Path:
+        return path / suffix
+
+    def mkdir(self, path: Path) -> None:
+        pass  # it is there
+
+    def exists(self, path: Path) -> bool:
+        return False  # the whole folder is a draft: there is nothing to warn about
+
+    def rename(self, path: Path, new_path: Path) -> None:
+        pass  # it has its name
+
+
 def _save_model(model: dict[str, Tensor], file: Path) -> None:
     from safetensors.torch import save
 
-    _write_synced(file, save(model, metadata={"format": "pt"}))
+    _write_over(file, save(model, metadata={"format": "pt"}))
 
 
-def _write_synced(file: Path, content: bytes) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+def _write_over(file: Path, content: bytes | memoryview) -> None:
+    """Write it where the file lies, and flush it. As long as its length stays, the file system's journal is left alone,
+    which costs more than the writing.
+    """
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        with open(descriptor, "wb", closefd=False) as target:
-            target.write(content)
-        os.fsync(descriptor)
+        rest = memoryview(content)
+        while rest:  # the kernel writes at most 2 GiB at once
+            rest = rest[os.write(descriptor, rest) :]
+        if os.fstat(descriptor).st_size != len(content):
+            os.ftruncate(descriptor, len(content))
+        os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
 
