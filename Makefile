@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test check bench clean
 
-demo: $(VENV)/.ready          ## environment, then a comparison ending in a table
+demo: $(VENV)/.ready          ## environment, then a comparison ending in a table and a page
 	$(BIN)/paceline compare digits --plans sequential,ddp,ring,downpour --workers 2
 
 test: $(VENV)/.ready check    ## everything CI runs
@@ -19,11 +19,13 @@ check: $(VENV)/.ready         ## style, types, architecture
 
 bench: $(VENV)/.ready         ## the measured claims, at full size (most of an hour)
 	$(BIN)/python benchmarks/local_speed/run.py
+	$(BIN)/python benchmarks/backend/run.py
 	$(BIN)/python benchmarks/staying_alive/run.py
 	$(BIN)/python benchmarks/replay/run.py
 	$(BIN)/python benchmarks/trace_cost/run.py
 	$(BIN)/python benchmarks/resuming/run.py
 	$(BIN)/python benchmarks/checkpoint_cost/run.py
+	$(BIN)/python benchmarks/report_page/run.py
 	$(BIN)/python benchmarks/embedding_rows/run.py
 	$(BIN)/python benchmarks/published-downpour/run.py
 	$(BIN)/python benchmarks/staleness/run.py --quick

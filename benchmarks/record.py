@@ -11,12 +11,12 @@ from typing import Any
 from paceline.run import machine
 
 
-def write(folder: Path, figures: dict[str, Any]) -> None:
+def write(folder: Path, figures: dict[str, Any], name: str = "result.json") -> None:
     record = {
         "command": "python " + " ".join(sys.argv),
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         **figures,
     }
-    (folder / "result.json").write_text(json.dumps(record, indent=1) + "\n")
-    print(f"written to {folder / 'result.json'}")
+    (folder / name).write_text(json.dumps(record, indent=1) + "\n")
+    print(f"written to {folder / name}")

@@ -38,10 +38,22 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         {"engines", "core", "compute", "data", "job", "plan", "trace", "run", "story", "errors"},
         set(),
     ),
+    ("tally", {"trace"}, {"torch"}),
+    ("board", {"tally", "trace"}, PURE_NEVER | {"torch"}),
+    ("report", {"report", "tally", "trace", "run", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
+    ("backend", {"backend", "core", "engines.transports", "errors"}, {"numpy", "multiprocessing"}),
     ("training", {"engines", "job", "plan", "run", "errors"}, set()),
+    (
+        "own_loop",
+        {"core", "compute", "engines.local", "engines.transports", "job", "plan", "run", "trace", "errors"},
+        set(),
+    ),
     ("drawing", {"core", "engines.virtual", "plan", "trace", "story", "errors"}, {"torch"}),
     ("proving", {"core", "engines.virtual", "plan", "story", "errors"}, {"torch"}),
-    ("comparison", {"errors", "training", "job", "plan", "run"}, set()),
+    ("stand_in", {"backend"}, set()),
+    ("scripts", {"stand_in", "errors"}, {"torch.distributed"}),
+    ("overhead", {"tally", "trace"}, {"torch"}),
+    ("comparison", {"errors", "overhead", "training", "job", "plan", "run", "report"}, set()),
     ("testing", {"testing", "training", "engines", "core", "job", "plan", "run", "trace"}, set()),
 ]
 HOMES = (

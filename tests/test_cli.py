@@ -61,6 +61,16 @@ def test_train_then_replay(folder: Path) -> None:
     ]  # fmt: skip
 
 
+def test_report(folder: Path) -> None:
+    done = paceline(folder, "train", "job.py:other", "--engine", "virtual", "-p", "ring", "-w", "2", "--quiet")
+    assert done.returncode == 0, done.stderr
+    done = paceline(folder, "report", "runs")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "report.html\n")
+    assert "<h1>job by ring, two workers</h1>" in (folder / "report.html").read_text()
+    done = paceline(folder, "report", "runs", "--format", "csv", "-o", "all.csv")
+    assert (done.returncode, done.stderr.split()) == (0, ["all.csv", "all-curves.csv"])
+
+
 def test_people_read_standard_error(folder: Path) -> None:
     done = paceline(folder, "train", "job.py:other", "-p", "ring", "-w", "2")
     assert done.returncode == 0, done.stderr
@@ -92,6 +102,8 @@ def test_compare(folder: Path) -> None:
         assert (row["ceiling_share"] is None) == (row["workers"] == 1)
     accuracies = [row["test_accuracy"] for row in found["plans"][:3]]
     assert max(accuracies) - min(accuracies) < 0.02  # the same mathematics, DDP's included
+    assert (folder / found["page"]).is_relative_to(folder / found["path"])
+    assert "of the ceiling" in (folder / found["page"]).read_text()
 
 
 def test_draw_goes_to_standard_output(folder: Path) -> None:
@@ -123,6 +135,8 @@ def test_prove_tells_people_or_prints_one_object(folder: Path) -> None:
         (["train", "broken.py"], 2, "line 2"),
         (["replay", "."], 2, "no run.json"),
         (["replay", "nowhere"], 2, "not a run's folder"),
+        (["report", "."], 2, "holds none"),
+        (["report", ".", "--format", "htm"], 2, "did you mean 'html'"),
         (["draw", "rign"], 2, "did you mean 'ring'"),
         (["draw", "ring", "-w", "40"], 2, "draw at most 26"),
         (["prove", "hierarchical", "-w", "3"], 2, "do not make 2 equal groups"),

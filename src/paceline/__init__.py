@@ -9,7 +9,10 @@ The house, in the order a training walks through it:
     data         which samples a batch holds
     engines      run a plan: virtual (a clock that jumps), local (processes), replay (a recorded run again)
     training     `train`: setup, engine, outcome
+    own_loop     `parallel`: the same plans in a loop of the user's own
     trace, run   what happened, and the folder it is kept in
+    tally, board what each worker's time went into, after and while it goes on
+    report       the page, and files for other tools
     comparison   plans side by side on your own job
     cli          the command line; testing: the conformance suites
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.comparison import compare as compare
     from paceline.engines.replay import replay as replay
     from paceline.job import Job as Job
+    from paceline.own_loop import parallel as parallel
     from paceline.plan import Plan as Plan
     from paceline.run import Run as Run
     from paceline.training import train as train
@@ -38,6 +42,7 @@ _FACE = {
     "train": "paceline.training",
     "compare": "paceline.comparison",
     "replay": "paceline.engines.replay",
+    "parallel": "paceline.own_loop",
     "World": "paceline.engines.virtual",
 }
 

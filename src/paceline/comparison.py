@@ -5,6 +5,8 @@ What is timed, in turn (A B C, A B C, ...), so that a machine that slows down sl
 - each plan,
 - the *ceiling* of each plan: as many workers, computing batches of the same size, that never meet,
 - one process, with 1 thread and with as many as there are cores; the best of them is what a speed-up is against.
+
+A comparison has a folder: comparison.json, what is in the table; report.html, the page; and its runs' own folders.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.job import Job
+from paceline.overhead import Case, Step, step, verdict
 from paceline.plan import Plan, make
-from paceline.run import Run
+from paceline.run import Run, machine, new_folder, write_json
 from paceline.training import RUNS, train
 
 Say = Callable[[str], None]
@@ -45,6 +48,8 @@ class Row:
     staleness: float
     bytes_per_update: float
     wait_fraction: float
+    step: Step | None  # where a worker's step goes; None for ddp, which does not tell
+    verdict: str | None  # why these workers do not pay; None where they do
     run: str | None
 
 
@@ -56,11 +61,14 @@ class Comparison:
     best_single_samples_per_second: float
     common_accuracy: float | None
     rounds: int
+    path: Path | None = None
+    page: Path | None = None
     runs: list[Run] = field(repr=False, default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         found = {key: value for key, value in self.__dict__.items() if key not in ("rows", "runs")}
-        return {**found, "plans": [asdict(row) for row in self.rows]}
+        paths = {key: str(found[key]) if found[key] else None for key in ("path", "page")}
+        return {**found, **paths, "plans": [asdict(row) for row in self.rows]}
 
 
 @dataclass
@@ -100,15 +108,17 @@ def compare(
     """Train the whole job by every plan, then time them all in turn.
 
     seconds   timed seconds per plan, in five rounds; without it three short rounds
+    folder    where the comparison's folder goes, with the runs' in it; None keeps nothing on disk
     say       is told in plain lines what goes on
     """
     if not plans:
         raise UsageError("there are no plans to compare; name some, as in ring,downpour")
     chosen = [Plan.parse(plan, workers) for plan in plans]
+    place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
     runs = []
     for plan in chosen:
         say(f"training {job.name} by {plan} ...")
-        runs.append(train(job, plan, folder=folder))
+        runs.append(train(job, plan, folder=place))
     rounds, length = (5, seconds / 5) if seconds else (3, SHORT)
     bare = job.with_(test=None)
     entrants = [_Entrant(str(plan), plan, bare) for plan in chosen]
@@ -121,10 +131,22 @@ def compare(
     best = max(singles, key=lambda single: single.speed)
     common = _common_accuracy(runs)
     rows = [
-        _row(entrant, run, best.speed, ceilings.get(_ceiling_key(bare, entrant.plan)), common)
+        _row(entrant, run, best, ceilings.get(_ceiling_key(bare, entrant.plan)), common)
         for entrant, run in zip(entrants, runs, strict=True)
     ]
-    return Comparison(job.name, rows, best.name, best.speed, common, rounds, runs)
+    found = Comparison(job.name, rows, best.name, best.speed, common, rounds, place, runs=runs)
+    if place is not None:
+        found.page = _keep(found, place)
+    return found
+
+
+def _keep(found: Comparison, place: Path) -> Path:
+    """Write the table and the page."""
+    from paceline.report import write
+
+    write_json(place / "comparison.json", {**found.as_dict(), "machine": machine()})
+    (page,) = write([place], place / "report.html")
+    return page
 
 
 def _thread_counts() -> list[int]:
@@ -153,21 +175,32 @@ def _seconds_to(run: Run, accuracy: float | None) -> float | None:
     return next((h["seconds"] for h in run.history if h.get("test_accuracy", -1.0) >= accuracy), None)
 
 
-def _row(entrant: _Entrant, run: Run, single: float, ceiling: _Entrant | None, common: float | None) -> Row:
-    summary, speed = run.summary(), entrant.speed
+def _row(entrant: _Entrant, run: Run, best: _Entrant, ceiling: _Entrant | None, common: float | None) -> Row:
+    summary, speed, plan = run.summary(), entrant.speed, entrant.plan
+    mine = None if plan.native else step(run.trace, plan.workers)
     return Row(
         plan=entrant.name,
-        workers=entrant.plan.workers,
+        workers=plan.workers,
         samples_per_second=speed,
         spread=(min(entrant.speeds), max(entrant.speeds)),
         ceiling_share=speed / ceiling.speed if ceiling else None,
-        speedup=speed / single,
-        efficiency=speed / single / entrant.plan.workers,
+        speedup=speed / best.speed,
+        efficiency=speed / best.speed / plan.workers,
         test_accuracy=summary.get("test_accuracy"),
         test_loss=summary.get("test_loss"),
         seconds_to_common_accuracy=_seconds_to(run, common),
         staleness=summary["staleness"]["mean"],
         bytes_per_update=summary["bytes_sent"] / max(1, summary["updates"]),
         wait_fraction=summary["wait_fraction"],
+        step=mine,
+        verdict=_verdict(entrant, mine, best, ceiling) if ceiling else None,
         run=summary["run"],
+    )
+
+
+def _verdict(entrant: _Entrant, mine: Step | None, best: _Entrant, ceiling: _Entrant) -> str | None:
+    plan, batch = entrant.plan, entrant.job.batch_size
+    samples = batch * plan.workers // plan.parts
+    return verdict(
+        Case(plan.name, plan.workers, entrant.speed, ceiling.speed, best.speed, best.name, samples, batch, mine)
     )

@@ -8,7 +8,11 @@
     ├── RunFailed               the run was started and did not finish                   (exit code 1)
     │   ├── WorkerFailed        a worker raised an exception: the user's code, usually
     │   ├── WorkerDied          a worker's process ended without a word (SIGKILL, out of memory)
-    │   └── WaitedTooLong       a wait passed its deadline
+    │   ├── WaitedTooLong       a wait passed its deadline
+    │   └── CollectiveFailed    an operation of torch.distributed; also a RuntimeError, as PyTorch's own are
+    │       ├── CollectivesDiffer   two ranks called different operations
+    │       ├── RankGone            a rank that is waited for has ended, or has left the group
+    │       └── RankMissing         a rank did not come before the group's timeout
     ├── RunStopped              SIGTERM: a checkpoint was written, and the run can go on       (exit code 143)
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a machine was told something impossible: a bug in Paceline
@@ -67,6 +71,22 @@ class WaitedTooLong(RunFailed):
             f"worker {worker} waited {seconds:.0f} s for {for_whom} {where}; that process is stopped, "
             f"swapping or very slow. Give a longer deadline (deadline=...) if the step really takes that long."
         )
+
+
+class CollectiveFailed(RunFailed, RuntimeError):
+    pass
+
+
+class CollectivesDiffer(CollectiveFailed):
+    pass
+
+
+class RankGone(CollectiveFailed):
+    pass
+
+
+class RankMissing(CollectiveFailed):
+    pass
 
 
 class RunStopped(PacelineError):

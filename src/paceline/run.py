@@ -1,6 +1,7 @@
 """The run folder: everything about one training, openable at any moment, also after a crash.
 
-run.json      plan, job, machine, versions, threads, seeds, fingerprint, status, summary   (replaced atomically)
+run.json      plan, job, model, machine, versions, threads, seeds, fingerprint, status, summary
+              (replaced atomically)
 trace.arrow   what happened
 model.pt      the trained parameters (a state_dict)
 checkpoints/  the newest one, where checkpoints were asked for                             (to go on after a kill)
@@ -46,7 +47,7 @@ class Run:
 
 
 class RunFolder:
-    """Writes a run's folder while it goes on."""
+    """Writes a run's folder while it goes on, and holds it against others who would."""
 
     def __init__(self, path: Path | None, goes_on: bool = False) -> None:
         self.path, self._held = path, -1
@@ -66,6 +67,12 @@ class RunFolder:
             raise RunFolderError(
                 f"the run's folder {path} cannot be {what}: {error.strerror}; give another folder"
             ) from error
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Another process may go on with the run from now on."""
@@ -90,9 +97,14 @@ class RunFolder:
 
     def write(self, record: dict[str, Any]) -> None:
         if self.path:
-            draft = self.path / "run.json.new"
-            draft.write_text(json.dumps(strict(record), indent=1, default=str, allow_nan=False) + "\n")
-            os.replace(draft, self.path / "run.json")
+            write_json(self.path / "run.json", record)
+
+
+def write_json(file: Path, record: dict[str, Any]) -> None:
+    """Replaced atomically: whoever reads it meanwhile finds the old or the new one whole."""
+    draft = file.with_name(file.name + ".new")
+    draft.write_text(json.dumps(strict(record), indent=1, default=str, allow_nan=False) + "\n")
+    os.replace(draft, file)
 
 
 def new_folder(base: Path, name: str) -> Path:
@@ -106,12 +118,16 @@ def new_folder(base: Path, name: str) -> Path:
 
 def read_record(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads((path / "run.json").read_text())
+        return read_json(path / "run.json")
     except FileNotFoundError:
         raise RunFolderError(f"{path} is not a run's folder: it has no run.json") from None
-    except ValueError as error:
-        raise RunFolderError(f"{path}/run.json is damaged: {error}") from None
-    return dict(record)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise RunFolderError(f"{file} is damaged: {error}") from None
 
 
 def strict(value: Any) -> Any:
@@ -127,10 +143,13 @@ def machine() -> dict[str, Any]:
     import numpy
     import torch
 
+    from paceline import __version__
+
     return {
         "system": platform.platform(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
+        "paceline": __version__,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "numpy": numpy.__version__,

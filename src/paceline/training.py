@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.engines import checkpoints
 from paceline.engines.resuming import check_same, open_run
-from paceline.engines.setup import Progress, Setup, Wish, finish, first_record, keep_job, life, set_up
+from paceline.engines.setup import (
+    CheckpointWarning,
+    Progress,
+    Setup,
+    Wish,
+    finish,
+    first_record,
+    keep_job,
+    life,
+    set_up,
+)
 from paceline.errors import PlanError, RunStopped, UsageError, suggest
 from paceline.job import Job
 from paceline.plan import Plan
@@ -60,11 +71,12 @@ def train(
     if chosen.native and engine != "local":
         raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")
     setup = set_up(job, chosen, engine, updates)
-    record = {**first_record(setup), "checkpoint_every": every}
-    place = RunFolder(new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None)
-    keep_job(place, job, to_go_on=every is not None)
-    wish = Wish(place.path, *every, record["lives"], None) if every and place.path else None
-    return _run(setup, place, record, progress, deadline, world, wish)
+    path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
+    record = {**first_record(setup, kept=path is not None), "checkpoint_every": every}
+    wish = Wish(path, *every, record["lives"], None) if every and path else None
+    with RunFolder(path) as place:
+        keep_job(place, job, to_go_on=every is not None)
+        return _run(setup, place, record, progress, deadline, world, wish)
 
 
 def _go_on(
@@ -78,19 +90,18 @@ def _go_on(
     every: tuple[int, float] | None,
 ) -> Run:
     """The next life of a run, in the same folder."""
-    place = RunFolder(path, goes_on=True)
-    try:
+    with RunFolder(path, goes_on=True) as place:
         job, chosen, before = open_run(path, job, plan, workers, updates)
         begin = checkpoints.newest(path)
         setup = set_up(job, chosen, "local", before["limit"])
         check_same(setup, before)
-    except BaseException:
-        place.close()
-        raise
-    every = every or tuple(before["checkpoint_every"] or (0, 0.0))
-    lives = [*begin.lives, life(setup, begin.updates)] if begin else [life(setup, 0)]
-    record = {**first_record(setup), "lives": lives, "checkpoint_every": every}
-    return _run(setup, place, record, progress, deadline, None, Wish(path, *every, lives, begin))
+        if begin is None:
+            warnings.warn(f"{path} has no checkpoint yet: the run begins again", CheckpointWarning, stacklevel=3)
+        every = every or tuple(before["checkpoint_every"])
+        lives = [*begin.lives, life(setup, begin.updates)] if begin else [life(setup, 0)]
+        same = {"started": before["started"], "lives": lives, "checkpoint_every": every}
+        record = {**first_record(setup, kept=True), **same}
+        return _run(setup, place, record, progress, deadline, None, Wish(path, *every, lives, begin))
 
 
 def _run(
@@ -116,8 +127,6 @@ def _run(
         status = "stopped" if isinstance(error, RunStopped) else "failed"
         place.write({**record, "status": status, "error": f"{type(error).__name__}: {error}"})
         raise
-    finally:
-        place.close()
 
 
 def _path(run: str | Path | Run) -> Path:

@@ -37,13 +37,14 @@ _debug = False
 
 def main() -> None:
     """Run a command; every error of ours is one block without a traceback."""
-    from paceline.cli import compare, draw, prove, replay, train
+    from paceline.cli import compare, draw, prove, replay, report, train
 
     app.command()(train.train)
     app.command()(compare.compare)
     app.command()(replay.replay)
     app.command()(draw.draw)
     app.command()(prove.prove)
+    app.command()(report.report)
     warnings.showwarning = _say_warning  # type: ignore[assignment]
     if not sys.platform.startswith("linux"):
         console.print("Paceline needs Linux: its shared memory and its record locks are the kernel's.", style="red")

@@ -1,38 +1,112 @@
-"""Progress while workers train: one line redrawn on a terminal, a plain line now and then elsewhere."""
+"""Progress while workers train: a line per worker, redrawn on a terminal; elsewhere plain lines now and then."""
 
 from __future__ import annotations
 
-import sys
+import math
 import time
 from typing import Any
 
-PLAIN_EVERY = 5.0  # seconds
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from paceline.board import Board, Worker
+from paceline.cli import console
+
+REDRAW = 0.25  # seconds
+PLAIN = 5.0, 60.0  # seconds between plain lines: at first, and after doubling again and again
 
 
 class Progress:
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.live = sys.stderr.isatty()
-        self._said = time.monotonic()
+    """Called by the engine with what it knows; shows nothing when quiet."""
+
+    def __init__(self, name: str, quiet: bool = False, to: Console = console) -> None:
+        self.name, self.quiet, self.console = name, quiet, to
+        self.live = to.is_terminal and not to.is_dumb_terminal
+        self.board = Board()
+        self._screen: Live | None = None
+        self._said, self._pause = time.monotonic(), PLAIN[0]
 
     def __call__(self, state: dict[str, Any]) -> None:
+        if self.quiet:
+            return
+        self.board.hear(state)
+        now = time.monotonic()
         if self.live:
-            sys.stderr.write("\r\x1b[2K" + self._line(state)[:79])
-            sys.stderr.flush()
-        elif time.monotonic() - self._said > PLAIN_EVERY:
-            self._said = time.monotonic()
-            sys.stderr.write(self._line(state) + "\n")
-            sys.stderr.flush()
-
-    def _line(self, state: dict[str, Any]) -> str:
-        rate = state["samples"] / state["seconds"] if state["seconds"] else 0.0
-        share = state["updates"] / state["of"] if state["of"] else 1.0
-        left = state["seconds"] * (1 - share) / share if share else 0.0
-        loss = "" if state["loss"] is None else f"  loss {state['loss']:.3f}"
-        dead = f"  dead: {state['dead']}" if state["dead"] else ""
-        return f"{self.name}  {share:4.0%}  {rate:,.0f} samples/s{loss}  {left:.0f} s left{dead}"
+            if self._screen is None:
+                self._screen = Live(console=self.console, auto_refresh=False, transient=True, redirect_stdout=False)
+                self._screen.start()
+            elif now - self._said < REDRAW:
+                return
+            self._said = now
+            self._screen.update(self.picture(), refresh=True)
+        elif now - self._said >= self._pause:
+            self._said, self._pause = now, min(2 * self._pause, PLAIN[1])
+            for line in self.lines():
+                self.console.print(line, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        if self.live:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+        if self._screen is not None:
+            self._screen.stop()
+
+    def picture(self) -> Group:
+        table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
+        table.add_column("worker", justify="right", no_wrap=True)
+        for head, width in (("samples/s", 9), ("loss", 7), ("stale", 5), ("waits", 5), ("left", 7)):
+            table.add_column(head, justify="right", no_wrap=True, min_width=width)
+        table.add_column("", no_wrap=True, overflow="ellipsis")
+        shown = self._shown()
+        for worker in shown:
+            remark = Text(worker.remark, "yellow" if worker.remark.startswith("straggler") else "dim")
+            table.add_row(str(worker.number), *_figures(worker), remark, style="dim" if worker.state else "")
+        left_out = len(self.board.workers) - len(shown)
+        more = [Text(f"and {left_out} more workers", "dim")] if left_out else []
+        return Group(Text(self.head(), no_wrap=True, overflow="ellipsis"), table, *more)
+
+    def _shown(self) -> list[Worker]:
+        """As many as fit on the screen: those of whom there is something to say first, then in order."""
+        fits = max(1, self.console.height - 4)
+        if len(self.board.workers) <= fits:
+            return self.board.workers
+        some = sorted(self.board.workers, key=lambda w: (not w.remark.startswith("straggler"), not w.state, w.number))
+        return sorted(some[:fits], key=lambda w: w.number)
+
+    def head(self) -> str:
+        board = self.board
+        loss = [worker.loss for worker in board.workers if math.isfinite(worker.loss)]
+        said = f"loss {sum(loss) / len(loss):.4f}, " if loss else ""
+        return (
+            f"{self.name}  {board.share:.0%} of {board.of:,} updates, {board.rate:,.0f} samples/s, {said}"
+            f"{_clock(board.left)} left"
+        )
+
+    def lines(self) -> list[str]:
+        """For a file: how it goes, and the workers of whom there is something to say."""
+        workers = self.board.workers if len(self.board.workers) <= 8 else [w for w in self.board.workers if w.remark]
+        lines = [self.head()]
+        for worker in workers[:8]:
+            rate, loss, stale, waits, left = _figures(worker)
+            remark = f"  {worker.remark}" if worker.remark else ""
+            lines.append(
+                f"  worker {worker.number}  {rate} samples/s  loss {loss}  stale {stale}  waits {waits}  {left}{remark}"
+            )
+        return lines
+
+
+def _figures(worker: Worker) -> list[str]:
+    left = worker.state or _clock(worker.left)
+    loss, stale = (_number(value, form) for value, form in ((worker.loss, ".4f"), (worker.staleness, ".1f")))
+    return [f"{worker.rate:,.0f}", loss, stale, _number(worker.waiting, ".0%"), left]
+
+
+def _number(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else "-"
+
+
+def _clock(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -10,6 +10,7 @@ from paceline.cli import console
 
 if TYPE_CHECKING:
     from paceline.comparison import Comparison, Row
+    from paceline.scripts import ScriptComparison
 
 
 def show_summary(summary: dict[str, Any]) -> None:
@@ -50,9 +51,52 @@ def show_comparison(found: Comparison) -> None:
         style="dim",
         markup=False,
     )
-    slow = [row.plan for row in found.rows if row.workers > 1 and row.speedup < 1]
-    if slow:
-        console.print(f"On this job {', '.join(slow)} is slower than one process.", style="yellow", markup=False)
+    _show_steps(found)
+    for row in found.rows:
+        if row.verdict:
+            console.print(f"{row.verdict}.", style="yellow", markup=False)
+
+
+def _show_steps(found: Comparison) -> None:
+    table = Table(title="where a worker's step goes, µs", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("plan")
+    for name in ("step", "own compute", "update", "meeting", "waiting", "between"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found.rows:
+        if row.step is not None:
+            parts = (row.step.compute, row.step.update, row.step.communicate, row.step.wait, row.step.other)
+            table.add_row(_short(row), *(f"{part:,.0f}" for part in (row.step.whole, *parts)))
+    console.print(table)
+
+
+def show_scripts(found: ScriptComparison) -> None:
+    table = Table(title=f"{found.script}: as it is", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("")
+    for name in ("ms/step", "±", "batches/s", "speed", "whole", "steps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found.rows:
+        half = (row.spread[1] - row.spread[0]) / 2
+        table.add_row(
+            row.name, f"{row.milliseconds_per_step:.2f}", f"{half:.2f}", f"{row.batches_per_second:,.0f}",
+            f"{row.speedup:.2f}x", f"{row.seconds:.1f} s", str(row.steps),
+        )  # fmt: skip
+    console.print(table)
+    same = {None: "", 0.0: " Both trained the same parameters, to the bit."}.get(
+        found.difference, f" Parameters trained over the two differ by {found.difference} at most."
+    )
+    console.print(
+        f"Over gloo a step takes {found.over_gloo:.2f} times as long as over paceline.{same} speed: batches a second "
+        f"of all processes, over the best without Paceline. Medians of {found.rounds} rounds in turn, ± half the "
+        "range.",
+        style="dim",
+        markup=False,
+    )
+    for note in found.notes:
+        console.print(f"note: {note}", style="yellow", markup=False)
+    single = [row for row in found.rows if row.processes == 1]
+    ours = found.rows[-1]
+    if single and ours.batches_per_second < max(row.batches_per_second for row in single):
+        console.print("This script is quicker as one process.", style="yellow", markup=False)
 
 
 def _cells(row: Row) -> list[str]:

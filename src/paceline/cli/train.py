@@ -13,13 +13,7 @@ from paceline.cli.progress import Progress
 
 
 def train(
-    job: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[JOB]",
-            help="A Python file with a module-level `job` (or file.py:name), or a built-in job; not for --resume.",
-        ),
-    ] = None,
+    job: options.JobOrNone = None,
     plan: Annotated[
         str | None,
         typer.Option("--plan", "-p", help="How: a plan's name and options, as in downpour:workers=4. [sequential]"),
@@ -42,19 +36,19 @@ def train(
     ] = None,
     data_dir: options.DataDir = None,
     runs: options.Runs = Path("runs"),
+    quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
     """Train JOB by one plan, and keep what happened in a run folder.
 
     The parameters, the trace and the job itself are kept, so that `paceline replay` can run it again, bit for bit. With
-    --checkpoint-every a run that was killed can go on: --resume RUN. SIGUSR1 has a checkpoint written at once; so has
+    --checkpoint-every, a run that was killed can go on: --resume RUN. SIGUSR1 has a checkpoint written at once; so has
     SIGTERM, which then ends the run.
     """
     from paceline.training import train as run_training
 
-    changes = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
-    chosen = options.open_job(job, data_dir, **changes) if job is not None else None
-    progress = Progress(f"{chosen.name} by {plan or 'sequential'}" if chosen and not resume else str(resume))
+    chosen = options.open_job_or_none(job, data_dir, epochs=epochs, batch_size=batch_size, seed=seed)
+    progress = Progress(str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}", quiet)
     try:
         run = run_training(
             chosen,

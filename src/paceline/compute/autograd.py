@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,13 +25,20 @@ class Replica:
     def __init__(self, job: Job, module: nn.Module, moving: tuple[str, ...]) -> None:
         self.job = job
         self.device = job.torch_device
-        self.module = module.to(self.device).train()
+        self.module = module.to(self.device)
         self.parameters = list(trainable(module).values())
-        self.chance = Chance(module, job.seed, self.device)
-        self.loss = loss_function(job)
         self.autocast = PRECISIONS[job.precision]
         buffers = dict(module.named_buffers())
         self.moving = [buffers[name] for name in moving]
+
+    @cached_property
+    def chance(self) -> Chance:
+        """Of what is computed here; a module whose gradients others bring keeps its own."""
+        return Chance(self.module, self.job.seed, self.device)
+
+    @cached_property
+    def loss(self) -> Callable[[nn.Module, Batch], Tensor]:
+        return loss_function(self.job)
 
     def values(self) -> list[Tensor]:
         """Its parameters, then its moving buffers."""

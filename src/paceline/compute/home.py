@@ -53,7 +53,7 @@ def bare_step(optimizer: Optimizer) -> Callable[[], Any]:
     """
     bare = getattr(type(optimizer).step, "__wrapped__", None)
     if bare is None or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return lambda: optimizer.step()
+        return lambda: type(optimizer).step(optimizer)  # not what somebody has put in its place
     return lambda: bare(optimizer)
 
 
@@ -125,6 +125,7 @@ def optimizer_over(optimizer: Optimizer, parameters: dict[nn.Parameter, nn.Param
     """The same optimizer, without memory, over other parameters; groups keep only those in `parameters`."""
     twin: Optimizer = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__)  # copy.copy would keep only what an optimizer pickles
+    twin.__dict__.pop("step", None)  # a schedule's, which steps the one it was made for
     twin.state = defaultdict(dict)
     twin.param_groups = [
         {**group, "params": [parameters[p] for p in group["params"] if p in parameters]}
@@ -208,6 +209,11 @@ class RoomShape:
         return [self.layout.parameters[number].shape[0] for number in self.tables]
 
     @property
+    def remembers(self) -> bool:
+        """Whether the optimizer works here, and keeps anything."""
+        return any(self.state)
+
+    @property
     def values(self) -> int:
         return self.layout.length * self.dtype.itemsize
 
@@ -285,7 +291,7 @@ class ShardHome:
         self.pace = Pace(optimizer, schedule)
         self.updates = 0
         self._step = bare_step(optimizer)
-        self._remembers = any(rooms[0].state.shapes)
+        self._remembers = rooms[0].shape.remembers
         self.bytes = 2 * rooms[0].values.nbytes  # what a push brings and takes
 
     @property

@@ -1,4 +1,6 @@
-"""A learner: a replica together with its data; what every worker of every plan does with its chunks of an update."""
+"""A learner: a replica together with its data; what every worker of every plan does with its chunks of an update.
+Without data of its own, it is brought the gradients.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,14 @@ from paceline.data.source import Reader
 
 
 class Learner:
-    def __init__(self, replica: Replica, reader: Reader) -> None:
+    def __init__(self, replica: Replica, reader: Reader | None = None) -> None:
         self.replica, self.reader = replica, reader
         self._moving = replica.moving
         self._dtype = replica.parameters[0].dtype
 
     def compute(self, chunks: list[Chunk]) -> Computed:
         """The weighted sum over these chunks. Each starts from the same buffers, as if all were computed at once."""
+        assert self.reader is not None
         replica, loss, total, samples = self.replica, 0.0, 0.0, 0
         start = [b.clone() for b in self._moving] if len(chunks) > 1 else []
         sums: list[Tensor] = []

@@ -41,7 +41,7 @@ def probe(job: Job, module: nn.Module, source: Source, parts: int = 1, by_rows: 
     order = Order(len(source), job.seed, job.shuffle)
     whole = Chunk(0, 0, 0, 0, agenda.batch_size, 1.0)
     twin = copy.deepcopy(module)
-    replica = Replica(job, twin, ())
+    replica = Replica(job, twin.train(), ())
     before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
     writes = {name: parameter._version for name, parameter in trainable(twin).items()}
     replica.backward(whole, source.batch(order.indices(whole), 0), 1.0)
@@ -82,7 +82,7 @@ def _smallest_chunk(job: Job, module: nn.Module, source: Source, parts: int) -> 
     try:
         with torch.no_grad():
             twin = copy.deepcopy(module)
-            Replica(job, twin, ()).forward(twin, smallest, source.batch(order.indices(smallest), 0))
+            Replica(job, twin.train(), ()).forward(twin, smallest, source.batch(order.indices(smallest), 0))
     except ValueError as error:
         raise JobError(
             f"the last batch of an epoch leaves a chunk of one sample, and the model refuses it ({error}); choose a "

@@ -21,7 +21,7 @@ from paceline.core.agenda import Chunk
 from paceline.core.events import Push
 from paceline.engines.arithmetic.in_step import in_step
 from paceline.engines.arithmetic.servers import Apart, Commuting, Gathered, Paired, Unlocked, by_shards
-from paceline.engines.setup import Setup, fitted
+from paceline.engines.setup import Setup
 from paceline.plan import Plan
 from paceline.trace import Columns, Kind, Trace
 
@@ -246,7 +246,7 @@ def player(setup: Setup, trace: Trace, plans: list[Plan]) -> InStep | ByTrace | 
         return InStep(setup)
     if len(plans) == 1:
         return _by_trace(setup, trace.rows)
-    return ByLives([replace(setup, plan=fitted(plan, setup.layout)) for plan in plans], trace.lives())
+    return ByLives([replace(setup, plan=plan.fitted(len(setup.layout.shards))) for plan in plans], trace.lives())
 
 
 def _by_trace(setup: Setup, rows: Columns) -> ByTrace:

@@ -23,6 +23,8 @@ def open_run(
         raise UsageError(f"{path} is done: there is nothing to go on with")
     if record["engine"] != "local":
         raise UsageError(f"{path} is a run of engine {record['engine']!r}, which keeps no checkpoints; train it again")
+    if record.get("checkpoint_every") is None:
+        raise UsageError(f"{path} keeps no checkpoints: it was begun without --checkpoint-every; train it again")
     if limit is not None and limit != record["limit"]:
         raise UsageError(f"the run was begun with updates={record['limit']}; it cannot go on with updates={limit}")
     plan = next_plan(Plan.parse(record["plan"]), given, workers)

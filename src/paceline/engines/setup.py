@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +18,10 @@ from torch import Tensor, nn
 
 from paceline.compute.evaluate import evaluate
 from paceline.compute.layout import Layout, check_trainable, lay_out, sha256, trainable
+from paceline.compute.outline import outline
 from paceline.compute.probe import Probe, probe
 from paceline.compute.tables import check_optimizer
 from paceline.core.agenda import Agenda
-from paceline.core.meetings import Shards
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.proof import prove, prove_mixing
 from paceline.data.order import Order
@@ -40,7 +41,7 @@ class JobWarning(UserWarning):
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint could not be written."""
+    """A checkpoint could not be written, or there is none."""
 
 
 @dataclass
@@ -64,13 +65,10 @@ class Setup:
             return 0  # there is no model before all parts are in
         return (self.job.evaluate_every or self.agenda.updates_per_epoch) if self.test is not None else 0
 
-    def collect(self, flats: Sequence[Tensor]) -> list[Tensor]:
-        """Trainable parameters in the module's order, then moving buffers, out of every shard's flat run."""
-        named = {}
-        for shard, flat in zip(self.layout.shards, flats, strict=True):
-            views = [*shard.parameter_views(flat), *shard.buffer_views(flat)]
-            named.update({p.name: v for p, v in zip((*shard.parameters, *shard.buffers), views, strict=True)})
-        return [named[name] for name in (*trainable(self.module), *self.probe.moving)]
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of what training changes: trainable parameters in the module's order, then moving buffers."""
+        return (*trainable(self.module), *self.probe.moving)
 
     def order(self) -> Order:
         return Order(len(self.source), self.job.seed, self.job.shuffle, self.agenda.cuts)
@@ -114,18 +112,11 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
             "share out; give fewer parts, or a smaller batch_size"
         )
     layout = lay_out(module, plan.shards, found.moving)
-    plan = fitted(plan, layout)
+    plan = plan.fitted(len(layout.shards))
     if plan.synchronous:
         check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove
         check(plan.meeting, plan.workers)  # type: ignore[arg-type]
     return Setup(job, plan, source, test, module, found, agenda, layout, sha256(module), engine, limit)
-
-
-def fitted(plan: Plan, layout: Layout) -> Plan:
-    """With as many shards as there are: each has at least one parameter."""
-    if not isinstance(plan.meeting, Shards):
-        return plan
-    return replace(plan, meeting=replace(plan.meeting, count=len(layout.shards)))
 
 
 def _unused(job: Job, plan: Plan) -> list[str]:
@@ -179,7 +170,7 @@ def kept_job(path: Path, data: Any = None, to_go_on: bool = False) -> Job:
         job: Job = pickle.loads((path / "job.pickle").read_bytes())
     except FileNotFoundError:
         raise RunFolderError(f"{path} has no job.pickle; give the job as job=") from None
-    tested = to_go_on and read_record(path)["job"]["tested"]
+    tested = to_go_on and read_record(path)["job"]["test_samples"]
     if data is not None:
         job = job.with_(data=data)
     if job.data is not None and (job.test is not None or not tested):
@@ -242,11 +233,12 @@ def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
     return module
 
 
-def first_record(setup: Setup) -> dict[str, Any]:
-    """run.json as it stands when the run begins."""
+def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
+    """run.json as it stands when the run begins; with the model's outline where it will be kept."""
     job, plan = setup.job, setup.plan
     return {
         "status": "running",
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "plan": str(plan),
         "engine": setup.engine,
         "compute": "autograd",
@@ -264,8 +256,13 @@ def first_record(setup: Setup) -> dict[str, Any]:
             "seed": job.seed,
             "precision": job.precision,
             "device": str(job.torch_device),
+            "optimizer": _optimizer(setup),
+            "clip_norm": job.clip_norm,
+            "shuffle": job.shuffle,
+            "evaluate_every": job.evaluate_every,
+            "loader_workers": job.loader_workers,
             "samples": len(setup.source),
-            "tested": setup.test is not None,
+            "test_samples": len(setup.test) if setup.test is not None else 0,
             "parameters": sum(p.numel() for p in trainable(setup.module).values()),
         },
         "moving_buffers": {
@@ -276,12 +273,22 @@ def first_record(setup: Setup) -> dict[str, Any]:
         "initial_sha256": setup.initial_sha256,
         "notes": setup.probe.notes,
         "machine": machine(),
+        "model": outline(job, setup.module, setup.source) if kept else [],
     }
 
 
 def life(setup: Setup, updates: int) -> dict[str, Any]:
     """What run.json says of the part of a run that begins after so many updates."""
     return {"plan": str(setup.plan), "updates": updates}
+
+
+def _optimizer(setup: Setup) -> str:
+    """The user's optimizer as one would write it, with what it is set to; of several groups, the first's settings."""
+    module = setup.fresh_module()
+    made = setup.job.make_optimizer(module, list(trainable(module).values()))
+    settings = {key: value for key, value in made.param_groups[0].items() if key != "params" and value is not None}
+    groups = f"{len(made.param_groups)} groups, first: " if len(made.param_groups) > 1 else ""
+    return f"{type(made).__name__}({groups}{', '.join(f'{key}={value}' for key, value in settings.items() if value)})"
 
 
 def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, Any]) -> Run:

@@ -43,7 +43,7 @@ def threads(count: int) -> Iterator[None]:
 
 def make_learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:
     module = setup.fresh_module()
-    replica = Replica(setup.job, module, setup.probe.moving)
+    replica = Replica(setup.job, module.train(), setup.probe.moving)
     optimizer = setup.job.make_optimizer(module, replica.parameters)
     return Learner(replica, Reader(setup.source, setup.order(), 0, lambda _: None)), optimizer
 

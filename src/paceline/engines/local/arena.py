@@ -16,21 +16,30 @@ store, which flips the integers, makes it the newest.
 
 from __future__ import annotations
 
+import os
 import pickle
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import cloudpickle
 import torch
+from torch import Tensor, nn
 
-from paceline.compute.home import Room, RoomShape
+from paceline.compute.averaging import middle
+from paceline.compute.home import Optimizer, Room, RoomShape, optimizer_over, room_shape
 from paceline.compute.layout import Layout
 from paceline.compute.payload import Payload
 from paceline.compute.rows import Journal
 from paceline.core.gathering import Gathering
 from paceline.core.meetings import Shards
 from paceline.core.rooms import Replicas, Rooms
+from paceline.core.rules import Exchanging, Rule
+from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.core.server import Desk, Shard
+from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.transports.shared_memory import BellDescriptor, Locks, Memory, Twin
+from paceline.plan import Plan
 from paceline.trace import TraceRing
 
 CONTROL = 4
@@ -50,6 +59,31 @@ class ArenaShape:
     places: type[Rooms] | type[Replicas]  # which room is whose
     results: int  # workers whose replicas make the result
     ghosts: int = 0  # leases that were under way when an earlier life of the run ended
+
+    @staticmethod
+    def of(
+        plan: Plan,
+        layout: Layout,
+        leases: int,
+        named: dict[str, nn.Parameter],
+        optimizer: Optimizer,
+        tables: Sequence[str],
+        ghosts: int = 0,
+    ) -> ArenaShape:
+        """What a plan needs for these parameters."""
+        if plan.gate is None:
+            kind = "alone" if plan.meeting is None else "collective"
+            return ArenaShape(plan.workers, layout, kind, None, Shards(), (), Rooms, plan.results)
+        rule = plan.exchanging or plan.rule
+        rooms = []
+        for shard in layout.shards:
+            mine = [named[place.name] for place in shard.parameters]
+            twin = optimizer_over(optimizer, {p: p for p in mine}) if plan.steps_at_shards else None
+            rooms.append(room_shape(shard, layout.dtype, mine, twin, rule, tables))
+        desk = Desk(plan.workers, leases, plan.gate, ghosts)
+        assert isinstance(plan.meeting, Shards)
+        places = Rooms if plan.pairing is None else Replicas
+        return ArenaShape(plan.workers, layout, "shards", desk, plan.meeting, tuple(rooms), places, 0, ghosts)
 
 
 @dataclass
@@ -93,6 +127,64 @@ class Arena:
         count = 1 if shape.kind == "collective" else 0
         self.numbers = [[memory.tensor(count, torch.float64) for _ in range(2)] for _ in range(workers)]
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
+
+    def put_version_0(
+        self, module: nn.Module, rule: Rule | Exchanging, remembered: Mapping[Tensor, dict[str, Any]]
+    ) -> None:
+        """What every worker starts from, into every room of every shard; and what the optimizer already remembers."""
+        named = dict(module.named_parameters()) | dict(module.named_buffers())
+        for layout, memory in zip(self.shape.layout.shards, self.shards, strict=True):
+            parameters, buffers = [named[p.name] for p in layout.parameters], [named[p.name] for p in layout.buffers]
+            for room in memory.rooms:
+                room.start(parameters, buffers, rule)
+                for number, parameter in enumerate(parameters if room.shape.remembers else ()):
+                    if parameter in remembered:
+                        room.state.keep(number, remembered[parameter])
+
+    def put_back(self, begin: Checkpoint, pairing: AdPsgd | None) -> None:
+        """Every worker holds the newest version of each shard, and what was under way is handed out again."""
+        assert begin.cut is not None
+        assert self.shape.desk is not None
+        assert self.desk is not None
+        machine, states = self.shards[0].machine, [shard.twin.current for shard in self.shards]
+        begin.cut.go_on(self.shape.desk, self.desk.current, machine, states)
+        if pairing is not None:
+            flats = [mine.tensors["values"] for name, mine in begin.holders.items() if name.startswith("replica")]
+            for number, room in enumerate(self.shards[0].rooms):
+                room.values.copy_(pairing.go_on(flats, number // 3, self.shape.workers))
+            return
+        for number, memory in enumerate(self.shards):
+            for room in memory.rooms:
+                room.restore(begin.holders[f"shard.{number}"])
+
+    def values(self, names: Sequence[str]) -> list[Tensor]:
+        """What the training has made of the tensors so called, when everybody is home."""
+        collect = self.shape.layout.collect
+        if not self.shards:
+            found = middle([collect([result], names) for result in self.results])
+        elif self.shape.places is Replicas:
+            found = middle([collect([room.values], names) for room in self.shards[0].all_newest])
+        else:
+            found = collect([memory.newest.values for memory in self.shards], names)
+        return [value.clone() for value in found]
+
+    def remembered(self, named: dict[str, nn.Parameter]) -> dict[Tensor, dict[str, Any]]:
+        """What the optimizer at the shards remembers of these parameters, in its own words."""
+        found: dict[Tensor, dict[str, Any]] = {}
+        for layout, memory in zip(self.shape.layout.shards, self.shards, strict=True):
+            state = memory.newest.state
+            for number, present in enumerate(state.present.tolist()):
+                if present:
+                    copies = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.recall(number).items()}
+                    found[named[layout.parameters[number].name]] = copies
+        return found
+
+    def close(self) -> None:
+        """Let go of every descriptor. The memory goes with the last tensor that looks at it."""
+        for bell in self.bells:
+            os.close(bell.descriptor)
+        os.close(self.locks.descriptor)
+        self.memory.close()
 
     def _shard(self, number: int) -> ShardMemory:
         memory, workers = self.memory, self.shape.workers

@@ -25,7 +25,7 @@ def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
     own = worker.go_on(home)
     wrapped = DistributedDataParallel(replica.module)
     pace = home.pace
-    for update in range(worker.given.start, agenda.updates):
+    for update in worker.ahead:
         worker.arena.doing[worker.number] = update
         start, losses, samples = now(), 0.0, 0
         worker.optimizer.zero_grad()
@@ -33,7 +33,7 @@ def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
         chunks = agenda.mine(update, worker.number) or [agenda.filled(update)[0]]
         mine = len(agenda.mine(update, worker.number)) > 0
         for number, chunk in enumerate(chunks):
-            batch = worker.learner.reader.batch(chunk)
+            batch = worker.reader.batch(chunk)
             wrapped.require_backward_grad_sync = number == len(chunks) - 1
             loss = replica.forward(wrapped, chunk, batch)
             (loss * (chunk.weight * workers * mine)).backward()

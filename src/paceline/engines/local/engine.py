@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import shutil
 import signal
 import sys
@@ -21,22 +20,18 @@ from typing import Any
 import cloudpickle
 from torch import Tensor
 
-from paceline.compute.averaging import middle
-from paceline.compute.home import optimizer_over, room_shape
 from paceline.compute.layout import trainable
 from paceline.core.events import Death
-from paceline.core.meetings import Shards
-from paceline.core.rooms import Replicas, Rooms
-from paceline.core.server import Desk
 from paceline.data.source import TensorSource
 from paceline.engines.checkpoints import Checkpoint, history
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
 from paceline.engines.local.keeping import Keeping
+from paceline.engines.local.lockers import Life
 from paceline.engines.local.servant import interrupts_wait, prepare
 from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.worker import Assignment, SharedTensors, main
+from paceline.engines.local.worker import Assignment, main
 from paceline.engines.setup import Outcome, Progress, Setup, Snapshot, Wish
-from paceline.engines.transports.shared_memory import Bell, RecordLock, Waiter
+from paceline.engines.transports.shared_memory import Bell, RecordLock, SharedTensors, Waiter
 from paceline.errors import JobError, RunFailed, RunStopped, WaitedTooLong, WorkerDied, WorkerFailed
 from paceline.trace import Kind, Row, Trace, TraceWriter
 
@@ -91,7 +86,10 @@ class Crew:
         self.scratch = tempfile.TemporaryDirectory(prefix="paceline-", dir=near) if wanted else None
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         if setup.plan.gate is not None:
-            self._put_version_0() if self.begin is None else self._put_back(self.begin)
+            if self.begin is None:
+                self.arena.put_version_0(setup.module, setup.plan.exchanging or setup.plan.rule, {})
+            else:
+                self.arena.put_back(self.begin, setup.plan.pairing)
         self.keeping = Keeping(setup, self.arena, wish, self.waiter) if wish else None
 
     @property
@@ -169,14 +167,7 @@ class Crew:
 
     def values(self) -> list[Tensor]:
         """Trainable parameters in the module's order, then moving buffers."""
-        collect, shards = self.setup.collect, self.arena.shards
-        if not shards:
-            found = middle([collect([result]) for result in self.arena.results])
-        elif self.setup.plan.pairing is not None:
-            found = middle([collect([room.values]) for room in shards[0].all_newest])
-        else:
-            found = collect([memory.newest.values for memory in shards])
-        return [value.clone() for value in found]
+        return self.arena.values(self.setup.names)
 
     def end(self) -> None:
         """End what still runs. SIGKILL at once: whatever they still did would be thrown away."""
@@ -200,17 +191,13 @@ class Crew:
         ]
 
     def close(self) -> None:
-        """Let go of every descriptor. The memory goes with the last tensor that looks at it."""
         if self.keeping is not None:
             self.keeping.close()
         if self.snapshot_file is not None:
             self.snapshot_file.close()
         if self.scratch is not None:
             self.scratch.cleanup()
-        for bell in self.arena.bells:
-            os.close(bell.descriptor)
-        os.close(self.arena.locks.descriptor)
-        self.arena.memory.close()
+        self.arena.close()
         if self.tensors is not None:
             self.tensors.memory.close()
 
@@ -221,7 +208,7 @@ class Crew:
             number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, data,
             len(setup.source), setup.initial_sha256,
             Path(self.scratch.name) if self.scratch else None, self.deadline,
-            self.begin.updates if self.begin else 0, self.begin is not None, self.wish.every if self.wish else 0,
+            Life(self.begin.updates if self.begin else 0, self.begin is not None, self.wish.every if self.wish else 0),
         )  # fmt: skip
         try:
             pickled: bytes = cloudpickle.dumps(given)
@@ -297,62 +284,34 @@ class Crew:
             return
         losses = [r["value"][(r["kind"] == Kind.COMPUTE) & (r["samples"] > 0)] for r in rows]
         latest = [float(values[-1]) for values in losses if len(values)]
-        done = max(self.arena.doing) + 1
+        began = self.begin.updates if self.begin else 0
+        done = max(began, max(self.arena.doing) + 1)
         progress(
             {
                 "updates": done,
                 "of": self.setup.agenda.updates,
-                "seconds": (time.perf_counter_ns() - self.started_at) / 1e9,
+                "seconds": (time.perf_counter_ns() - self.origin) / 1e9,
+                "began": (self.started_at - self.origin) / 1e9,  # with this life of the run
                 "samples": self.setup.agenda.samples_until(done),
                 "loss": sum(latest) / len(latest) if latest else None,
                 "dead": sorted(self.dead),
+                "home": sorted(self.home),
+                "workers": self.workers,
+                "in_step": self.setup.plan.gate is None,
+                "asleep": [number for number, flag in enumerate(self.arena.asleep) if flag[0]],
+                "offers": [offer[0] for offer in self.arena.offers],
+                "rows": rows,  # of the trace, since the last time
             }
         )
 
-    def _put_back(self, begin: Checkpoint) -> None:
-        """Every worker holds the newest version of each shard, and what was under way is handed out again."""
-        desk, twin, shards, pairing = self.arena.shape.desk, self.arena.desk, self.arena.shards, self.setup.plan.pairing
-        assert begin.cut is not None
-        assert desk is not None
-        assert twin is not None
-        begin.cut.go_on(desk, twin.current, shards[0].machine, [shard.twin.current for shard in shards])
-        if pairing is not None:
-            replicas = [mine for name, mine in begin.holders.items() if name.startswith("replica")]
-            flats = [mine.tensors["values"] for mine in replicas]
-            for number, room in enumerate(shards[0].rooms):
-                room.values.copy_(pairing.go_on(flats, number // 3, self.workers))
-            return
-        for number, memory in enumerate(shards):
-            for room in memory.rooms:
-                room.restore(begin.holders[f"shard.{number}"])
-
-    def _put_version_0(self) -> None:
-        named = dict(self.setup.module.named_parameters()) | dict(self.setup.module.named_buffers())
-        for layout, memory in zip(self.setup.layout.shards, self.arena.shards, strict=True):
-            parameters, buffers = [named[p.name] for p in layout.parameters], [named[p.name] for p in layout.buffers]
-            for room in memory.rooms:
-                room.start(parameters, buffers, self.setup.plan.exchanging or self.setup.plan.rule)
-
 
 def _shape(setup: Setup, begin: Checkpoint | None) -> ArenaShape:
-    plan = setup.plan
-    ghosts = begin.cut.ghosts if begin and begin.cut else 0
-    if plan.gate is None:
-        kind = "alone" if plan.meeting is None else "collective"
-        return ArenaShape(plan.workers, setup.layout, kind, None, Shards(), (), Rooms, plan.results)
     module = setup.fresh_module()
-    named = trainable(module)
-    optimizer = setup.job.make_optimizer(module, list(named.values()))
-    rule = plan.exchanging or plan.rule
-    rooms = []
-    for shard in setup.layout.shards:
-        mine = [named[place.name] for place in shard.parameters]
-        twin = optimizer_over(optimizer, {p: p for p in mine}) if plan.steps_at_shards else None
-        rooms.append(room_shape(shard, setup.layout.dtype, mine, twin, rule, setup.probe.tables))
-    desk = Desk(plan.workers, setup.agenda.leases, plan.gate, ghosts)
-    assert isinstance(plan.meeting, Shards)
-    places = Rooms if plan.pairing is None else Replicas
-    return ArenaShape(plan.workers, setup.layout, "shards", desk, plan.meeting, tuple(rooms), places, 0, ghosts)
+    optimizer = setup.job.make_optimizer(module, list(trainable(module).values()))
+    ghosts = begin.cut.ghosts if begin and begin.cut else 0
+    return ArenaShape.of(
+        setup.plan, setup.layout, setup.agenda.leases, trainable(module), optimizer, setup.probe.tables, ghosts
+    )
 
 
 def _snapshot_file(setup: Setup, wish: Wish | None) -> SnapshotFile | None:

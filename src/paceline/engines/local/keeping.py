@@ -238,8 +238,9 @@ def result_of(setup: Setup, checkpoint: Checkpoint) -> list[Tensor]:
         return middle([_result(setup, mine) for mine in workers])
     flats = [[holder.tensors["values"]] for name, holder in checkpoint.holders.items() if name.startswith("replica")]
     if flats:
-        return middle([setup.collect(flat) for flat in flats])
-    return setup.collect([checkpoint.holders[f"shard.{n}"].tensors["values"] for n in range(plan.shards)])
+        return middle([setup.layout.collect(flat, setup.names) for flat in flats])
+    values = [checkpoint.holders[f"shard.{n}"].tensors["values"] for n in range(plan.shards)]
+    return setup.layout.collect(values, setup.names)
 
 
 def _result(setup: Setup, mine: Belongings) -> list[Tensor]:

@@ -13,6 +13,7 @@ import mmap
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from paceline.engines.local.arena import TAKEN, WANTED
 from paceline.engines.transports.shared_memory import PAGE
 
 if TYPE_CHECKING:
-    from paceline.engines.local.worker import LocalWorker
+    from paceline.engines.local.station import Station
 
 EMPTY = -1
 HEAD = 64  # bytes before the description
@@ -111,13 +112,24 @@ class Locker:
             os.close(half.descriptor)
 
 
+@dataclass(frozen=True)
+class Life:
+    """What a worker is told of the part of a run that it lives in."""
+
+    start: int = 0  # updates that were made in earlier lives
+    resumed: bool = False
+    every: int = 0  # updates between two checkpoints; 0: not by updates
+    locker: Locker | None = None  # None: there are no checkpoints
+    wake: Callable[[], None] | None = None  # the parent, where there is something for it to take
+
+
 class Keeper:
     """A worker's hands on its locker."""
 
-    def __init__(self, worker: LocalWorker, locker: Locker | None, every: int, wake: Callable[[], None]) -> None:
-        self.worker, self.locker, self.every, self.wake = worker, locker, every, wake
-        self.control, self.last = worker.arena.control, worker.agenda.updates
-        self.found = locker.newest if locker is not None else None  # of an earlier life
+    def __init__(self, station: Station) -> None:
+        self.station, self.life, self.locker = station, station.life, station.life.locker
+        self.control, self.last = station.arena.control, station.agenda.updates
+        self.found = self.locker.newest if self.locker is not None else None  # of an earlier life
 
     def in_step(self, before: int, done: int, belongings: Callable[[], Belongings]) -> None:
         """Between two updates of a plan that keeps step: leave one's belongings, where it is time to. All updates of
@@ -126,16 +138,17 @@ class Keeper:
         if self.locker is None:
             return
         wanted = self.control[WANTED]
-        due = done // self.every * self.every if self.every else 0
+        every = self.life.every
+        due = done // every * every if every else 0
         if due <= before:
             due = wanted
         if not before < due <= done or due >= self.last:
             return
         half = self.locker.next
         if half.tag > self.control[TAKEN]:
-            self.worker.waiter.until(lambda: self.control[TAKEN] >= half.tag, lambda: "the parent", rung=False)
+            self.station.waiter.until(lambda: self.control[TAKEN] >= half.tag, lambda: "the parent", rung=False)
         half.write(due, belongings() | self._carried())
-        self.wake()
+        self._wake()
 
     def at_server(self, version: int, belongings: Callable[[], Belongings]) -> None:
         """Under the lock, before the commit: leave what is one's own with the version that one is about to hold. It
@@ -146,8 +159,13 @@ class Keeper:
 
     def finished(self, before: int, updates: int) -> None:
         """A plan with a server has come so far: wake the parent where it is time for a checkpoint."""
-        if self.locker is not None and self.every and before // self.every < updates // self.every:
-            self.wake()
+        every = self.life.every
+        if self.locker is not None and every and before // every < updates // every:
+            self._wake()
+
+    def _wake(self) -> None:
+        assert self.life.wake is not None
+        self.life.wake()
 
     def _carried(self) -> Belongings:
-        return of_memories("owed", self.worker.sender.carried)
+        return of_memories("owed", self.station.sender.carried)

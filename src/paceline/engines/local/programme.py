@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def train_by_programme(worker: LocalWorker, programme: Programme) -> None:
     client = ProgrammeClient(worker, programme)
     client.begin()
-    for update in range(worker.given.start, worker.agenda.updates):
+    for update in worker.ahead:
         client.make(update)
         if worker.number == 0:
             worker.snapshot(update + 1, worker.values)

@@ -14,7 +14,7 @@ from paceline.core.meetings import Collective, Part, Step, segment_cuts
 from paceline.core.meetings.neighbours import Neighbours
 
 if TYPE_CHECKING:
-    from paceline.engines.local.worker import LocalWorker
+    from paceline.engines.local.station import Station
 
 
 class Table:
@@ -26,11 +26,11 @@ class Table:
     """
 
     def __init__(
-        self, worker: LocalWorker, meeting: Collective, workers: int, vectors: Sequence[Sequence[Tensor]]
+        self, station: Station, meeting: Collective, workers: int, vectors: Sequence[Sequence[Tensor]]
     ) -> None:
-        self.worker, self.number = worker, worker.number
-        self.steps: list[Step] = list(meeting.steps(worker.number, workers))
-        self.offers, self.bells = worker.arena.offers, worker.bells
+        self.station, self.number = station, station.number
+        self.steps: list[Step] = list(meeting.steps(station.number, workers))
+        self.offers, self.bells = station.arena.offers, station.bells
         length, size = len(vectors[0][0]), vectors[0][0].element_size()
         cuts = segment_cuts(length, meeting.segments(workers), size)
         self.parts = [
@@ -51,7 +51,7 @@ class Table:
                 continue
             theirs = self.offers[step.receive.other]
             if theirs[0] < offer:
-                waited += _wait(self.worker, step.receive.other, offer)
+                waited += _wait(self.station, step.receive.other, offer)
             mine, received = parts
             if step.reduce:
                 mine.add_(received)
@@ -63,10 +63,10 @@ class Table:
 class TableClient(Table):
     """A table over payloads."""
 
-    def __init__(self, worker: LocalWorker, meeting: Collective, workers: int) -> None:
-        arena = worker.arena
-        super().__init__(worker, meeting, workers, arena.payloads)
-        self.payloads = [Payload(arena.shape.layout, flat) for flat in arena.payloads[worker.number]]
+    def __init__(self, station: Station, meeting: Collective, workers: int) -> None:
+        arena = station.arena
+        super().__init__(station, meeting, workers, arena.payloads)
+        self.payloads = [Payload(arena.shape.layout, flat) for flat in arena.payloads[station.number]]
 
     def meet(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
         """The meeting of this number: (the sum of all, nanoseconds waited, bytes sent)"""
@@ -77,13 +77,13 @@ class TableClient(Table):
 
     def mean(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
         total, waited, sent = self.meet(number, computed)
-        return total.scaled(1.0 / self.worker.plan.workers), waited, sent
+        return total.scaled(1.0 / self.station.plan.workers), waited, sent
 
 
-def _wait(worker: LocalWorker, whom: int, offer: int) -> int:
+def _wait(station: Station, whom: int, offer: int) -> int:
     """Until this worker has made its offer of this number; the nanoseconds it took."""
-    theirs = worker.arena.offers[whom]
-    return worker.waiter.until(lambda: theirs[0] >= offer, lambda: f"worker {whom}")
+    theirs = station.arena.offers[whom]
+    return station.waiter.until(lambda: theirs[0] >= offer, lambda: f"worker {whom}")
 
 
 def _both(part: Part | None, mine: Tensor, flats: Sequence[Tensor], cuts: list[int]) -> tuple[Tensor, Tensor] | None:
@@ -97,25 +97,25 @@ def _both(part: Part | None, mine: Tensor, flats: Sequence[Tensor], cuts: list[i
 class NeighbourClient:
     """Mixes one's own vector with the neighbours', aside, so that they may read it meanwhile."""
 
-    def __init__(self, worker: LocalWorker, meeting: Neighbours, workers: int) -> None:
-        self.worker, self.number = worker, worker.number
-        arena, layout = worker.arena, worker.arena.shape.layout
-        self.weights = meeting.weights(worker.number, workers)
-        self.payloads = [Payload(layout, flat) for flat in arena.payloads[worker.number]]
+    def __init__(self, station: Station, meeting: Neighbours, workers: int) -> None:
+        self.station, self.number = station, station.number
+        arena, layout = station.arena, station.arena.shape.layout
+        self.weights = meeting.weights(station.number, workers)
+        self.payloads = [Payload(layout, flat) for flat in arena.payloads[station.number]]
         self.mixture = torch.zeros(Payload.length(layout), dtype=layout.dtype)
         self.mixed = Payload(layout, self.mixture)
         self.bytes = (len(self.weights) - 1) * self.mixture.nbytes
 
     def mean(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
         """(the mixture, nanoseconds waited, bytes sent)"""
-        arena, turn, waited = self.worker.arena, number % 2, 0
+        arena, turn, waited = self.station.arena, number % 2, 0
         self.payloads[turn].write(computed)
         arena.offers[self.number][0] = number + 1
         others = [other for other, _ in self.weights[1:]]
         for other in others:
-            self.worker.bells[other].ring()
+            self.station.bells[other].ring()
         for other in others:
             if arena.offers[other][0] <= number:
-                waited += _wait(self.worker, other, number + 1)
+                waited += _wait(self.station, other, number + 1)
         mix([pair[turn] for pair in arena.payloads], self.weights, self.mixture)
         return self.mixed.read(computed.samples), waited, self.bytes

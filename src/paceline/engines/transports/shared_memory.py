@@ -2,6 +2,7 @@
 
 - `Memory`    a memfd: it has no name, so nothing is left behind by SIGKILL, and a container's small /dev/shm does
 not bound it
+- `SharedTensors`  tensors that all may read
 - `RecordLock`  an fcntl record lock: about a microsecond, and the kernel releases it when its owner dies
 - `Twin`      integers kept twice; changed in the copy and flipped in by one store, so a killed writer changed nothing
 - `Bell`      wakes a sleeping process; spinning first, since most waits on one machine are shorter than a wake-up
@@ -15,7 +16,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.reduction import DupFd
 
 import torch
@@ -50,6 +51,14 @@ class Memory:
         self.descriptor = state["descriptor"].detach()  # type: ignore[attr-defined]
         self._map()
 
+    @classmethod
+    def of(cls, descriptor: int, size: int) -> Memory:
+        """The bytes behind a descriptor that came some other way."""
+        memory = cls.__new__(cls)
+        memory.size, memory.descriptor = size, descriptor
+        memory._map()
+        return memory
+
     def close(self) -> None:
         """Let go of the descriptor; the bytes live on as long as somebody looks at them."""
         os.close(self.descriptor)
@@ -69,13 +78,28 @@ class Memory:
         return torch.frombuffer(self.take(count * dtype.itemsize), dtype=dtype)
 
 
+class SharedTensors:
+    """Copies of tensors in shared memory, found there by any process that `memory` was sent to."""
+
+    def __init__(self, tensors: Sequence[Tensor], memory: Memory | None = None) -> None:
+        self.shapes = [(tuple(t.shape), t.dtype) for t in tensors]
+        self.memory = memory or Memory(sum(-(-t.nbytes // 64) * 64 for t in tensors))
+        if memory is None:
+            for mine, given in zip(self.open(), tensors, strict=True):
+                mine.copy_(given)
+
+    def open(self) -> tuple[Tensor, ...]:
+        self.memory._taken = 0
+        return tuple(self.memory.tensor(torch.Size(shape).numel(), dtype).view(shape) for shape, dtype in self.shapes)
+
+
 class Locks:
     """A file of record locks. A process loses all its locks when it closes any descriptor of the file: keep one
     open.
     """
 
-    def __init__(self) -> None:
-        self.descriptor = os.memfd_create("paceline-locks", os.MFD_CLOEXEC)
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = os.memfd_create("paceline-locks", os.MFD_CLOEXEC) if descriptor is None else descriptor
 
     def __getstate__(self) -> dict[str, object]:
         return {"descriptor": DupFd(self.descriptor)}
@@ -178,7 +202,7 @@ class Waiter:
                 return time.perf_counter_ns() - start
         give_up = start + int(self.deadline * 1e9)
         while not ready():
-            if self._aborted():
+            if self._aborted() and not ready():
                 raise Stopped
             so_far = time.perf_counter_ns()
             if so_far > give_up:
@@ -213,8 +237,8 @@ class Bell:
 class BellDescriptor:
     """What travels to another process instead of a bell."""
 
-    def __init__(self) -> None:
-        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if descriptor is None else descriptor
 
     def __getstate__(self) -> dict[str, object]:
         return {"descriptor": DupFd(self.descriptor)}

@@ -1,0 +1,273 @@
+"""A worker's place in the arena, and what it does there between gradients: a generator for each kind of plan, which
+asks for the gradient of some chunks, is sent it, and goes on.
+
+    due = next(algorithm)                      # which chunks, from which version
+    due = algorithm.send(computed)             # their gradient; None: no more will come
+
+Who computes is another's affair: a worker process of a local run (`worker`), or the user's own loop (`guest`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from time import perf_counter_ns as now
+from typing import NamedTuple
+
+from torch import Tensor
+
+from paceline.compute.averaging import Wanderer
+from paceline.compute.belongings import Belongings, of_home, put_back_memories, restore_home
+from paceline.compute.home import Optimizer, ReplicaHome
+from paceline.compute.learner import Learner
+from paceline.compute.payload import Computed
+from paceline.compute.sender import Sender
+from paceline.core.actions import Action, Apply, Noted, Wait
+from paceline.core.agenda import Agenda, Chunk
+from paceline.core.events import Ask, Command, Compute, Finish, Pull, Push
+from paceline.core.meetings.neighbours import Neighbours
+from paceline.core.rules import Arrival, Averaging
+from paceline.core.worker import Worker
+from paceline.engines.local.arena import ABORT, DESK_LOCK, Arena
+from paceline.engines.local.lockers import Keeper, Life
+from paceline.engines.local.shards import CentreClient, GatheringClient, shard_client
+from paceline.engines.local.tables import NeighbourClient, TableClient
+from paceline.engines.transports.shared_memory import Bell, RecordLock, Stopped, Waiter
+from paceline.plan import Plan
+from paceline.trace import Kind
+
+
+class Due(NamedTuple):
+    """A gradient that is asked for."""
+
+    update: int  # or task
+    chunks: list[Chunk]
+    version: int  # of the parameters it is computed from
+
+
+Algorithm = Generator[Due, Computed | None, None]
+
+
+class Station:
+    def __init__(
+        self, number: int, arena: Arena, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer,
+        deadline: float, life: Life,
+    ) -> None:  # fmt: skip
+        self.number, self.arena, self.plan, self.agenda, self.life = number, arena, plan, agenda, life
+        self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
+        self.bells = [Bell(a, b.descriptor) for a, b in zip(arena.asleep, arena.bells, strict=True)]
+        self.waiter = Waiter(
+            number,
+            self.bells[number],
+            self.called_off,
+            deadline,
+            lambda: f"in update {arena.doing[number]}",
+            crowded=plan.workers * plan.threads > len(os.sched_getaffinity(0)),
+        )
+        self.trace = arena.traces[number]
+        self.sender = Sender(plan.wire, self.replica.parameters)
+        self.keeper = Keeper(self)
+        self.gradients: list[Tensor | None] = []
+        self.waited = 0  # nanoseconds at the gate, not yet in the trace
+        if plan.gate is not None:
+            self.shards = [shard_client(self, shard) for shard in range(len(arena.shards))]
+            for client in self.shards:
+                client.go_on()
+            self.desk_lock = RecordLock(arena.locks, DESK_LOCK, self.waiter, "the desk")
+
+    def algorithm(self) -> Algorithm:
+        """What this worker does, if it is not PyTorch that does it (ddp) or a programme."""
+        if self.plan.gate is not None:
+            return self._by_shards()
+        if self.plan.averaging is not None:
+            return self._wander(self.plan.averaging)
+        return self._alone() if self.plan.meeting is None else self._by_table()
+
+    def called_off(self) -> bool:
+        """Whether nobody need wait any more."""
+        return bool(self.arena.control[ABORT])
+
+    def record(self, kind: Kind, *rest: float) -> None:
+        if self.trace.full:
+            self.make_room()
+        self.trace.write(kind, self.number, *rest)
+
+    def make_room(self) -> None:
+        """The trace's ring is full."""
+        self.waiter.until(lambda: not self.trace.full, lambda: "the parent to read the trace")
+
+    def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
+        """So many updates are done: a moment to look at the parameters."""
+
+    @property
+    def ahead(self) -> range:
+        """The updates that this worker has before it, where no gate decides as they come."""
+        first, step = (self.number, self.plan.workers) if self.plan.meeting is None else (0, 1)
+        return range(self.life.start + (first - self.life.start) % step, self.agenda.updates, step)
+
+    def go_on(self, home: ReplicaHome) -> Callable[[], Belongings]:
+        """Begin where an earlier life of the run ended, if there was one. What this worker has of its own, later."""
+        if (found := self.keeper.found) is not None:
+            self.replica.restore(found)
+            restore_home(home, found)
+            put_back_memories(self.sender.carried, found, "owed")
+        if self.number and self.plan.agrees:
+            return Belongings
+        return lambda: self.replica.belongings() | of_home(home)
+
+    def values(self) -> list[Tensor]:
+        return self.replica.values()
+
+    def hand_in(self, values: list[Tensor]) -> None:
+        """Leave parameters and moving buffers where all find them."""
+        if self.number < len(self.arena.results):
+            (shard,), result = self.arena.shape.layout.shards, self.arena.results[self.number]
+            for view, value in zip((*shard.parameter_views(result), *shard.buffer_views(result)), values, strict=True):
+                view.copy_(value)
+
+    def replica_home(self) -> ReplicaHome:
+        return ReplicaHome(
+            self.replica.parameters, self.optimizer, self.job.schedule, self.plan.averaging or self.plan.rule
+        )
+
+    # --- alone: no meeting at all ---------------------------------------------------------------------------------
+
+    def _alone(self) -> Algorithm:
+        """`sequential`; and `ceiling`, where every worker does so with batches of its own."""
+        home = self.replica_home()
+        own = self.go_on(home)
+        for update in self.ahead:
+            computed = yield Due(update, self.agenda.filled(update), home.updates)
+            if computed is None:
+                break
+            self._apply(home, update, computed)
+            self.keeper.in_step(update, update + self.plan.workers, own)
+        self.hand_in(self.values())
+
+    def _apply(self, home: ReplicaHome, update: int, computed: Computed) -> None:
+        start, base = now(), home.updates
+        self.plan.rule.update(home, Arrival(self.learner.settle(computed)))
+        self.record(Kind.APPLY, update, 0, base, home.updates, start, now(), 0, 0, 0, 0.0)
+        if self.number == 0:
+            self.snapshot(update + 1, self.values)
+
+    # --- by a table: all workers meet in every update ---------------------------------------------------------------
+
+    def _by_table(self) -> Algorithm:
+        home = self.replica_home()
+        own = self.go_on(home)
+        table = TableClient(self, self.plan.meeting, self.plan.workers)  # type: ignore[arg-type]
+        for update in self.ahead:
+            computed = yield Due(update, self.agenda.mine(update, self.number), update)
+            if computed is None:
+                break
+            start = now()
+            together, waited, sent = table.meet(update, computed)
+            self.record(Kind.MEET, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
+            self._apply(home, update, together)
+            self.keeper.in_step(update, update + 1, own)
+        self.hand_in(self.values())
+
+    # --- apart: local steps; now and then the replicas meet ---------------------------------------------------------
+
+    def _wander(self, rule: Averaging) -> Algorithm:
+        meeting, workers, first = self.plan.meeting, self.plan.workers, rule.mixes_first
+        home, meetings, apart = self.replica_home(), 0, False
+        wanderer, own = Wanderer(self.learner, home, rule), self.go_on(home)
+        client = NeighbourClient if isinstance(meeting, Neighbours) else TableClient
+        table = client(self, meeting, workers)  # type: ignore[arg-type]
+        for update in self.ahead:
+            computed = yield Due(update, self.agenda.mine(update, self.number), update)
+            if computed is None:
+                if apart:  # as after the last update of an agenda
+                    self._meet(update - 1, meetings, wanderer, table)
+                break
+            due = self.plan.meets_after(update, self.agenda.updates)
+            if due and first:
+                self._meet(update, meetings, wanderer, table)
+            start = now()
+            wanderer.step(computed)
+            self.record(Kind.APPLY, update, 0, update, update + 1, start, now(), 0, 0, 0, 0.0)
+            if due and not first:
+                self._meet(update, meetings, wanderer, table)
+            meetings += due
+            apart = not due
+            if self.number == 0:
+                self.snapshot(update + 1, wanderer.result)
+            self.keeper.in_step(update, update + 1, own)
+        self.hand_in(wanderer.result())
+
+    def _meet(self, update: int, number: int, wanderer: Wanderer, table: TableClient | NeighbourClient) -> None:
+        start = now()
+        mean, waited, sent = table.mean(number, wanderer.bring())
+        wanderer.take(mean)
+        self.record(Kind.MEET, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
+
+    # --- by shards: the server's machines, run by whoever holds the lock --------------------------------------------
+
+    def _by_shards(self) -> Algorithm:
+        worker, leaving = Worker(self.number, len(self.shards), self.plan.gathers > 0), False
+        while (command := worker.command()) is not None and not (leaving and isinstance(command, Ask | Compute)):
+            if isinstance(command, Compute):
+                came = yield from self._lease(self.agenda.tasks(command.batch))
+                leaving = came < len(self.agenda.tasks(command.batch))
+                if not came:
+                    break
+                worker.answer(Noted())
+            else:
+                worker.answer(self._perform(command))
+
+    def _lease(self, tasks: Sequence[int]) -> Generator[Due, Computed | None, int]:
+        """How many of these tasks came."""
+        for done, task in enumerate(tasks):
+            if self.agenda.begins(task):
+                self._centre.commuter.begin()
+            computed = yield Due(task, self.agenda.task(task), self.shards[0].base)
+            if computed is None:
+                return done
+            self.gradients = self.shards[0].settle(task, computed)
+        return len(tasks)
+
+    def _perform(self, command: Command) -> Action:
+        if isinstance(command, Push):
+            action = self.shards[command.shard].push(command, self.gradients)
+            if self.plan.gathers and isinstance(action, Apply):
+                self.snapshot(action.version, self.values)
+            return action
+        if isinstance(command, Pull):
+            client = self.shards[command.shard]
+            assert isinstance(client, GatheringClient)
+            return client.pull(command)
+        assert isinstance(command, Ask | Finish), command
+        self.gradients = []  # before the next ones are made: what a step touches should stay in the cache
+        action = self._tell_desk(command)
+        if isinstance(action, Wait):
+            start = now()
+            self.bells[self.number].sleep(self.called_off)
+            self.waited += now() - start
+            if self.called_off():
+                raise Stopped
+        return action
+
+    @property
+    def _centre(self) -> CentreClient:
+        (client,) = self.shards
+        assert isinstance(client, CentreClient)
+        return client
+
+    def _tell_desk(self, command: Ask | Finish) -> Action:
+        desk, twin = self.arena.shape.desk, self.arena.desk
+        assert desk is not None
+        assert twin is not None
+        with self.desk_lock:
+            draft = twin.begin()
+            action = desk.handle(draft, command)
+            twin.commit()
+            finished = desk.finished(draft)
+        if isinstance(command, Finish):
+            for bell in self.bells:
+                bell.ring()  # whoever waits at the gate may ask again
+            self.keeper.finished(self.agenda.done_by(finished - 1), self.agenda.done_by(finished))
+            if not self.plan.gathers:
+                self.snapshot(self.agenda.made_by(finished), self.shards[0].values)
+        return action

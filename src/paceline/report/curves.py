@@ -1,0 +1,117 @@
+"""Curves over a run: loss, accuracy, staleness; and how many points of them a picture needs. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.report.reading import Reading
+from paceline.trace import Kind, Trace
+
+Floats = npt.NDArray[np.float64]
+AXES = ("seconds", "updates", "samples")
+
+
+class Curve(NamedTuple):
+    """Values over all three axes, in the order in which they came."""
+
+    seconds: Floats
+    updates: Floats
+    samples: Floats
+    values: Floats
+
+    def over(self, axis: str) -> Floats:
+        found: Floats = getattr(self, axis)
+        return found
+
+    def __bool__(self) -> bool:
+        return len(self.values) > 0
+
+
+class Envelope(NamedTuple):
+    """A curve in few points: the mean of each stretch, and the least and greatest in it."""
+
+    x: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
+NOTHING = Curve(*(np.zeros(0) for _ in Curve._fields))
+
+
+def loss_curve(reading: Reading) -> Curve:
+    """The loss of each batch when all of it was computed. Losses that are not finite are left out."""
+    rows = reading.trace.of_kind(Kind.COMPUTE)
+    rows = rows[(rows["samples"] > 0) & np.isfinite(rows["value"])]
+    if not len(rows):
+        return NOTHING
+    which, place = np.unique(rows["update"], return_inverse=True)
+    samples = np.bincount(place, rows["samples"], len(which))
+    losses = np.bincount(place, rows["samples"] * rows["value"], len(which)) / samples
+    ends = np.zeros(len(which))
+    np.maximum.at(ends, place, rows["end"])
+    order = np.argsort(ends, kind="stable")
+    # A batch that several workers share, as under backup, is several pieces, but one update.
+    made = reading.summary.get("updates") or len(which)
+    updates = np.arange(1, len(which) + 1) * (made / len(which))
+    return Curve(ends[order] / 1e9, updates, np.cumsum(samples[order]), losses[order])
+
+
+def evaluation_curve(reading: Reading, what: str) -> Curve:
+    """A figure of the evaluations on test data, such as test_accuracy."""
+    points = [h for h in reading.history if isinstance(h.get(what), int | float)]
+    if not points:
+        return NOTHING
+    total = reading.summary
+    each = total["samples"] / total["updates"] if total.get("updates") else float(reading.job.get("batch_size", 1))
+    updates = np.array([float(h["updates"]) for h in points])
+    return Curve(
+        np.array([float(h["seconds"]) for h in points]), updates, updates * each, np.array([h[what] for h in points])
+    )
+
+
+def metrics(reading: Reading) -> list[str]:
+    """What was evaluated, accuracy first."""
+    names = {key for h in reading.history for key in h if key not in ("updates", "seconds")}
+    return sorted(names, key=lambda name: (name != "test_accuracy", name))
+
+
+def staleness_curve(trace: Trace) -> tuple[Floats, Floats]:
+    """(seconds, staleness) of every push that made a version."""
+    rows = trace.of_kind(Kind.APPLY)
+    rows = rows[rows["version"] > 0]
+    return rows["end"] / 1e9, (rows["version"] - 1 - rows["base"]).astype(float)
+
+
+def histogram(values: Floats, most: int = 24) -> list[tuple[int, int, int]]:
+    """(from, to, how many) for whole numbers from 0 on, in at most so many equal steps."""
+    if not len(values):
+        return []
+    step = max(1, -(-(int(values.max()) + 1) // most))
+    counts = np.bincount(values.astype(np.int64) // step)
+    return [(n * step, n * step + step - 1, int(count)) for n, count in enumerate(counts)]
+
+
+def envelope(x: Floats, y: Floats, bins: int) -> Envelope:
+    """Equal stretches of x; as it is where there are no more points than stretches."""
+    order = np.argsort(x, kind="stable")
+    x, y = x[order], y[order]
+    if len(x) <= bins:
+        return Envelope(x, y, y, y)
+    low, high = float(x[0]), float(x[-1])
+    place = np.minimum(((x - low) / max(high - low, 1e-12) * bins).astype(np.int64), bins - 1)
+    first = np.concatenate(([0], np.flatnonzero(np.diff(place)) + 1))
+    counts = np.diff(np.concatenate((first, [len(x)])))
+    return Envelope(
+        np.add.reduceat(x, first) / counts,
+        np.add.reduceat(y, first) / counts,
+        np.minimum.reduceat(y, first),
+        np.maximum.reduceat(y, first),
+    )
+
+
+def as_dict(curve: Curve) -> dict[str, Any]:
+    return {name: getattr(curve, name).tolist() for name in Curve._fields}

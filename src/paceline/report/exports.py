@@ -1,0 +1,61 @@
+"""The same figures for other programs: one JSON object, or two tables of comma-separated values."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.report.curves import as_dict, evaluation_curve, loss_curve, metrics, staleness_curve
+from paceline.report.figures import figures, lanes_of
+from paceline.report.reading import Reading
+from paceline.run import strict
+
+
+def write_json(readings: Sequence[Reading], output: Path) -> list[Path]:
+    """Per run: its figures, its curves and what run.json holds."""
+    found = figures(readings, lanes_of(readings))
+    runs = [
+        {"figures": f.as_dict(), "curves": _curves(reading), "missing": reading.missing, "record": reading.record}
+        for reading, f in zip(readings, found, strict=True)
+    ]
+    output.write_text(json.dumps(strict({"runs": runs}), allow_nan=False) + "\n")
+    return [output]
+
+
+def _curves(reading: Reading) -> dict[str, Any]:
+    seconds, stale = staleness_curve(reading.trace)
+    evaluated = {name: as_dict(evaluation_curve(reading, name)) for name in metrics(reading)}
+    staleness = {"seconds": seconds.tolist(), "values": stale.tolist()}
+    return {"train_loss": as_dict(loss_curve(reading)), **evaluated, "staleness": staleness}
+
+
+PARTS = ("shares", "stragglers", "deaths")  # which are several values each
+
+
+def write_csv(readings: Sequence[Reading], output: Path) -> list[Path]:
+    """A row per run; and beside it, in ...-curves.csv, a row per value of every curve."""
+    rows = []
+    for f in figures(readings, lanes_of(readings)):
+        row = {key: value for key, value in f.as_dict().items() if key not in PARTS}
+        row |= {f"share_{kind}": value for kind, value in f.shares.items()}
+        row |= {"stragglers": " ".join(map(str, f.stragglers)), "deaths": " ".join(map(str, f.deaths))}
+        rows.append(row)
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    with output.open("w", newline="") as file:
+        table = csv.DictWriter(file, names)
+        table.writeheader()
+        table.writerows(rows)
+    curves = output.with_name(f"{output.stem}-curves{output.suffix}")
+    with curves.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["run", "curve", "update", "samples", "seconds", "value"])
+        for reading in readings:
+            every = {"train_loss": loss_curve(reading)}
+            every |= {name: evaluation_curve(reading, name) for name in metrics(reading)}
+            for name, curve in every.items():
+                columns = (curve.updates, curve.samples, curve.seconds, curve.values)
+                lines.writerows([reading.name, name, *row] for row in zip(*(c.tolist() for c in columns), strict=True))
+    return [output, curves]

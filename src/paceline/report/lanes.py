@@ -1,0 +1,106 @@
+"""Lanes: one worker's time from start to end, as spans of one kind each without gaps between them. Pure.
+
+trace ──▶ lane ──▶ binned    how much of each kind in equal stretches: what a picture of some width shows
+              └──▶ merged    a lane with fewer spans, each kind's share kept
+              └──▶ packed    about one byte a span, for the page to unfold when somebody zooms in
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.tally import Time, spans
+from paceline.trace import Trace
+
+
+class Lane(NamedTuple):
+    worker: int
+    edges: npt.NDArray[np.int64]  # nanoseconds; span n lies between edge n and n + 1
+    kinds: npt.NDArray[np.int64]
+
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """In each kind of time."""
+        return np.bincount(self.kinds, np.diff(self.edges), len(Time)) / 1e9
+
+
+def lanes(trace: Trace) -> list[Lane]:
+    rows = trace.rows
+    return [lane for worker in np.unique(rows["worker"]) if len((lane := _lane(trace, int(worker))).kinds)]
+
+
+def _lane(trace: Trace, worker: int) -> Lane:
+    starts, ends, kinds = spans(trace.rows[trace.rows["worker"] == worker])
+    order = np.lexsort((ends, starts))
+    starts, ends, kinds = starts[order], ends[order], kinds[order]
+    if not len(starts):
+        return Lane(worker, np.zeros(1, np.int64), kinds)
+    ends = np.maximum.accumulate(ends)  # should two overlap, the first keeps what it has
+    starts = np.maximum(starts, np.concatenate(([starts[0]], ends[:-1])))
+    edges = np.column_stack((starts, ends)).ravel()
+    every = np.full(2 * len(kinds) - 1, int(Time.OTHER))  # what lies between two spans
+    every[::2] = kinds
+    return _tidy(worker, edges, every)
+
+
+def _tidy(worker: int, edges: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]) -> Lane:
+    """Without empty spans, and with neighbours of one kind as one."""
+    real = np.diff(edges) > 0
+    edges, kinds = np.concatenate((edges[:1], edges[1:][real])), kinds[real]
+    last = np.ones(len(kinds), bool)
+    last[:-1] = kinds[1:] != kinds[:-1]
+    return Lane(worker, np.concatenate((edges[:1], edges[1:][last])), kinds[last])
+
+
+def binned(lane: Lane, end: int, bins: int) -> npt.NDArray[np.float64]:
+    """[bin, kind]: the share of each bin, from the run's start to `end`, that went into each kind of time."""
+    places = np.linspace(0, end, bins + 1)
+    lengths = np.diff(lane.edges)
+    sums = []
+    for kind in Time:
+        until = np.concatenate(([0], np.cumsum(np.where(lane.kinds == kind, lengths, 0))))
+        sums.append(np.diff(np.interp(places, lane.edges, until)))
+    return np.column_stack(sums) / max(1e-9, end / bins)
+
+
+def merged(lane: Lane, most: int) -> Lane:
+    """The lane in at most so many spans: where there are more, equal stretches with each kind in one piece."""
+    if len(lane.kinds) <= most:
+        return lane
+    bins = max(1, most // len(Time))
+    low, high = lane.edges[0], lane.edges[-1]
+    moved = lane._replace(edges=lane.edges - low)
+    shares = binned(moved, int(high - low), bins) * (high - low) / bins
+    edges = low + np.concatenate(([0], np.cumsum(shares.ravel()))).round().astype(np.int64)
+    return _tidy(lane.worker, edges, np.tile(np.arange(len(Time)), bins))
+
+
+def packed(lane: Lane, unit: int) -> str:
+    """Kinds and lengths in `unit` nanoseconds, deflated, in base64: the number of spans and the first edge, then a byte
+    a kind, then lengths as LEB128. Edges are rounded, not lengths, so nothing adds up.
+    """
+    rounded = np.round(lane.edges / unit).astype(np.int64)
+    small = _tidy(lane.worker, rounded, lane.kinds)
+    head = _leb128(np.array([len(small.kinds), small.edges[0]]))
+    raw = head + small.kinds.astype(np.uint8).tobytes() + _leb128(np.diff(small.edges))
+    return base64.b64encode(zlib.compress(raw, 9)).decode()
+
+
+def _leb128(numbers: npt.NDArray[np.int64]) -> bytes:
+    """Seven bits a byte, the lowest first; the top bit says that more follow."""
+    groups = [numbers & 0x7F]
+    rest = numbers >> 7
+    while rest.any():
+        groups.append(rest & 0x7F)
+        rest = rest >> 7
+    table = np.column_stack(groups)
+    length = np.maximum(1, len(groups) - (table[:, ::-1] != 0).argmax(1))
+    length[~table.any(1)] = 1
+    place = np.arange(len(groups))
+    table = table | np.where(place < length[:, None] - 1, 0x80, 0)
+    return bytes(table[place < length[:, None]].astype(np.uint8).tobytes())

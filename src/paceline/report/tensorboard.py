@@ -1,0 +1,119 @@
+"""Event files that TensorBoard opens, without TensorBoard.
+
+A file is a row of records, and each record one Event message of TensorFlow's event.proto:
+
+    record      length (8 bytes) | its masked CRC-32C | the message | its masked CRC-32C        (little endian)
+    Event       1: wall time (double)   2: step (varint)   3: "brain.Event:2" in the first one   5: Summary
+    Summary     1: Value, repeated      Value   1: tag   2: the number (float)
+
+Both have been the same since 2015, and all of what is used of them stands below; a library for it brings its own
+protobuf along.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from paceline.report.curves import evaluation_curve, loss_curve, metrics, staleness_curve
+from paceline.report.reading import Reading
+
+Scalar = tuple[str, int, float, float]  # tag, step, value, seconds since the run's start
+POLYNOMIAL = 0x82F63B78  # Castagnoli's, reversed
+
+
+def write_events(readings: Sequence[Reading], output: Path) -> list[Path]:
+    """A folder per run, as TensorBoard wants it: `tensorboard --logdir OUTPUT`."""
+    written = []
+    for reading in readings:
+        folder = output / _file_name(reading.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        start = _started(reading)
+        file = folder / f"events.out.tfevents.{int(start):010d}.paceline"
+        file.write_bytes(events(sorted(scalars(reading), key=lambda s: (s[3], s[1])), start))
+        written.append(file)
+    return written
+
+
+def scalars(reading: Reading) -> Iterator[Scalar]:
+    curves = {"train_loss": loss_curve(reading)}
+    curves |= {name: evaluation_curve(reading, name) for name in metrics(reading)}
+    for tag, curve in curves.items():
+        for update, value, seconds in zip(
+            *(c.tolist() for c in (curve.updates, curve.values, curve.seconds)), strict=True
+        ):
+            yield tag, round(update), value, seconds
+    seconds, stale = staleness_curve(reading.trace)
+    if not stale.any():  # nor is there any under plans that keep step
+        return
+    for push, (value, at) in enumerate(zip(stale.tolist(), seconds.tolist(), strict=True)):
+        yield "staleness", push + 1, value, at
+
+
+def events(found: Sequence[Scalar], start: float) -> bytes:
+    """The whole file."""
+    parts = [_record(_double(1, start) + _bytes(3, b"brain.Event:2"))]
+    for tag, step, value, seconds in found:
+        scalar = _bytes(1, tag.encode()) + _key(2, 5) + struct.pack("<f", value)
+        parts.append(_record(_double(1, start + seconds) + _key(2, 0) + _varint(step) + _bytes(5, _bytes(1, scalar))))
+    return b"".join(parts)
+
+
+def _record(message: bytes) -> bytes:
+    length = struct.pack("<Q", len(message))
+    return length + struct.pack("<I", masked_crc(length)) + message + struct.pack("<I", masked_crc(message))
+
+
+def _key(field: int, how: int) -> bytes:
+    return _varint(field << 3 | how)
+
+
+def _double(field: int, value: float) -> bytes:
+    return _key(field, 1) + struct.pack("<d", value)
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _key(field, 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ POLYNOMIAL * (byte & 1)
+        table.append(byte)
+    return table
+
+
+CRC = _table()
+
+
+def masked_crc(data: bytes) -> int:
+    """CRC-32C, turned and shifted, as TFRecord stores it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _started(reading: Reading) -> float:
+    """Seconds since 1970; of a folder that does not say, when it was made."""
+    try:
+        return datetime.strptime(str(reading.record.get("started")), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except ValueError:
+        return reading.path.stat().st_mtime
+
+
+def _file_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_=," else "_" for c in name)

@@ -1,0 +1,92 @@
+"""Drawing lanes: per worker a strip of time. Static, it shows how much of each stretch went into what; with a script,
+any stretch of it can be looked at closely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from paceline.report.charts import legend, ticks
+from paceline.report.lanes import Lane, binned, merged, packed
+from paceline.report.words import duration, share
+from paceline.tally import Time
+
+BINS = 180  # stretches of a static strip
+MOST_LANES = 32
+STACK = (Time.COMPUTE, Time.UPDATE, Time.COMMUNICATE, Time.WAIT)  # from below; what is left is other
+KINDS = [(time.name.lower(), f"time-{time.name.lower()}") for time in (*STACK, Time.OTHER)]
+
+
+def timeline(lanes: Sequence[Lane], deaths: Sequence[tuple[int, float]], spans: int) -> str:
+    """All workers of a run. `spans`: how many of each lane the page may carry for looking closely."""
+    if not lanes:
+        return ""
+    end = int(max(lane.edges[-1] for lane in lanes))
+    shown = lanes[:MOST_LANES]
+    strips = "".join(_strip(lane, end, [at for who, at in deaths if who == lane.worker], spans) for lane in shown)
+    marks = "".join(
+        f'<i class="x" style="left:{value / (end / 1e9):.1%}">{text}</i>' for value, text in ticks(0, end / 1e9, 6)
+    )
+    left_out = f"<p>Of {len(lanes)} workers the first {MOST_LANES} are shown.</p>" if len(lanes) > len(shown) else ""
+    coarse = any(len(lane.kinds) > spans for lane in shown)
+    note = "<p class=note>Too long to be kept whole: looked at closely, stretches show shares, not order.</p>" * coarse
+    return (
+        f'<figure class="timeline" data-end="{end}">{legend(KINDS)}'
+        f'<div class="lanes">{strips}</div><div class="marks">{marks}</div><div class="axis">seconds</div>'
+        f'<output class="read" aria-live="polite"></output>{left_out}{note}</figure>'
+    )
+
+
+def _strip(lane: Lane, end: int, deaths: Sequence[float], spans: int) -> str:
+    table = binned(lane, end, BINS)
+    paths, tops = "", table[:, list(STACK)].cumsum(1)
+    for place in reversed(range(len(STACK))):
+        paths += f'<path style="fill:var(--time-{STACK[place].name.lower()})" d="{_steps(tops[:, place].tolist())}"/>'
+    parts = [
+        f"{share(float(part))} {time.name.lower()}"
+        for time, part in zip(Time, lane.seconds / max(1e-9, lane.seconds.sum()), strict=True)
+    ]
+    said = f"Worker {lane.worker}, {duration(float(lane.edges[-1]) / 1e9)}: {', '.join(parts)}"
+    died = "".join(
+        f'<i class="death" style="left:{at / (end / 1e9):.2%}" title="died after {duration(at)}">died</i>'
+        for at in deaths
+    )
+    unit = max(1000, end >> 20)
+    data = packed(merged(lane, spans), unit)
+    return (
+        f'<div class="lane" data-worker="{lane.worker}" data-unit="{unit}" data-spans="{data}">'
+        f"<b>{lane.worker}</b><div class=strip>"
+        f'<svg viewBox="0 0 {BINS} 100" preserveAspectRatio="none" role="img" aria-label="{escape(said)}">{paths}</svg>'
+        f"{died}</div></div>"
+    )
+
+
+def _steps(tops: Sequence[float]) -> str:
+    """A staircase of columns one wide and so high, filled down to the ground."""
+    text, height, run = ["M0 100"], 0, 0
+    for top in tops:
+        up = round(100 * float(top))
+        if up != height:
+            text.append((f"h{run}" if run else "") + f"v{height - up}")
+            height, run = up, 0
+        run += 1
+    return "".join(text) + f"h{run}V100z"
+
+
+def time_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> str:
+    """(whose, share of each kind): where the time went, as bars and as a table."""
+    names = [name for name, _ in KINDS]
+    head = "".join(f"<th scope=col>{name}</th>" for name in names)
+    body = ""
+    for whose, parts in rows:
+        cells = "".join(f"<td>{share(parts.get(name, 0.0), 0)}</td>" for name in names)
+        bar = "".join(
+            f'<i style="width:{parts.get(name, 0.0):.2%};background:var(--{colour})"></i>' for name, colour in KINDS
+        )
+        bar = f'<td class="bar"><div class="stack">{bar}</div></td>'
+        body += f"<tr><th scope=row>{escape(whose)}</th>{bar}{cells}</tr>"
+    return (
+        f"{legend(KINDS)}<div class=scroll><table class=times><caption class=unseen>Where the time went</caption>"
+        f"<thead><tr><td></td><td></td>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
