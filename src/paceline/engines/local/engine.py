@@ -104,7 +104,6 @@ class Crew:
     def start(self) -> None:
         """Start every worker, wait until all are ready, and let them go together."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["paceline.engines.local.worker"])
         with _nameless_main():
             prepare()
             for number in range(self.workers):
