@@ -102,7 +102,8 @@ class Station:
     @property
     def ahead(self) -> range:
         """The updates that this worker has before it, where no gate decides as they come."""
-        first, step = (self.number, self.plan.workers) if self.plan.meeting is None else (0, 1)
+        alone = self.plan.meeting is None and not self.plan.native
+        first, step = (self.number, self.plan.workers) if alone else (0, 1)
         return range(self.life.start + (first - self.life.start) % step, self.agenda.updates, step)
 
     def go_on(self, home: ReplicaHome) -> Callable[[], Belongings]:
