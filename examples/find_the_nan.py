@@ -16,6 +16,7 @@ job = pl.Job(
     loss=nn.CrossEntropyLoss(),
     optimizer=partial(torch.optim.SGD, lr=0.1),
     batch_size=50,
+    on_nan="ignore",  # the default would have stopped it
 )
 run = pl.train(job, "downpour", workers=3)
 found = pl.replay(run, until="nan")

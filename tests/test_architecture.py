@@ -18,7 +18,8 @@ PURE_NEVER = {
     "torch.distributed", "torch.multiprocessing", "numpy.random",
 }  # fmt: skip
 RULES: list[tuple[str, set[str], set[str]]] = [
-    ("errors", set(), {"torch", "numpy"}),
+    ("failure", set(), {"torch", "numpy"}),
+    ("errors", {"failure"}, {"torch", "numpy"}),
     ("story", set(), {"torch", "numpy"}),
     ("trace", {"errors"}, {"torch"}),
     ("run", {"errors", "trace", "job"}, set()),
@@ -35,7 +36,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ),
     (
         "engines",
-        {"engines", "core", "compute", "data", "job", "plan", "trace", "run", "story", "errors"},
+        {"engines", "core", "compute", "data", "job", "plan", "trace", "run", "story", "errors", "failure"},
         set(),
     ),
     ("tally", {"trace"}, {"torch"}),

@@ -127,7 +127,7 @@ def test_a_sparse_gradient_is_refused_by_name() -> None:
         pl.train(job(Words), "ring", engine="virtual", folder=None)
 
 
-@pytest.mark.filterwarnings("error::paceline.engines.setup.JobWarning")
+@pytest.mark.filterwarnings("error::paceline.errors.JobWarning")
 def test_augmentation_by_random_and_numpy_is_seeded_too_and_does_not_look_like_a_wrong_loss() -> None:
     def jitter(batch: Any) -> Any:
         return batch[0] * (1 + random.random()) + np.random.rand() + torch.rand(1), batch[1]
@@ -152,7 +152,7 @@ def test_prints_of_the_users_do_not_spoil_the_json(tmp_path: Path) -> None:
         "import torch, paceline as pl\nfrom torch import nn\nprint('reading')\n"
         "def step(model, batch):\n    print('step')\n    return model(batch[0]).mean() * float('nan')\n"
         "job = pl.Job(model=lambda: nn.Linear(6, 2), data=(torch.randn(40, 6), torch.zeros(40)), step=step,\n"
-        "             optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=10)\n"
+        "             optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=10, on_nan='ignore')\n"
     )
     for plan in ("sequential", "ring"):
         done = subprocess.run(

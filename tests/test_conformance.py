@@ -31,7 +31,7 @@ def test_same_numbers_on_real_processes(job: str, optimizer: str, workers: int) 
     same_numbers(JOBS[job]().with_(optimizer=OPTIMIZERS[optimizer]), Plan.parse("ring", workers), "local")
 
 
-@pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.engines.setup.JobWarning")  # it uses no optimizer
+@pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.errors.JobWarning")  # it uses no optimizer
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("job", ["residual", "tied"])
 @pytest.mark.parametrize("plan", ALL, ids=str)

@@ -17,8 +17,7 @@ from torch.utils.data import Dataset
 import paceline as pl
 from paceline.compute.chance import Chance
 from paceline.data.order import Order
-from paceline.engines.setup import JobWarning
-from paceline.errors import JobError, PacelineError, PlanError
+from paceline.errors import JobError, JobWarning, PacelineError, PlanError
 from paceline.testing.conformance import difference
 
 X = torch.randn(50, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.engines.setup import JobWarning
-from paceline.errors import JobError, PlanError
+from paceline.errors import JobError, JobWarning, PlanError
 from paceline.plan import RECIPES
 from paceline.testing.conformance import check_run, difference, no_update_lost, replays, staleness_identity
 from paceline.testing.jobs import SPARSE_JOBS, bag

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.engines.setup import JobWarning
+from paceline.errors import JobWarning
 from paceline.trace import Kind
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.engines.setup import JobWarning
+from paceline.errors import JobWarning
 from paceline.jobs import IdxMissing, mnist
 from paceline.plan import RECIPES, Plan
 

@@ -11,8 +11,9 @@ import torch
 
 import paceline as pl
 from paceline.compute.payload import Payload
-from paceline.engines.setup import JobWarning, set_up
+from paceline.engines.setup import set_up
 from paceline.engines.virtual import simulate
+from paceline.errors import JobWarning
 from paceline.job import load_job
 from paceline.jobs import patterns
 from paceline.plan import Plan

@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 import os
 import statistics
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UsageError
+from paceline.errors import CrowdedWarning, UsageError
 from paceline.job import Job
 from paceline.overhead import Case, Step, step, verdict
 from paceline.plan import Plan, make
@@ -83,6 +84,11 @@ class _Entrant:
 
     def race(self, seconds: float) -> None:
         """One round: train for about so many seconds; the first finds out how many updates that is."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CrowdedWarning)  # it was said when the whole job was trained
+            self._race(seconds)
+
+    def _race(self, seconds: float) -> None:
         if self.updates is None:
             first = train(self.job, self.plan, folder=None, updates=20 * self.plan.workers)
             summary = first.summary()
@@ -114,6 +120,7 @@ def compare(
     if not plans:
         raise UsageError("there are no plans to compare; name some, as in ring,downpour")
     chosen = [Plan.parse(plan, workers) for plan in plans]
+    job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
     place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
     runs = []
     for plan in chosen:

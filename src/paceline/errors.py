@@ -6,9 +6,12 @@
     │   ├── JobError            a job's model, data, loss or optimizer
     │   └── RunFolderError      a run's folder cannot be read or written
     ├── RunFailed               the run was started and did not finish                   (exit code 1)
-    │   ├── WorkerFailed        a worker raised an exception: the user's code, usually
-    │   ├── WorkerDied          a worker's process ended without a word (SIGKILL, out of memory)
-    │   ├── WaitedTooLong       a wait passed its deadline
+    │   ├── Blamed              one worker is to blame; `.failure` tells what happened
+    │   │   ├── WorkerFailed    it raised an exception: the user's code, usually
+    │   │   ├── WorkerDied      its process ended without a word (SIGKILL, out of memory)
+    │   │   └── WorkerSilent    another waited for it, past the deadline
+    │   ├── WaitedTooLong       a wait passed its deadline, as the one who waited says it
+    │   ├── NotFinite           the loss was not a finite number, and the job says on_nan="stop"
     │   └── CollectiveFailed    an operation of torch.distributed; also a RuntimeError, as PyTorch's own are
     │       ├── CollectivesDiffer   two ranks called different operations
     │       ├── RankGone            a rank that is waited for has ended, or has left the group
@@ -17,13 +20,16 @@
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a machine was told something impossible: a bug in Paceline
 
-Every message says what was given, what is allowed, and what to do.
+and warns of: JobWarning, CrowdedWarning, CheckpointWarning. Every message says what was given, what is allowed, and
+what to do.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from paceline.failure import Failure, few
 
 
 class PacelineError(Exception):
@@ -50,23 +56,43 @@ class RunFailed(PacelineError):
     pass
 
 
-class WorkerFailed(RunFailed):
-    def __init__(self, worker: int, where: str, traceback: str) -> None:
-        self.worker, self.where, self.traceback = worker, where, traceback
-        super().__init__(
-            f"worker {worker} failed first, {where}; the others were stopped and are not the cause.\n"
-            f"{traceback.rstrip()}"
-        )
+class Blamed(RunFailed):
+    """One worker is to blame."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure, self.worker = failure, failure.worker
+        super().__init__(failure)
+
+    def __str__(self) -> str:
+        return self.failure.tell()
 
 
-class WorkerDied(RunFailed):
-    def __init__(self, worker: int, how: str, where: str, remedy: str) -> None:
-        self.worker, self.how, self.where = worker, how, where
-        super().__init__(f"worker {worker} died ({how}) {where}. {remedy}")
+class WorkerFailed(Blamed):
+    pass
+
+
+class WorkerDied(Blamed):
+    pass
+
+
+class WorkerSilent(Blamed):
+    pass
+
+
+class NotFinite(RunFailed):
+    REMEDY = (
+        "look at those samples, or take a lower learning rate or clip_norm=...; on_nan='skip' leaves such batches out, "
+        "'ignore' trains on"
+    )
+
+    def __init__(self, loss: float, update: int, samples: Sequence[int]) -> None:
+        self.loss = loss
+        super().__init__(f"the loss of update {update} is {loss}, with samples {few(samples)}: {self.REMEDY}")
 
 
 class WaitedTooLong(RunFailed):
     def __init__(self, worker: int, for_whom: str, seconds: float, where: str) -> None:
+        self.for_whom, self.seconds = for_whom, seconds
         super().__init__(
             f"worker {worker} waited {seconds:.0f} s for {for_whom} {where}; that process is stopped, "
             f"swapping or very slow. Give a longer deadline (deadline=...) if the step really takes that long."
@@ -106,6 +132,18 @@ class ReplayDiverged(PacelineError):
 
 class ProtocolError(PacelineError):
     pass
+
+
+class JobWarning(UserWarning):
+    """Something about the job that changes what parallel training computes."""
+
+
+class CrowdedWarning(UserWarning):
+    """More workers than cores, and what that cost."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written, or there is none."""
 
 
 def suggest(given: str, allowed: Iterable[str]) -> str:

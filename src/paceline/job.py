@@ -18,6 +18,7 @@ from paceline.errors import JobError, suggest
 
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
+ON_NAN = ("stop", "skip", "ignore")
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Job:
     weight      weight(batch) -> number, for a loss that is not a mean over samples: what the loss divided by
     metrics     {name: f(output, target) -> number}, weighted by samples over `test`
     transform   augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
+    on_nan      when a loss is not finite: "stop" the run, "skip" the batch (looks at gradients too), or "ignore" it
     evaluate_every  evaluate on `test` from a snapshot every so many updates; default: once per epoch
     """
 
@@ -53,6 +55,7 @@ class Job:
     device: str = "auto"
     precision: str = "float32"
     metrics: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    on_nan: str = "stop"
     evaluate_every: int | None = None
     loader_workers: int = 0
     shuffle: bool = True
@@ -90,6 +93,8 @@ class Job:
             faults.append(f"evaluate_every={self.evaluate_every} is not at least 1")
         if self.precision not in PRECISIONS:
             faults.append(f"precision={self.precision!r}; {suggest(self.precision, PRECISIONS)}")
+        if self.on_nan not in ON_NAN:
+            faults.append(f"on_nan={self.on_nan!r}; {suggest(self.on_nan, ON_NAN)}")
         return faults
 
     def with_(self, **changes: Any) -> Job:

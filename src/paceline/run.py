@@ -179,6 +179,7 @@ def summarise(trace: Trace, seconds: float, samples: int, updates: int) -> dict[
             "p95": percentile(stale, 95),
             "max": int(stale.max()) if len(stale) else 0,
         },
+        "not_finite": trace.not_finite(),
         "bytes_sent": trace.bytes_sent(),
         "wait_fraction": trace.wait_fraction(),
         "deaths": [int(worker) for worker in trace.of_kind(Kind.DEATH)["worker"]],

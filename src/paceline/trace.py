@@ -195,13 +195,21 @@ class Trace:
         return int(self.rows["bytes"].sum())
 
     def loss_curve(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """(update, sample-weighted mean loss of its chunks), by update."""
-        rows = self.of_kind(Kind.COMPUTE)
-        rows = rows[rows["samples"] > 0]  # a worker may get none of a small last batch
+        """(update, sample-weighted mean loss of its chunks that have one), by update."""
+        rows = self._computed()
         updates, place = np.unique(rows["update"], return_inverse=True)
-        weights = np.bincount(place, rows["samples"], len(updates))
-        sums = np.bincount(place, rows["samples"] * rows["value"], len(updates))
-        return updates, sums / np.maximum(weights, 1)
+        finite = np.isfinite(rows["value"])
+        weights = np.bincount(place, rows["samples"] * finite, len(updates))
+        sums = np.bincount(place, np.where(finite, rows["samples"] * rows["value"], 0.0), len(updates))
+        return updates, np.where(weights > 0, sums / np.maximum(weights, 1), math.nan)
+
+    def not_finite(self) -> int:
+        """How many gradients came from a loss that was not finite."""
+        return int((~np.isfinite(self._computed()["value"])).sum())
+
+    def _computed(self) -> Columns:
+        rows = self.of_kind(Kind.COMPUTE)
+        return rows[rows["samples"] > 0]  # a worker may get none of a small last batch
 
 
 def _span(rows: Columns) -> int:

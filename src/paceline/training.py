@@ -9,18 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.engines import checkpoints
 from paceline.engines.resuming import check_same, open_run
-from paceline.engines.setup import (
-    CheckpointWarning,
-    Progress,
-    Setup,
-    Wish,
-    finish,
-    first_record,
-    keep_job,
-    life,
-    set_up,
-)
-from paceline.errors import PlanError, RunStopped, UsageError, suggest
+from paceline.engines.setup import Progress, Setup, Wish, finish, first_record, keep_job, life, set_up
+from paceline.errors import Blamed, CheckpointWarning, PlanError, RunStopped, UsageError, suggest
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.run import Run, RunFolder, new_folder
@@ -125,7 +115,11 @@ def _run(
             return finish(setup, outcome, place, record)
     except BaseException as error:
         status = "stopped" if isinstance(error, RunStopped) else "failed"
-        place.write({**record, "status": status, "error": f"{type(error).__name__}: {error}"})
+        record = {**record, "status": status, "error": f"{type(error).__name__}: {error}"}
+        if isinstance(error, Blamed):
+            error.failure.run = place.path if setup.plan.replayable else None
+            record |= {"error": str(error), "failure": error.failure.as_dict()}
+        place.write(record)
         raise
 
 

@@ -120,7 +120,7 @@ def test_a_rank_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     late, waiting = play(scenes.late, 2, tmp_path)
     assert "for rank 0, which did not come within" in waiting
-    assert "rank 0: is waiting in barrier at" in waiting
+    assert re.search(r"rank 0: is waiting in barrier at \S+ for rank 1\n", waiting)
     assert "rank 0 was last in barrier (its round 3 in this group; here it is round 4)" in waiting
     assert "failed before" in waiting
     assert late == ""

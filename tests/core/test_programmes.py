@@ -19,15 +19,14 @@ from paceline.core.programmes import PARAMETERS, Command, Commands, Copy, Done, 
 from paceline.core.programmes.lbfgs import TRIALS, Lbfgs
 from paceline.core.programmes.rehearsal import rehearse
 from paceline.data.order import Order
-from paceline.engines.setup import JobWarning
 from paceline.engines.virtual import World, simulate
-from paceline.errors import PlanError
+from paceline.errors import JobWarning, PlanError
 from paceline.plan import Plan
 from paceline.testing.conformance import difference
 from paceline.testing.jobs import JOBS
 from paceline.trace import Kind
 
-pytestmark = pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.engines.setup.JobWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.errors.JobWarning")
 
 Vector = npt.NDArray[np.float64]
 SAMPLES, SIZE, BATCH, MEMORY = 60, 10, 20, 3

@@ -25,8 +25,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.engines import checkpoints
-from paceline.engines.setup import CheckpointWarning
-from paceline.errors import PlanError, RunFolderError, RunStopped, UsageError
+from paceline.errors import CheckpointWarning, PlanError, RunFolderError, RunStopped, UsageError
 from paceline.run import Run
 from paceline.testing.conformance import each_sample_once, no_update_lost, replays, staleness_identity
 from paceline.testing.killing import kill_tree
@@ -176,7 +175,7 @@ def test_killed_twice_where_there_is_a_server(job_file: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "plan", ["ceiling", "easgd:every=5", "diloco:every=9", "gossip", "sandblaster:memory=3", "ddp", "backup:backups=0"]
 )
-@pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.engines.setup.JobWarning")
+@pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.errors.JobWarning")
 def test_a_plan_that_keeps_step_ends_with_the_bits_of_the_undisturbed_run(
     plan: str, job_file: Path, tmp_path: Path
 ) -> None:
@@ -385,7 +384,7 @@ def test_whatever_call_the_writer_is_killed_at_the_last_good_one_stays(
     assert survived > 5
 
 
-@pytest.mark.filterwarnings("ignore:a checkpoint could not be written:paceline.engines.setup.CheckpointWarning")
+@pytest.mark.filterwarnings("ignore:a checkpoint could not be written:paceline.errors.CheckpointWarning")
 def test_a_run_goes_on_where_none_can_be_written(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

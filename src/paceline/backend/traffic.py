@@ -120,8 +120,9 @@ class Traffic:
 
     def _wait_a_little(self, work: Underway, waited: float, too_long: bool) -> None:
         if waited > SAY_AFTER_SECONDS and not self.board.mine[WORDS]:
+            words = f"is waiting in {work.tell()} for {troubles.ranks(work.missing())}"
             for traffic in list(EVERYTHING):
-                traffic.say(f"is waiting in {work.tell()}")
+                traffic.say(words)
         board = self.board
         seen = board.lie_down()
         try:

@@ -8,6 +8,7 @@ from collections import Counter
 from paceline.backend import calls
 from paceline.backend.board import CAME, FAILED, LEFT, SITE, Board
 
+TOLD = 8  # ranks by number
 SITES_SECONDS = 1.0  # for the others to come, and to say where they called from
 ADVICE = "Look at what rank {} printed last; if it is only slow, give init_process_group a longer timeout"
 
@@ -22,6 +23,14 @@ def missing(board: Board, who: str, other: int, gone: bool, seconds: float) -> s
     last = calls.tell(board.call_of(other, came))
     lines.append(f"  rank {other} was last in {last} (its round {came} in this group; here it is round {board.round})")
     return "\n".join(lines) + "\n" + ADVICE.format(other)
+
+
+def ranks(numbers: list[int]) -> str:
+    """rank 1, 3"""
+    if not numbers:
+        return "nobody"
+    more = f" and {len(numbers) - TOLD} more" if len(numbers) > TOLD else ""
+    return f"rank {', '.join(map(str, numbers[:TOLD]))}{more}"
 
 
 def _how_gone(board: Board, other: int) -> str:

@@ -15,7 +15,9 @@ def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     until: Annotated[
         str | None,
-        typer.Option(help="Stop after this update, or `nan`: before the first update that is not finite."),
+        typer.Option(
+            help="Stop after this update; `nan`: before the first that is not finite; `failure`: where a worker failed."
+        ),
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the model (and the guilty batch) to this file.")] = None,
     json: options.Json = False,

@@ -27,6 +27,8 @@ def show_summary(summary: dict[str, Any]) -> None:
         "parameters": summary["parameters_sha256"][:16],
         "run": str(summary["run"]),
     }
+    if summary["not_finite"]:
+        lines["not finite"] = f"the loss of {summary['not_finite']} gradients"
     if summary["deaths"]:
         lines["died"] = f"workers {summary['deaths']}; the others finished their work"
     for word, line in lines.items():

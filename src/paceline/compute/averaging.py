@@ -33,8 +33,8 @@ class Wanderer:
         self.learner, self.home, self.rule = learner, home, rule
 
     def step(self, computed: Computed) -> None:
-        """One local step with the worker's own chunks; none when it had no samples."""
-        if computed.samples:
+        """One local step with the worker's own chunks; none when it had no samples, or they were left out."""
+        if computed.weight:
             met = [b.clone() for b in self.learner.replica.moving] if self.rule.mixes_first else None
             self.home.step(self.learner.settle(computed, alone=True))
             if met is not None:

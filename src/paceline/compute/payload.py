@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.compute.layout import Layout
+from paceline.compute.rows import numbers
 
 
 @dataclass
@@ -37,6 +38,16 @@ class Computed:
         buffers = [b * factor for b in self.buffers]
         return Computed(gradients, buffers, self.loss * factor, self.weight * factor, self.samples)
 
+    def finite(self) -> bool:
+        """Whether the loss and all gradients are."""
+        present = [numbers(g) for g in self.gradients if g is not None]
+        return math.isfinite(self.loss) and all(bool(g.isfinite().all()) for g in present)
+
+    def left_out(self) -> Computed:
+        """Of no weight in any sum."""
+        nothing: list[Tensor | None] = [None] * len(self.gradients)
+        return Computed(nothing, [torch.zeros_like(b) for b in self.buffers], 0.0, 0.0, self.samples)
+
 
 class Payload:
     def __init__(self, layout: Layout, flat: Tensor) -> None:
@@ -53,8 +64,8 @@ class Payload:
         return shard.length + len(shard.parameters) + 2
 
     def write(self, computed: Computed) -> None:
-        """Lay down what this worker computed; nothing at all when it had no samples."""
-        if not computed.samples:
+        """Lay down what this worker computed; nothing at all when it had no samples, or they were left out."""
+        if not computed.weight:
             self.flat.zero_()
             return
         present = [0.0 if g is None else 1.0 for g in computed.gradients]  # `None in` would compare tensors

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from paceline.compute.payload import Computed
-from paceline.compute.rows import numbers
 from paceline.core.agenda import Chunk
 from paceline.core.events import Push
 from paceline.engines.arithmetic.in_step import in_step
@@ -65,7 +64,7 @@ class InStep:
     def play(self, until: int | None) -> Iterator[Played]:
         for update in self.updates[:until]:
             shares = self._shares(update)
-            good = all(_finite(share) for share in shares)
+            good = all(share.finite() for share in shares)
             self.sums.apply(update, shares)
             self.done += 1
             good = good and self.sums.finite()
@@ -73,8 +72,9 @@ class InStep:
 
     def next(self, shard: int, until: int) -> Guilty:
         shares = self._shares(self.updates[until])
-        bad = next((n for n, share in enumerate(shares) if not _finite(share)), 0)
-        loss = sum(s.loss for s in shares) / sum(s.weight for s in shares)
+        bad = next((n for n, share in enumerate(shares) if not share.finite()), 0)
+        weight = sum(s.weight for s in shares)
+        loss = sum(s.loss for s in shares) / weight if weight else math.nan
         return Guilty(self.setup.agenda.filled(self.updates[until]), bad, loss)
 
     def _shares(self, update: int) -> list[Computed]:
@@ -133,7 +133,7 @@ class ByTrace:
         worker, task = int(row["worker"]), int(row["update"])
         computed = self.sums.compute(worker, self.agenda.task(task))
         before = self.losses.get(worker, Loss(-1, 0.0, True))
-        good = _finite(computed) and (before.finite or self.agenda.lease(before.task) != self.agenda.lease(task))
+        good = computed.finite() and (before.finite or self.agenda.lease(before.task) != self.agenda.lease(task))
         return Loss(task, computed.loss / computed.weight if computed.weight else math.nan, good)
 
     def can_compute(self, row: Any) -> bool:
@@ -259,9 +259,3 @@ def _line(rows: Columns, worker: int, *kinds: Kind) -> Columns:
     mine = rows[(rows["worker"] == worker) & np.isin(rows["kind"], kinds)]
     ordered: Columns = mine[np.argsort(mine["end"], kind="stable")]
     return ordered
-
-
-def _finite(computed: Computed) -> bool:
-    return math.isfinite(computed.loss) and all(
-        bool(numbers(g).isfinite().all()) for g in computed.gradients if g is not None
-    )

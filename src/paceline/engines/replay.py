@@ -5,6 +5,7 @@ A synchronous plan needs only its table, an asynchronous one the trace (`engines
     replay(run)                 the same bits, or ReplayDiverged
     replay(run, until=120)      the model as it was after update 120, and the batch of the next update
     replay(run, until="nan")    the model just before the first update that was not finite, and the guilty batch
+    replay(run, until="failure")  the model as a worker had it when it failed, and the batch it failed on
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from torch import nn
 from paceline.compute.layout import sha256
 from paceline.engines.arithmetic.common import threads
 from paceline.engines.players import Played, player
-from paceline.engines.setup import JobWarning, Setup, kept_job, load_values, set_up
-from paceline.errors import ReplayDiverged, UsageError
+from paceline.engines.setup import Setup, kept_job, load_values, set_up
+from paceline.errors import JobWarning, ReplayDiverged, UsageError
 from paceline.job import Batch, Job
 from paceline.plan import Plan
 from paceline.run import Run, read_record
@@ -47,8 +48,8 @@ def replay(
     run: Run | str | Path, until: str | int | None = None, *, data: Any = None, job: Job | None = None
 ) -> Replay:
     """Run a recorded run again. `data` (or `job`) is needed only where the folder could not keep it."""
-    if isinstance(until, str) and until != "nan" and not until.isdigit():
-        raise UsageError(f"until={until!r} is neither an update number nor 'nan'")
+    if isinstance(until, str) and until not in ("nan", "failure") and not until.isdigit():
+        raise UsageError(f"until={until!r} is neither an update number nor 'nan' nor 'failure'")
     opened, record, trace = _open(run, data, job)
     plan = Plan.parse(record["plan"])
     if not plan.replayable:
@@ -64,8 +65,10 @@ def replay(
             setup = set_up(opened, plan, "replay", record["limit"])
         _check_same_start(setup, record)
         plans = [Plan.parse(life["plan"]) for life in record["lives"]]
-        shard, stop = 0, None if until in (None, "nan") else int(until)
-        if until == "nan":
+        shard, stop = 0, None if until in (None, "nan", "failure") else int(until)
+        if until == "failure":
+            stop = _before_failure(record)
+        elif until == "nan":
             bad = _first_bad(setup, trace, plans)
             if bad is None:
                 raise UsageError("nothing in this run was not finite: there is no NaN to stop before")
@@ -104,7 +107,13 @@ def _run(
         pass
     module = load_values(setup, playing.values())
     found = Replay(module, playing.done, sha256(module), None)
-    if until is not None and until < playing.last:
+    failure = record.get("failure") or {}
+    if until is not None and until == _version(failure) and failure["samples"]:
+        found.guilty_update, found.guilty_worker = failure["update"], failure["worker"]
+        found.guilty_samples = torch.tensor(failure["samples"])
+        epoch, _, _ = setup.agenda.span(failure["update"])
+        found.guilty_batch = setup.source.batch(found.guilty_samples, epoch)
+    elif until is not None and until < playing.last:
         guilty = playing.next(shard, until)
         order = setup.order()
         found.guilty_update, found.guilty_worker, found.loss = guilty.chunks[0].update, guilty.worker, guilty.loss
@@ -119,6 +128,23 @@ def _run(
                 "Does the job draw chance that the seed does not reach?"
             )
     return found
+
+
+def _before_failure(record: dict[str, Any]) -> int:
+    failure = record.get("failure")
+    if failure is None:
+        raise UsageError(
+            f"no worker of this run has failed (it is {record['status']}): there is nothing to stop before"
+        )
+    version = _version(failure)
+    if version < 0:
+        raise UsageError(f"worker {failure['worker']} failed before its first update: there is nothing to replay")
+    return version
+
+
+def _version(failure: dict[str, Any]) -> int:
+    """Of the parameters that the failed worker computed with; where it is not known, of its update."""
+    return int(failure.get("version", -1) if failure.get("version", -1) >= 0 else failure.get("update", -1))
 
 
 def _first_bad(setup: Setup, trace: Trace, plans: list[Plan]) -> Played | None:

@@ -27,21 +27,13 @@ from paceline.core.proof import prove, prove_mixing
 from paceline.data.order import Order
 from paceline.data.source import Source, open_source
 from paceline.engines.checkpoints import Checkpoint
-from paceline.errors import JobError, PlanError, RunFolderError
+from paceline.errors import CrowdedWarning, JobError, JobWarning, PlanError, RunFolderError
 from paceline.job import Job, load_job
 from paceline.plan import Plan
 from paceline.run import Run, RunFolder, machine, read_record, summarise
 from paceline.trace import Trace
 
 Progress = Callable[[dict[str, Any]], None]
-
-
-class JobWarning(UserWarning):
-    """Something about the job that changes what parallel training computes."""
-
-
-class CheckpointWarning(UserWarning):
-    """A checkpoint could not be written, or there is none."""
 
 
 @dataclass
@@ -88,6 +80,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
             f"plan {plan} shares parameters between {plan.workers} workers in this machine's memory, and the job asks "
             f"for device={job.device!r}; use device='cpu', or plan sequential on the GPU"
         )
+    job = _judging(job, plan, engine)
     source = open_source(job.data, job.seed)
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
     module = job.make_model()
@@ -117,6 +110,15 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove
         check(plan.meeting, plan.workers)  # type: ignore[arg-type]
     return Setup(job, plan, source, test, module, found, agenda, layout, sha256(module), engine, limit)
+
+
+def _judging(job: Job, plan: Plan, engine: str) -> Job:
+    """The job, if it is this plan's affair to look for what is not finite."""
+    if plan.native and job.on_nan == "skip":
+        raise PlanError("plan ddp cannot honour on_nan='skip': PyTorch adds gradients up while they are computed")
+    # A line search tries steps that are too long, and a replay goes as far as it is told.
+    judged_elsewhere = plan.programme is not None or (engine == "replay" and job.on_nan == "stop")
+    return job.with_(on_nan="ignore") if judged_elsewhere else job
 
 
 def _unused(job: Job, plan: Plan) -> list[str]:
@@ -220,6 +222,7 @@ class Outcome:
     seconds: float
     values: list[Tensor]  # trainable parameters, then moving buffers
     snapshots: list[Snapshot] = field(default_factory=list)
+    core_wait: float = 0.0  # seconds for which workers could have run, but had no core
 
 
 def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
@@ -260,6 +263,7 @@ def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
             "clip_norm": job.clip_norm,
             "shuffle": job.shuffle,
             "evaluate_every": job.evaluate_every,
+            "on_nan": job.on_nan,
             "loader_workers": job.loader_workers,
             "samples": len(setup.source),
             "test_samples": len(setup.test) if setup.test is not None else 0,
@@ -313,6 +317,7 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
         "workers": setup.plan.workers,
         "epochs": setup.job.epochs,
         **summarise(trace, outcome.seconds, samples, agenda.updates),
+        "core_wait_fraction": outcome.core_wait / max(outcome.seconds * setup.plan.workers, 1e-9),
         **{key: value for key, value in last.items() if key not in ("updates", "seconds")},
         "run": str(folder.path) if folder.path else None,
         "parameters_sha256": sha256(module),
@@ -321,4 +326,16 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
         torch.save(module.state_dict(), model_file)
     folder.write(record)
     folder.tidy()
+    _tell_of_crowding(setup.plan, record["summary"]["core_wait_fraction"])
     return Run(folder.path, trace, record, module, setup.job, history)
+
+
+def _tell_of_crowding(plan: Plan, waited: float) -> None:
+    cores, wanted = len(os.sched_getaffinity(0)), plan.workers * plan.threads
+    if waited and wanted > cores:
+        who = f"{plan.workers} workers" + (f" of {plan.threads} threads" if plan.threads > 1 else "")
+        warnings.warn(
+            f"{who} on {cores} core{'s' * (cores > 1)} took turns: for {waited:.0%} of their time they waited for one",
+            CrowdedWarning,
+            stacklevel=4,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from time import perf_counter_ns as now
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.errors import NotFinite
 from paceline.trace import Kind
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
             loss = replica.forward(wrapped, chunk, batch)
             (loss * (chunk.weight * workers * mine)).backward()
             losses, samples = losses + float(loss.detach()) * chunk.samples, samples + chunk.samples * mine
+        if worker.job.on_nan == "stop" and not math.isfinite(losses):
+            raise NotFinite(losses, update, worker.reader.order.indices(chunks[0]).tolist())
         if worker.job.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(replica.parameters, worker.job.clip_norm)
         worker.record(Kind.COMPUTE, update, -1, update, -1, start, now(), 0, samples, 0, losses / max(samples, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import re
 import shutil
 import signal
 import sys
@@ -27,12 +28,14 @@ from paceline.engines.checkpoints import Checkpoint, history
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
 from paceline.engines.local.keeping import Keeping
 from paceline.engines.local.lockers import Life
+from paceline.engines.local.process import oom_kills, state_of
 from paceline.engines.local.servant import interrupts_wait, prepare
 from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.worker import Assignment, main
+from paceline.engines.local.worker import Account, Assignment, main
 from paceline.engines.setup import Outcome, Progress, Setup, Snapshot, Wish
 from paceline.engines.transports.shared_memory import Bell, RecordLock, SharedTensors, Waiter
-from paceline.errors import JobError, RunFailed, RunStopped, WaitedTooLong, WorkerDied, WorkerFailed
+from paceline.errors import JobError, RunFailed, RunStopped, WorkerDied, WorkerFailed, WorkerSilent
+from paceline.failure import Failure, Place
 from paceline.trace import Kind, Row, Trace, TraceWriter
 
 LONG = 60  # characters of a path in which sockets are made: their names may have 107
@@ -56,7 +59,7 @@ def train(
                 trace = crew.watch(trace_file, progress)
         finally:
             crew.end()
-        yield Outcome(trace, crew.seconds, crew.values(), crew.snapshots(trace))
+        yield Outcome(trace, crew.seconds, crew.values(), crew.snapshots(trace), crew.core_wait)
     finally:
         crew.close()
 
@@ -76,6 +79,8 @@ class Crew:
         self.dead: set[int] = set()
         self.obituaries: list[tuple[int, int]] = []  # (worker, when), not yet in the trace
         self.started_at = 0
+        self.oom_kills = oom_kills()
+        self.core_wait = 0.0  # seconds, of all workers together
         source = setup.source
         self.snapshot_file = _snapshot_file(setup, wish)
         for left in wish.run.glob("paceline-*") if wish else ():  # by a life that was killed
@@ -143,6 +148,7 @@ class Crew:
                 for number, message in self._messages(HEARTBEAT):
                     if message[0] == "finished":
                         self.home.add(number)
+                        self.core_wait += message[1] / 1e9
                     elif message[0] == "died":
                         self._bury(number)
                 due = self.keeping.take(self.home) if self.keeping else None
@@ -219,40 +225,55 @@ class Crew:
         return pickled
 
     def _messages(self, timeout: float | None) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """What workers said; a pipe that ends before "finished" means death. A failure is raised here."""
+        """What workers said; a pipe that ends before "finished" means death. The first failure is raised."""
         numbers = {id(self.pipes[n]): n for n in range(self.workers) if n not in self.home | self.dead}
+        said: list[tuple[int, tuple[Any, ...]]] = []
         for pipe in wait([self.pipes[n] for n in numbers.values()], timeout):
             assert isinstance(pipe, Connection)
-            number = numbers[id(pipe)]
-            message: tuple[Any, ...]
             try:
-                message = pipe.recv()
+                said.append((numbers[id(pipe)], pipe.recv()))
             except (EOFError, OSError):
-                message = ("died",)
-            if message[0] == "failed":
-                self._failed(number, message)
-            yield number, message
+                said.append((numbers[id(pipe)], ("died",)))
+        failed = [(message[1], number) for number, message in said if message[0] == "failed"]
+        if failed:
+            raise self._failed(*min(failed, key=lambda pair: pair[0].when))
+        yield from said
 
-    def _failed(self, number: int, message: tuple[Any, ...]) -> None:
-        _, where, text, kind = message
-        if kind == WaitedTooLong.__name__:
-            raise RunFailed(text.strip().splitlines()[-1].partition(": ")[2])
-        raise WorkerFailed(number, where, text)
+    def _failed(self, account: Account, number: int) -> RunFailed:
+        late = re.fullmatch(r"worker (\d+)", account.waited_for)
+        if late:
+            return self._silent(int(late[1]), number)
+        if account.alone:
+            return RunFailed(account.what)
+        failure = Failure(number, f"failed first: {account.what}", account.place, self._victims(number))
+        failure.traceback, failure.advice = account.traceback, account.advice
+        return WorkerFailed(failure)
+
+    def _silent(self, number: int, waiting: int) -> WorkerSilent:
+        """Somebody waited for it, past the deadline."""
+        process = self.processes[number]
+        what = (
+            f"did not come: worker {waiting} waited {self.deadline:.0f} s for it. "
+            f"Its process {process.pid} {state_of(process.pid)}"
+        )
+        advice = "give a longer deadline (deadline=..., --deadline) if a step really takes that long"
+        return WorkerSilent(Failure(number, what, Place(self.arena.doing[number]), self._victims(number), advice))
+
+    def _victims(self, number: int) -> list[int]:
+        return [other for other in range(self.workers) if other not in self.home | self.dead | {number}]
 
     def _death(self, number: int) -> WorkerDied:
         process = self.processes[number]
         process.join(1)
         code = process.exitcode
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        update = self.arena.doing[number]
-        where = f"in update {update}" if update >= 0 else "before its first update"
-        remedy = (
-            "A synchronous plan cannot go on without one of its workers; the others were stopped and are not the "
-            "cause. Under a plan with a server (`downpour`, `ssp`, ...) the others would have finished its work."
-        )
-        if how == "SIGKILL":
-            remedy += " SIGKILL without a sender is usually the kernel's out-of-memory killer: see `dmesg`."
-        return WorkerDied(number, how, where, remedy)
+        advice = "under a plan with a server (downpour, ssp, ...) the others would have finished its work"
+        if how == "SIGKILL" and oom_kills() > self.oom_kills:
+            advice = f"the kernel's out-of-memory killer has struck: a smaller batch_size, or fewer workers; {advice}"
+        elif how == "SIGKILL":
+            advice = f"nobody knows who sent it; the kernel, when memory runs out, tells `dmesg`; {advice}"
+        failure = Failure(number, f"died ({how})", Place(self.arena.doing[number]), self._victims(number), advice)
+        return WorkerDied(failure)
 
     def _bury(self, number: int) -> None:
         """Under an asynchronous plan the others go on: give the dead worker's batch to one of them."""

@@ -27,9 +27,9 @@ from paceline.engines import checkpoints
 from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.local.arena import DESK_LOCK, TAKEN, WANTED, Arena
 from paceline.engines.local.lockers import Locker
-from paceline.engines.setup import CheckpointWarning, Setup, Wish
+from paceline.engines.setup import Setup, Wish
 from paceline.engines.transports.shared_memory import RecordLock, Waiter
-from paceline.errors import RunFolderError
+from paceline.errors import CheckpointWarning, RunFolderError
 
 MARGIN = 2  # updates from the one that is furthest on to the one after which all leave their belongings
 

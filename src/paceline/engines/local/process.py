@@ -1,9 +1,10 @@
-"""What a process does to itself before it trains."""
+"""What a process does to itself before it trains, and what the kernel tells of it."""
 
 from __future__ import annotations
 
 import ctypes
 import signal
+from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -21,3 +22,38 @@ def quicken() -> None:
     libc.prctl(PR_SET_TIMERSLACK, 1)  # nanosecond
     libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
     libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+STATES = {
+    "T": "is stopped (SIGSTOP, or a debugger)",
+    "t": "is stopped (SIGSTOP, or a debugger)",
+    "D": "waits for a disk",
+    "R": "computes: it is slow, or in a loop without end",
+    "S": "sleeps: it waits for something itself",
+    "Z": "has ended",
+}
+
+
+def state_of(pid: int | None) -> str:
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        letter = "Z"
+    return STATES.get(letter, f"is in state {letter}")
+
+
+def oom_kills() -> int:
+    """How often the kernel has ended a process for want of memory, since it started."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def core_wait() -> int:
+    """Nanoseconds for which this process could have run, but had no core."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0

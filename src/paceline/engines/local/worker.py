@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver
@@ -27,12 +26,13 @@ from paceline.data.order import Order
 from paceline.data.source import Reader, Source, TensorSource, open_source
 from paceline.engines.local.arena import GO, Arena
 from paceline.engines.local.lockers import Life, Locker
-from paceline.engines.local.process import die_with_parent, quicken
+from paceline.engines.local.process import core_wait, die_with_parent, quicken
 from paceline.engines.local.programme import train_by_programme
 from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.station import Algorithm, Station
+from paceline.engines.local.station import Algorithm, Due, Station
 from paceline.engines.transports.shared_memory import SharedTensors, Stopped
-from paceline.errors import JobError
+from paceline.errors import JobError, NotFinite, PacelineError, WaitedTooLong
+from paceline.failure import Place, users_traceback
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.trace import Kind
@@ -70,7 +70,7 @@ def main(
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     die_with_parent()
     quicken()
-    number = -1
+    number, worker = -1, None  # type: int, LocalWorker | None
     try:
         assignment: Assignment = pickle.loads(pickled)
         number = assignment.number
@@ -81,23 +81,50 @@ def main(
         worker = LocalWorker(assignment, arena, source, snapshots, locker, lambda: pipe.send(("kept",)))
         pipe.send(("ready",))
         worker.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
+        waited = core_wait()
         worker.train()
         arena.ended[number] = now()
-        pipe.send(("finished",))
+        pipe.send(("finished", core_wait() - waited))
     except Stopped:
         pass
     except BaseException as error:
-        where = (
-            f"in update {arena.doing[number]}"
-            if number >= 0 and arena.doing[number] >= 0
-            else "before its first update"
-        )
-        pipe.send(("failed", where, "".join(traceback.format_exception(error)), type(error).__name__))
+        update = arena.doing[number] if number >= 0 else -1
+        pipe.send(("failed", Account.of(error, worker.place(update) if worker else Place(update))))
     finally:
         pipe.close()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # shared memory has exported views; the kernel takes it all back
+
+
+@dataclass
+class Account:
+    """Of what a worker failed with."""
+
+    what: str
+    place: Place
+    traceback: str
+    advice: str
+    waited_for: str
+    alone: bool  # it says all there is to say
+    when: int
+
+    @staticmethod
+    def of(error: BaseException, place: Place) -> Account:
+        what, advice = f"{type(error).__name__}: {error}".rstrip(": "), ""
+        if isinstance(error, NotFinite):
+            what, advice = f"the loss is {error.loss}", error.REMEDY
+        elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            advice = "memory has run out: a smaller batch_size, or fewer workers"
+        return Account(
+            what=what,
+            place=place,
+            traceback="" if isinstance(error, PacelineError) else users_traceback(error),
+            advice=advice,
+            waited_for=error.for_whom if isinstance(error, WaitedTooLong) else "",
+            alone=isinstance(error, WaitedTooLong),
+            when=now(),
+        )
 
 
 class LocalWorker(Station):
@@ -122,6 +149,14 @@ class LocalWorker(Station):
         life = replace(given.life, locker=locker, wake=wake)
         super().__init__(given.number, arena, given.plan, given.agenda, learner, optimizer, given.deadline, life)
         self.reader = reader
+        self.due = Due(-1, [], -1)
+
+    def place(self, update: int) -> Place:
+        """Where it is, as far as it is known: what it computes, or only the update."""
+        if self.due.update < 0 or self.due.update // self.agenda.shares != update:
+            return Place(update)
+        samples = [n for chunk in self.due.chunks for n in self.reader.order.indices(chunk).tolist()]
+        return Place(update, self.due.version, samples)
 
     def train(self) -> None:
         if self.plan.native:
@@ -155,6 +190,7 @@ class LocalWorker(Station):
 
     def compute(self, update: int, chunks: list[Chunk], version: int, again: bool = False) -> Computed:
         self.arena.doing[self.number] = update // self.agenda.shares
+        self.due = Due(update, chunks, version)
         start = now()
         computed = self.sender.sent(self.learner.compute(chunks))
         samples = 0 if again else computed.samples  # of another evaluation of the same chunks

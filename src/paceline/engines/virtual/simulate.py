@@ -21,6 +21,7 @@ from paceline.engines.setup import Outcome, Setup, Snapshot
 from paceline.engines.virtual.clock import Clock
 from paceline.engines.virtual.world import Fate, World
 from paceline.errors import RunFailed, WorkerDied
+from paceline.failure import Failure, Place
 from paceline.plan import Plan
 from paceline.trace import Kind, Row, Trace
 
@@ -116,7 +117,8 @@ def _computing(fate: Fate, worker: int, samples: int, ready: list[float], update
     start = ready[worker]
     ready[worker] += fate.compute_seconds(worker, samples)
     if fate.world.deaths.get(worker, math.inf) < ready[worker]:
-        raise WorkerDied(worker, "as the world willed", f"in update {update}", "The plan cannot go on without it.")
+        advice = "the plan cannot go on without it"
+        raise WorkerDied(Failure(worker, "died, as the world willed", Place(update), advice=advice))
     return _ns(start), _ns(ready[worker])
 
 
