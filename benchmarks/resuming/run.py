@@ -30,13 +30,15 @@ from record import write
 JOB = str(Path(__file__).parent / "small.py")
 KEEPS_STEP = (
     "sequential", "ring:workers=2", "tree:workers=3", "easgd:workers=2,every=7", "diloco:workers=2,every=30",
-    "gossip:workers=3", "sandblaster:workers=2,memory=3", "parallel_sgd:workers=2",
+    "gossip:workers=3", "sandblaster:workers=2,memory=3", "backup:workers=2,backups=0", "ddp:workers=2",
 )  # fmt: skip
 WITH_A_SERVER = (
     "downpour:workers=3,shards=2", "ssp:workers=2", "backup:workers=3", "easgd:mode=asynchronous,workers=2,every=5",
     "gossip:mode=asynchronous,workers=3", "hogwild:workers=2",
 )  # fmt: skip
+FAMILIES = {"keeps_step": KEEPS_STEP, "with_a_server": WITH_A_SERVER}
 MOST_WORKERS = 4
+MOMENT = 6.0  # seconds: starting takes about half of them
 
 
 @dataclass
@@ -127,11 +129,36 @@ def check(folder: Path, plan: str, whole: dict[str, Any] | None) -> None:
     if whole is not None:
         assert run.summary()["parameters_sha256"] == whole["parameters_sha256"], f"{plan} ends with other bits"
         assert [h["test_loss"] for h in run.history] == whole["test_loss"], f"{plan} was evaluated elsewhere"
-    if not plan.startswith("hogwild"):
+    if not plan.startswith(("hogwild", "ddp")):
         replays(run)
         if whole is None:
             no_update_lost(run)
             staleness_identity(run)
+
+
+def measure(plans: tuple[str, ...], kills: int, every: int, chance: random.Random, base: Path) -> dict[str, Any]:
+    told, whole = Told(), dict[str, dict[str, Any]]()
+    begun, turn = time.monotonic(), 0
+    while told.kills < kills:
+        plan = plans[turn % len(plans)]
+        turn += 1
+        if plan in KEEPS_STEP and plan not in whole:
+            run = pl.train(load_job(JOB), plan, folder=None)
+            whole[plan] = {**run.summary(), "test_loss": [h["test_loss"] for h in run.history]}
+        folder = disturbed(plan, min(4, kills - told.kills), every, chance, MOMENT, told, base)
+        check(folder, plan, whole.get(plan))
+        print(f"{told.kills}/{kills} kills; {plan} came through {told.runs.get(plan, 0)}", flush=True)
+    return {
+        "kills": told.kills,
+        "before_the_first_update": told.in_start,
+        "while_a_checkpoint_was_being_written": told.while_writing,
+        "went_on_with_other_workers": told.other_workers,
+        "most_updates_made_again": max(told.lost_updates, default=0),
+        "kills_of_each": told.runs,
+        "ended_with_other_bits": 0,  # or `check` had ended the program; and so below
+        "invalid_histories": 0,
+        "minutes": round((time.monotonic() - begun) / 60, 1),
+    }
 
 
 def main() -> None:
@@ -139,50 +166,27 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50, help="of synchronous plans; and half as many of the others")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=25)
+    parser.add_argument("--only", choices=FAMILIES, help="the other's figures stay as they were measured")
     options = parser.parse_args()
-    chance, begun = random.Random(options.seed), time.monotonic()
-    shared = set(os.listdir("/dev/shm"))
-    in_step, served = Told(), Told()
+    chance, shared, file = (
+        random.Random(options.seed),
+        set(os.listdir("/dev/shm")),
+        Path(__file__).parent / "result.json",
+    )
+    figures = {name: part for name, part in read(file).items() if name in FAMILIES} if options.only else {}
     with tempfile.TemporaryDirectory(dir=".") as scratch:
         base = Path(scratch)
-        for plans, told, wanted in ((KEEPS_STEP, in_step, options.kills), (WITH_A_SERVER, served, options.kills // 2)):
-            whole: dict[str, dict[str, Any]] = {}
-            turn = 0
-            while told.kills < wanted:
-                plan = plans[turn % len(plans)]
-                turn += 1
-                if told is in_step and plan not in whole:
-                    run = pl.train(load_job(JOB), plan, folder=None)
-                    losses = [h["test_loss"] for h in run.history]
-                    whole[plan] = {**run.summary(), "test_loss": losses}
-                folder = disturbed(plan, min(4, wanted - told.kills), options.every, chance, 8.0, told, base)
-                check(folder, plan, whole.get(plan))
-                print(f"{told.kills}/{wanted} kills; {plan} came through {told.runs.get(plan, 0)}", flush=True)
+        for name, plans in FAMILIES.items():
+            if options.only in (None, name):
+                kills = options.kills if plans is KEEPS_STEP else options.kills // 2
+                figures[name] = measure(plans, kills, options.every, chance, base)
         left = [*os.listdir(base / "tmp"), *(name for name in os.listdir("/dev/shm") if name not in shared)]
         assert not left, f"left behind: {left}"
-    figures = {
-        name: {
-            "kills": told.kills,
-            "before_the_first_update": told.in_start,
-            "while_a_checkpoint_was_being_written": told.while_writing,
-            "went_on_with_other_workers": told.other_workers,
-            "most_updates_made_again": max(told.lost_updates, default=0),
-            "kills_of_each": told.runs,
-        }
-        for name, told in (("keeps_step", in_step), ("with_a_server", served))
-    }
-    write(
-        Path(__file__).parent,
-        {
-            **figures,
-            "checkpoint_every": options.every,
-            "ended_with_other_bits": 0,
-            "invalid_histories": 0,
-            "left_behind": 0,
-            "minutes": round((time.monotonic() - begun) / 60, 1),
-            "load": round(os.getloadavg()[2], 1),
-        },
-    )
+    write(file.parent, {**figures, "checkpoint_every": options.every, "left_behind": 0})
+
+
+def read(file: Path) -> dict[str, Any]:
+    return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 if __name__ == "__main__":
