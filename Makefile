@@ -26,6 +26,8 @@ bench: $(VENV)/.ready         ## the measured claims, at full size (most of an h
 	$(BIN)/python benchmarks/staying_alive/run.py
 	$(BIN)/python benchmarks/replay/run.py
 	$(BIN)/python benchmarks/trace_cost/run.py
+	$(BIN)/python benchmarks/resuming/run.py
+	$(BIN)/python benchmarks/checkpoint_cost/run.py
 	$(BIN)/python benchmarks/report_page/run.py
 	$(BIN)/python benchmarks/embedding_rows/run.py
 	$(BIN)/python benchmarks/published-downpour/run.py

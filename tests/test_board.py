@@ -30,6 +30,7 @@ def state(rows: Trace, seconds: float, **more: Any) -> dict[str, Any]:
     """What an engine tells, of three workers."""
     known = {
         "updates": 30,
+        "began": 0.0,
         "of": 120,
         "workers": 3,
         "in_step": True,

@@ -51,9 +51,10 @@ class Board:
     def hear(self, state: dict[str, Any]) -> None:
         if self._tally is None:
             self._tally = Tally(state["workers"])
-            self._heard = np.zeros(state["workers"])  # when each ended its last row
+            self._began = state["began"]
+            self._heard = np.full(state["workers"], self._began)  # when each ended its last row
             self._place = [(-1, False)] * state["workers"]  # how far that was: an update, and whether past computing
-            self._past.append((0.0, self._tally.sums.copy()))
+            self._past.append((self._began, self._tally.sums.copy()))
         for rows in state["rows"]:
             self._tally.add(rows)
             self._remember(rows)
@@ -99,7 +100,7 @@ class Board:
         """(who says nothing for long and is to blame, who only waits)"""
         assert self._tally is not None
         pieces = Pace(self._tally.sums).of("pieces")
-        usual = np.divide(self._heard, pieces, out=np.zeros(len(pieces)), where=pieces > 0)
+        usual = np.divide(self._heard - self._began, pieces, out=np.zeros(len(pieces)), where=pieces > 0)
         quiet = [
             worker
             for worker in range(state["workers"])

@@ -16,10 +16,12 @@
     │       ├── CollectivesDiffer   two ranks called different operations
     │       ├── RankGone            a rank that is waited for has ended, or has left the group
     │       └── RankMissing         a rank did not come before the group's timeout
+    ├── RunStopped              SIGTERM: a checkpoint was written, and the run can go on       (exit code 143)
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a machine was told something impossible: a bug in Paceline
 
-and warns of: JobWarning, CrowdedWarning. Every message says what was given, what is allowed, and what to do.
+and warns of: JobWarning, CrowdedWarning, CheckpointWarning. Every message says what was given, what is allowed, and
+what to do.
 """
 
 from __future__ import annotations
@@ -114,6 +116,17 @@ class RankMissing(CollectiveFailed):
     pass
 
 
+class RunStopped(PacelineError):
+    exit_code = 143  # as of a process that SIGTERM ended
+
+    def __init__(self, updates: int, run: str) -> None:
+        self.updates, self.run = updates, run
+        super().__init__(
+            f"SIGTERM: a checkpoint of update {updates} was written, and every worker was stopped. Go on with "
+            f"`paceline train --resume {run}`, or pl.train(resume={run!r})"
+        )
+
+
 class ReplayDiverged(PacelineError):
     pass
 
@@ -140,6 +153,10 @@ class JobWarning(UserWarning):
 
 class CrowdedWarning(UserWarning):
     """More workers than cores, and what that cost."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written, or there is none."""
 
 
 def suggest(given: str, allowed: Iterable[str]) -> str:

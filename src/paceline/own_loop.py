@@ -20,7 +20,6 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,6 @@ from paceline.compute.autograd import Replica
 from paceline.compute.layout import lay_out, trainable
 from paceline.compute.learner import Learner
 from paceline.compute.tables import check_optimizer
-from paceline.core.meetings import Shards
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.proof import prove, prove_mixing
 from paceline.engines.local.arena import Arena, ArenaShape
@@ -184,9 +182,8 @@ class _Block:
         if sparse:
             check_optimizer(optimizer, model, sparse, plan.steps_at_shards)
         layout = lay_out(model, plan.shards, moving)
-        if isinstance(plan.meeting, Shards):
-            plan = replace(plan, meeting=replace(plan.meeting, count=len(layout.shards)))
-        elif plan.meeting is not None:
+        plan = plan.fitted(len(layout.shards))
+        if plan.synchronous:
             check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove
             check(plan.meeting, plan.workers)  # type: ignore[arg-type]
         self.plan, self.names = plan, (*trainable(model), *moving)
@@ -294,6 +291,8 @@ class _Block:
     def close(self) -> None:
         self.guest.others.close()
         self.arena.close()
+        if self.place is not None:
+            self.place.close()
 
     def _give_back(self) -> None:
         """Into the model's own memory what lies in memory that others see."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from paceline.core.agenda import Agenda
@@ -116,6 +116,17 @@ class Plan:
     @property
     def replayable(self) -> bool:
         return self.locked and not self.native
+
+    def fitted(self, shards: int) -> Plan:
+        """With as many shards as there are: each has at least one parameter."""
+        if not isinstance(self.meeting, Shards):
+            return self
+        return replace(self, meeting=replace(self.meeting, count=shards))
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all workers hold the same after every update."""
+        return self.native or (self.synchronous and self.averaging is None and self.programme is None)
 
     @property
     def results(self) -> int:

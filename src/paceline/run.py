@@ -4,12 +4,14 @@ run.json      plan, job, model, machine, versions, threads, seeds, fingerprint, 
               (replaced atomically)
 trace.arrow   what happened
 model.pt      the trained parameters (a state_dict)
+checkpoints/  the newest one, where checkpoints were asked for                             (to go on after a kill)
 job.pickle    the job itself, without tensors too large to copy                            (for replay)
 source.py     the text of the job's file, where there is one
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -47,18 +49,43 @@ class Run:
 
 
 class RunFolder:
-    """Writes a run's folder while it goes on."""
+    """Writes a run's folder while it goes on, and holds it against others who would."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, goes_on: bool = False) -> None:
+        self.path, self._held = path, -1
         if path is None:
             return
         try:
-            path.mkdir(parents=True, exist_ok=False)
+            if not goes_on:
+                path.mkdir(parents=True, exist_ok=False)
+            self._held = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise RunFolderError(f"the run in {path} is not over: a process is still training there") from None
         except OSError as error:
+            self.close()
+            what = "opened" if goes_on else "made"
             raise RunFolderError(
-                f"the run's folder {path} cannot be made: {error.strerror}; give another folder="
+                f"the run's folder {path} cannot be {what}: {error.strerror}; give another folder"
             ) from error
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Another process may go on with the run from now on."""
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
+
+    def tidy(self) -> None:
+        """The run is done, and its snapshots are evaluated."""
+        if self.path:
+            (self.path / "snapshots.bin").unlink(missing_ok=True)
 
     def file(self, name: str) -> Path | None:
         return self.path / name if self.path else None

@@ -1,7 +1,7 @@
 """The trace: what happened, one row per event, with versions. Every engine writes the same kind.
 
     column    meaning
-    kind      COMPUTE a gradient, MEET the others, APPLY to parameters, DROP, DEATH, SNAPSHOT
+    kind      COMPUTE a gradient, MEET the others, APPLY to parameters, DROP, DEATH, SNAPSHOT, RESUME from a checkpoint
     worker    who
     update    the number of the update (synchronous) or of the batch (asynchronous)
     shard     which part of the parameters, -1 where it does not matter
@@ -21,6 +21,7 @@ into an Arrow stream, which opens whole up to the last drain even when everythin
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -41,6 +42,7 @@ class Kind(IntEnum):
     DROP = 4
     DEATH = 5
     SNAPSHOT = 6
+    RESUME = 7  # of no worker; one per shard, with the version it goes on from
 
 
 class Row(NamedTuple):
@@ -97,20 +99,28 @@ class TraceRing:
 
 
 class TraceWriter:
-    """Appends drained rows to the run folder's Arrow stream; `path` None keeps them in memory only."""
+    """Appends drained rows to the run folder's Arrow stream; `path` None keeps them in memory only. `earlier` rows,
+    of a run that goes on, come first; the file is then another one, which takes the old one's place when they are in.
+    """
 
-    def __init__(self, path: Path | None, start: int) -> None:
-        self._path = path
-        self._file: Any = pa.OSFile(str(path), "wb") if path else None
-        self._stream: Any = pa.ipc.new_stream(self._file, SCHEMA) if path else None
+    def __init__(self, path: Path | None, start: int, earlier: Columns | None = None) -> None:
+        self.path, self.origin = path, start
         self._parts: list[Columns] = []
-        self.origin = start
+        draft = path.with_name(path.name + ".new") if path and earlier is not None else path
+        self._file: Any = pa.OSFile(str(draft), "wb") if draft else None
+        self._stream: Any = pa.ipc.new_stream(self._file, SCHEMA) if draft else None
+        if earlier is not None:
+            self._append(earlier)
+            if path and draft:
+                os.replace(draft, path)
 
     def append(self, rows: Columns) -> None:
-        if not len(rows):
-            return
-        rows["start"] -= self.origin
-        rows["end"] -= self.origin
+        if len(rows):
+            rows["start"] -= self.origin
+            rows["end"] -= self.origin
+            self._append(rows)
+
+    def _append(self, rows: Columns) -> None:
         self._parts.append(rows)
         if self._stream:
             try:
@@ -119,8 +129,14 @@ class TraceWriter:
             except OSError as error:
                 self._stream = None  # what is written already stays readable
                 raise RunFailed(
-                    f"the trace {self._path} cannot be written: {error}; make room, or give another folder (--runs)"
+                    f"the trace {self.path} cannot be written: {error}; make room, or give another folder (--runs)"
                 ) from error
+
+    def sync(self) -> None:
+        """Return when what was appended would survive the loss of power."""
+        if self.path:
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def close(self) -> Trace:
         if self._stream:
@@ -164,6 +180,12 @@ class Trace:
 
     def of_kind(self, *kinds: Kind) -> Columns:
         return self.rows[np.isin(self.rows["kind"], kinds)]
+
+    def lives(self) -> list[Columns]:
+        """The rows between one resumption and the next."""
+        resumed = np.flatnonzero(self.rows["kind"] == Kind.RESUME)
+        starts = [int(at) for at in resumed if self.rows["shard"][at] <= 0]  # the first of each resumption
+        return np.split(self.rows, starts)
 
     def staleness(self) -> npt.NDArray[np.int64]:
         """Per push to a shard: how many updates came between the worker's pull and this push."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paceline.engines.setup import Progress, finish, first_record, keep_job, set_up
-from paceline.errors import Blamed, PlanError, RunFailed, UsageError, suggest
+from paceline.engines import checkpoints
+from paceline.engines.resuming import check_same, open_run
+from paceline.engines.setup import Progress, Setup, Wish, finish, first_record, keep_job, life, set_up
+from paceline.errors import Blamed, CheckpointWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.run import Run, RunFolder, new_folder
@@ -20,8 +24,8 @@ RUNS = Path("runs")
 
 
 def train(
-    job: Job,
-    plan: str | Plan = "sequential",
+    job: Job | None = None,
+    plan: str | Plan | None = None,
     workers: int | None = None,
     *,
     engine: str = "local",
@@ -30,40 +34,110 @@ def train(
     updates: int | None = None,
     deadline: float = 120.0,
     world: World | None = None,
+    checkpoint_every: int | str | None = None,
+    resume: str | Path | Run | None = None,
 ) -> Run:
-    """Train `job` by `plan` and return the run.
+    """Train `job` by `plan` (None: sequential) and return the run.
 
     folder    where run folders go; None keeps nothing on disk
     updates   stop after so many updates instead of `job.epochs`
     world     of the virtual engine: speeds, network, faults
     deadline  seconds a worker may wait for another before the run is called off, naming whom it waited for
+    checkpoint_every  so many updates, or seconds as in "30s"; 0: only when a signal asks for one; None: no checkpoints
+    resume    a run's folder: go on with that run. Its job, plan and settings are its own; `workers` may be another
+              number where the plan allows that, and `job` is needed only where the folder could not keep it
     """
-    from paceline.engines import local, virtual
-
-    chosen = Plan.parse(plan, workers)
     if engine not in ENGINES:
         raise PlanError(f"there is no engine {engine!r}; {suggest(engine, ENGINES)}")
-    if chosen.native and engine != "local":
-        raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")
     if not deadline > 0:
         raise UsageError(f"deadline={deadline}: nobody waits less than no time; give seconds, such as 120")
+    if (resume is not None or checkpoint_every is not None) and (engine != "local" or folder is None):
+        raise UsageError("checkpoints need engine='local' and a folder to lie in")
+    every = _every(checkpoint_every)
+    if resume is not None:
+        return _go_on(_path(resume), job, plan, workers, progress, updates, deadline, every)
+    if job is None:
+        raise UsageError("there is no job to train: give one, or the run to go on with as resume=")
+    chosen = Plan.parse("sequential" if plan is None else plan, workers)
+    if chosen.native and engine != "local":
+        raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")
     setup = set_up(job, chosen, engine, updates)
-    place = RunFolder(new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None)
-    record = first_record(setup, kept=place.path is not None)
+    path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
+    record = {**first_record(setup, kept=path is not None), "checkpoint_every": every}
+    wish = Wish(path, *every, record["lives"], None) if every and path else None
+    with RunFolder(path) as place:
+        keep_job(place, job, to_go_on=every is not None)
+        return _run(setup, place, record, progress, deadline, world, wish)
+
+
+def _go_on(
+    path: Path,
+    job: Job | None,
+    plan: str | Plan | None,
+    workers: int | None,
+    progress: Progress | None,
+    updates: int | None,
+    deadline: float,
+    every: tuple[int, float] | None,
+) -> Run:
+    """The next life of a run, in the same folder."""
+    with RunFolder(path, goes_on=True) as place:
+        job, chosen, before = open_run(path, job, plan, workers, updates)
+        begin = checkpoints.newest(path)
+        setup = set_up(job, chosen, "local", before["limit"])
+        check_same(setup, before)
+        if begin is None:
+            warnings.warn(f"{path} has no checkpoint yet: the run begins again", CheckpointWarning, stacklevel=3)
+        every = every or tuple(before["checkpoint_every"])
+        lives = [*begin.lives, life(setup, begin.updates)] if begin else [life(setup, 0)]
+        same = {"started": before["started"], "lives": lives, "checkpoint_every": every}
+        record = {**first_record(setup, kept=True), **same}
+        return _run(setup, place, record, progress, deadline, None, Wish(path, *every, lives, begin))
+
+
+def _run(
+    setup: Setup,
+    place: RunFolder,
+    record: dict[str, Any],
+    progress: Progress | None,
+    deadline: float,
+    world: World | None,
+    wish: Wish | None,
+) -> Run:
+    from paceline.engines import local, virtual
+
     place.write(record)
-    keep_job(place, job)
     try:
-        if engine == "virtual":
+        if setup.engine == "virtual":
             outcome = virtual.train(setup, world or virtual.World())
             place.keep_trace(outcome.trace)
             return finish(setup, outcome, place, record)
-        with local.train(setup, place.file("trace.arrow"), progress, deadline) as outcome:
+        with local.train(setup, place.file("trace.arrow"), progress, deadline, wish) as outcome:
             return finish(setup, outcome, place, record)
     except BaseException as error:
-        record = {**record, "status": "failed", "error": f"{type(error).__name__}: {error}"}
+        status = "stopped" if isinstance(error, RunStopped) else "failed"
+        record = {**record, "status": status, "error": f"{type(error).__name__}: {error}"}
         if isinstance(error, Blamed):
-            error.failure.run = place.path if chosen.replayable else None
+            error.failure.run = place.path if setup.plan.replayable else None
             record |= {"error": str(error), "failure": error.failure.as_dict()}
         with contextlib.suppress(RunFailed):  # which would hide the reason
             place.write(record)
         raise
+
+
+def _path(run: str | Path | Run) -> Path:
+    path = run.path if isinstance(run, Run) else Path(run)
+    if path is None:
+        raise UsageError("this run has no folder (folder=None), so nothing was kept to go on with")
+    return path
+
+
+def _every(given: int | str | None) -> tuple[int, float] | None:
+    """Updates and seconds between two checkpoints, 0 where it is not by them."""
+    if given is None:
+        return None
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)s", str(given)):
+        return 0, float(found[1])
+    if not str(given).isdigit():
+        raise UsageError(f"checkpoint_every={given!r} is neither a number of updates nor of seconds, as in '30s'")
+    return int(given), 0.0

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 
 import paceline.backend
+from paceline.engines.local.servant import PRELOAD
 
 SECONDS = 60.0
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["paceline.backend.group", "tests.backend.scenes"])
+context.set_forkserver_preload([*PRELOAD, "paceline.backend.group", "tests.backend.scenes"])  # for other tests, too
 
 # Of PyTorch, about itself.
 NOISE = (

@@ -1,7 +1,8 @@
 """The command line: a file per command, no logic. What is for people goes to standard error, `--json` and drawings to
 standard output.
 
-Exit codes: 0 done, 1 a failed run, a replay that diverged or a proof that failed, 2 wrong use, 130 interrupted.
+Exit codes: 0 done, 1 a failed run, a replay that diverged or a proof that failed, 2 wrong use, 130 interrupted, 143
+stopped by SIGTERM.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def main() -> None:
         console.print("interrupted; every worker was stopped", style="yellow")
         sys.exit(130)
     except ModuleNotFoundError as error:
-        if _debug or error.name not in ("torch", "numpy", "pyarrow", "cloudpickle"):
+        if _debug or error.name not in ("torch", "numpy", "pyarrow", "cloudpickle", "safetensors"):
             raise
         console.print(
             f"{error.name} is missing: training needs `pip install 'paceline[train]'`",

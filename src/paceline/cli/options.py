@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from paceline.errors import UsageError
+
 if TYPE_CHECKING:
     from paceline.job import Job
 
@@ -29,6 +31,16 @@ DataDir = Annotated[Optional[str], typer.Option(help="Where MNIST-format IDX fil
 Runs = Annotated[Path, typer.Option(help="Where run folders go.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while it goes on; only how it ended.")]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
+
+
+def open_job_or_none(where: str | None, data_dir: str | None, **changes: Any) -> Job | None:
+    """Where a run goes on it has its job; but what would change one is not passed over."""
+    if where is not None:
+        return open_job(where, data_dir, **changes)
+    given = [name for name, value in {**changes, "data_dir": data_dir}.items() if value is not None]
+    if given:
+        raise UsageError(f"--{given[0].replace('_', '-')} is about a job, and none is given; name the JOB, too")
+    return None
 
 
 def open_job(where: str, data_dir: str | None, **changes: Any) -> Job:

@@ -13,10 +13,11 @@ from paceline.cli.progress import Progress
 
 
 def train(
-    job: options.JobArgument,
+    job: options.JobOrNone = None,
     plan: Annotated[
-        str, typer.Option("--plan", "-p", help="How: a plan's name and options, as in downpour:workers=4")
-    ] = "sequential",
+        str | None,
+        typer.Option("--plan", "-p", help="How: a plan's name and options, as in downpour:workers=4. [sequential]"),
+    ] = None,
     workers: options.Workers = None,
     engine: Annotated[
         str, typer.Option(help="local: processes of this machine; virtual: a clock that jumps.")
@@ -26,6 +27,13 @@ def train(
     seed: options.Seed = None,
     updates: Annotated[int | None, typer.Option(min=1, help="Stop after so many updates.")] = None,
     deadline: Annotated[float, typer.Option(help="Seconds a worker may wait for another.")] = 120.0,
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Write a checkpoint every N updates, or seconds, as in 30s; 0: by signal only."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder, from its newest checkpoint.")
+    ] = None,
     data_dir: options.DataDir = None,
     runs: options.Runs = Path("runs"),
     quiet: options.Quiet = False,
@@ -33,12 +41,14 @@ def train(
 ) -> None:
     """Train JOB by one plan, and keep what happened in a run folder.
 
-    The parameters, the trace and the job itself are kept, so that `paceline replay` can run it again, bit for bit.
+    The parameters, the trace and the job itself are kept, so that `paceline replay` can run it again, bit for bit. With
+    --checkpoint-every, a run that was killed can go on: --resume RUN. SIGUSR1 has a checkpoint written at once; so has
+    SIGTERM, which then ends the run.
     """
     from paceline.training import train as run_training
 
-    chosen = options.open_job(job, data_dir, epochs=epochs, batch_size=batch_size, seed=seed)
-    progress = Progress(f"{chosen.name} by {plan}", quiet)
+    chosen = options.open_job_or_none(job, data_dir, epochs=epochs, batch_size=batch_size, seed=seed)
+    progress = Progress(str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}", quiet)
     try:
         run = run_training(
             chosen,
@@ -49,6 +59,8 @@ def train(
             progress=progress,
             updates=updates,
             deadline=deadline,
+            checkpoint_every=checkpoint_every,
+            resume=resume,
         )
     finally:
         progress.close()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.compute.belongings import Belongings, of_many, put_back
 from paceline.compute.chance import Chance
 from paceline.compute.layout import trainable
 from paceline.compute.rows import coalesced, numbers
@@ -42,6 +43,12 @@ class Replica:
     def values(self) -> list[Tensor]:
         """Its parameters, then its moving buffers."""
         return [p.detach() for p in self.parameters] + self.moving
+
+    def belongings(self) -> Belongings:
+        return of_many("values", self.values())
+
+    def restore(self, belongings: Belongings) -> None:
+        put_back(self.values(), belongings.many("values"))
 
     def backward(self, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""

@@ -9,6 +9,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.compute.belongings import (
+    Belongings,
+    of_home,
+    of_many,
+    of_memories,
+    put_back,
+    put_back_memories,
+    restore_home,
+)
 from paceline.compute.home import Optimizer, ReplicaHome, Room, optimizer_over
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed
@@ -63,6 +72,26 @@ class Commuter:
         optimizer = optimizer_over(self.optimizer, {p: p for p in replica.parameters})
         return ReplicaHome(replica.parameters, optimizer, job.schedule, Plain())
 
+    def belongings(self) -> Belongings:
+        """After a visit. Where each lease begins anew, nothing is carried from one to the next."""
+        if self.rule.parts:
+            return Belongings()
+        return self.learner.replica.belongings() | of_memories("carried", self.carried) | of_home(self.home)
+
+    def restore(self, belongings: Belongings) -> None:
+        if self.rule.parts:
+            return
+        self.learner.replica.restore(belongings)
+        put_back_memories(self.carried, belongings, "carried")
+        restore_home(self.home, belongings)
+
+    def join(self, centre: Room) -> None:
+        """As one more worker, who begins at the centre as it is now."""
+        if self.rule.parts:
+            return
+        self.learner.replica.restore(of_many("values", [*centre.parameters, *centre.buffers]))
+        self.carried = [self.rule.carries(value) for value in self.learner.replica.values()]
+
     def begin(self) -> None:
         """With another part of the data: from the start."""
         for value, carried in zip(self.learner.replica.values(), self.carried, strict=True):
@@ -91,6 +120,14 @@ class Peer:
 
     def __init__(self, learner: Learner, home: ReplicaHome, rule: AdPsgd, rooms: list[Room]) -> None:
         self.learner, self.home, self.rule, self.rooms = learner, home, rule, rooms
+
+    def belongings(self) -> Belongings:
+        """After a meeting: its values lie where others reach them."""
+        return of_many("moving", self.learner.replica.moving) | of_home(self.home)
+
+    def restore(self, belongings: Belongings) -> None:
+        put_back(self.learner.replica.moving, belongings.many("moving"))
+        restore_home(self.home, belongings)
 
     def look(self, room: int) -> None:
         """Let the module compute with the version in this room."""

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.compute.belongings import Belongings
 from paceline.compute.layout import Layout
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed
@@ -86,6 +87,15 @@ class Hand:
         self.learner.set_buffers(self.kept)
         self.buffers, self.kept = self.kept, None
 
+    def belongings(self) -> Belongings:
+        """Between two updates: its slices; the replica itself is its learner's."""
+        return Belongings({f"vector.{name}": vector for name, vector in self.vectors.items()})
+
+    def restore(self, belongings: Belongings) -> None:
+        for name, vector in self.vectors.items():
+            vector.copy_(belongings.tensors[f"vector.{name}"])
+        self.buffers = [b.clone() for b in self.learner.replica.moving]
+
 
 class Obedience:
     """Runs the coordinator and does what it says, with the hands of this process: one worker's, or everybody's where
@@ -93,7 +103,8 @@ class Obedience:
     """
 
     def __init__(self, programme: Programme, hands: list[Hand]) -> None:
-        self.commands, self.hands = programme.commands(), hands
+        self.programme, self.commands, self.hands = programme, programme.commands(), hands
+        self.remembers: Sequence[Sequence[str | float]] = ()  # what the coordinator needs to go on
         self.stale = False  # whether the parameters have changed since every replica had them whole
 
     def update(self) -> None:
@@ -101,9 +112,14 @@ class Obedience:
         command = next(self.commands)
         while not isinstance(command, Done):
             command = self.commands.send(self._obey(command))
+        self.remembers = command.remembers
         self._gather()
         for hand in self.hands:
             hand.end()
+
+    def go_on(self, remembers: Sequence[Sequence[str | float]]) -> None:
+        """Where another coordinator ended."""
+        self.remembers, self.commands = remembers, self.programme.commands(remembers)
 
     def _obey(self, command: Evaluate | Dot | Algebra) -> float:
         if isinstance(command, Evaluate):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from paceline.compute.belongings import Belongings, of_memories
 from paceline.compute.layout import ALIGN, ShardLayout
 from paceline.compute.rows import one_row
 from paceline.core.rules import Averaging, Exchanging, Memory, Rule
@@ -33,7 +34,7 @@ class Pace:
                 "ReduceLROnPlateau follows a metric, not the number of updates, and workers do not share one; "
                 "use a schedule such as torch.optim.lr_scheduler.CosineAnnealingLR"
             )
-        self._count = 0
+        self.count = 0
         # A scheduler warns when it is stepped before its optimizer; here another worker's optimizer may have stepped.
         if self.scheduler is not None:
             optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -41,9 +42,9 @@ class Pace:
     def advance(self, updates: int) -> None:
         """Make the optimizer's settings those of the update that follows `updates` updates."""
         if self.scheduler is not None:
-            while self._count < updates:
+            while self.count < updates:
                 self.scheduler.step()
-                self._count += 1
+                self.count += 1
 
 
 def bare_step(optimizer: Optimizer) -> Callable[[], Any]:
@@ -260,6 +261,17 @@ class Room:
         for parameter, memory in zip(parameters, self.memory, strict=True):
             for key, value in rule.remembers(parameter.detach()).items():
                 memory[key].copy_(value)
+
+    def belongings(self) -> Belongings:
+        kept = {"values": self.values, "present": self.state.present}
+        kept |= {
+            f"optimizer.{n}.{key}": view for n, views in enumerate(self.state.views) for key, view in views.items()
+        }
+        return Belongings(kept) | of_memories("rule", self.memory)
+
+    def restore(self, belongings: Belongings) -> None:
+        for name, view in self.belongings().tensors.items():
+            view.copy_(belongings.tensors[name])
 
     def keep_buffers(self, moving: Sequence[Tensor]) -> None:
         """The server owns the moving buffers and the last to come wins; each worker goes on from its own."""

@@ -67,6 +67,14 @@ class Layout:
     def bytes(self) -> int:
         return self.numbers * self.bytes_per_number
 
+    def collect(self, flats: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
+        """The parameters and buffers so called, as views of every shard's flat run."""
+        named = {}
+        for shard, flat in zip(self.shards, flats, strict=True):
+            views = [*shard.parameter_views(flat), *shard.buffer_views(flat)]
+            named.update({p.name: v for p, v in zip((*shard.parameters, *shard.buffers), views, strict=True)})
+        return [named[name] for name in names]
+
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training may change, each once (tied weights share one)."""

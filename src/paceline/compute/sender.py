@@ -14,11 +14,11 @@ from paceline.core.codecs import Codec
 class Sender:
     def __init__(self, codec: Codec, parameters: Sequence[Tensor]) -> None:
         self.codec = codec
-        self._carried = [codec.carries(parameter.detach()) for parameter in parameters]
+        self.carried = [codec.carries(parameter.detach()) for parameter in parameters]
 
     def sent(self, computed: Computed) -> Computed:
         """The same, as it arrives where it is used."""
-        encode, decode, carried = self.codec.encode, self.codec.decode, self._carried
+        encode, decode, carried = self.codec.encode, self.codec.decode, self.carried
         gradients = [
             None if g is None else decode(encode(g, c)) for g, c in zip(computed.gradients, carried, strict=True)
         ]

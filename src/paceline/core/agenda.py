@@ -101,6 +101,12 @@ class Agenda:
         """Updates that are in this version of a shard."""
         return min(version * self.block, self.updates)
 
+    def done_by(self, finished: int) -> int:
+        """Updates that are made when so many leases are finished; about so many, where leases are parts of the data."""
+        if self.data_parts:
+            return self.updates * finished // self.leases
+        return self.made_by(finished // self.shares)
+
     def reaches(self, updates: int, every: int) -> bool:
         """Whether these updates are the first to reach another multiple of `every`; the last of all are the result."""
         return bool(every) and updates % every < self.block and updates < self.updates

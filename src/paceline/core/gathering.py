@@ -40,10 +40,11 @@ class Gathering:
         self.ints = self._slots + needed
         self.slots = workers + needed
 
-    def init(self, state: State) -> None:
-        state[0] = state[self._held] = 0
+    def init(self, state: State, version: int = 0, pushed: Sequence[int] = ()) -> None:
+        """`pushed` by ghosts is of no use here: what was brought is in a version, or lost with the round."""
+        state[0], state[self._held] = version, 0
         for worker in range(self.workers):
-            state[self._base + worker], state[self._pushed + worker] = 0, NONE
+            state[self._base + worker], state[self._pushed + worker] = version, NONE
             state[self._slot + worker] = worker
         for place in range(self.needed):
             state[self._batches + place], state[self._slots + place] = NONE, self.workers + place
@@ -53,7 +54,7 @@ class Gathering:
         if isinstance(event, Pull):
             state[self._base + worker] = state[0]
             return Noted()
-        if event.again and event.batch in list(state[self._pushed : self._pushed + self.workers]):
+        if event.again and self.has(state, event.batch):
             return Drop()
         base = state[self._base + worker]
         if base != state[0]:
@@ -71,6 +72,14 @@ class Gathering:
         state[own], state[place] = state[place], state[own]
         state[self._batches + held] = state[self._pushed + worker] = batch
         state[self._held] = held + 1
+
+    def has(self, state: State, batch: int) -> bool:
+        """Whether a batch that is under way has been brought here."""
+        return batch in list(state[self._pushed : self._slot])
+
+    def held(self, state: State) -> list[int]:
+        """Batches that were brought and are in no version yet."""
+        return list(state[self._batches : self._batches + state[self._held]])
 
     def base(self, state: State, worker: int) -> int:
         return state[self._base + worker]

@@ -37,19 +37,24 @@ DEAD = -2  # no worker
 class Desk:
     """Hands out batches 0..batches-1, each to one worker at a time, until every one is finished.
 
-    state: next | finished | orphans | orphan per worker | lease per worker | the gate's integers
-    An orphan is a batch whose owner died; it lies in its dead owner's cell until somebody takes it.
+    state: next | finished | orphans | orphan per worker and ghost | lease per worker | the gate's integers
+    An orphan is a batch whose owner died; it lies in its dead owner's cell until somebody takes it. Ghosts are owners
+    that died in an earlier life of the run (`core.cut`).
     """
 
-    def __init__(self, workers: int, batches: int, gate: Gate) -> None:
-        self.workers, self.batches, self.gate = workers, batches, gate
-        self._orphan, self._lease, self._gate = 3, 3 + workers, 3 + 2 * workers
+    def __init__(self, workers: int, batches: int, gate: Gate, ghosts: int = 0) -> None:
+        self.workers, self.batches, self.gate, self.ghosts = workers, batches, gate, ghosts
+        self._orphan, self._lease = 3, 3 + workers + ghosts
+        self._gate = self._lease + workers
         self.ints = self._gate + gate.ints(workers)
 
-    def init(self, state: State) -> None:
-        state[0] = state[1] = state[2] = 0
+    def init(self, state: State, given_out: int = 0, orphans: Sequence[int] = ()) -> None:
+        """At the start; or, so many batches having been given out, with all of them finished but these orphans."""
+        state[0], state[1], state[2] = given_out, given_out - len(orphans), len(orphans)
         for worker in range(self.workers):
             state[self._orphan + worker] = state[self._lease + worker] = NONE
+        for cell, batch in enumerate(orphans, self._orphan + self.workers):
+            state[cell] = batch
         self.gate.init(state, self._gate, self.workers)
 
     def handle(self, state: State, event: Event) -> Action:
@@ -92,7 +97,7 @@ class Desk:
         return Wait()  # the last batches are with others, one of whom may die
 
     def _adopt(self, state: State, lease: int) -> Lease:
-        cell = next(c for c in range(self._orphan, self._orphan + self.workers) if state[c] != NONE)
+        cell = next(c for c in range(self._orphan, self._lease) if state[c] != NONE)
         state[lease], state[cell] = state[cell], NONE
         state[2] -= 1
         return Lease(state[lease], again=True)
@@ -100,6 +105,13 @@ class Desk:
     def leased(self, state: State) -> list[int]:
         """The batch of each worker, NONE or DEAD."""
         return list(state[self._lease : self._lease + self.workers])
+
+    def given_out(self, state: State) -> int:
+        return state[0]
+
+    def under_way(self, state: State) -> list[int]:
+        """The batches that were given out and that nobody has finished yet."""
+        return sorted(batch for batch in state[self._orphan : self._gate] if batch >= 0)
 
     def finished(self, state: State) -> int:
         return state[1]
@@ -118,28 +130,43 @@ class Taken(NamedTuple):
 class Shard:
     """Counts the versions of one part of the parameters and refuses what it already has.
 
-    state: version | base per worker (the version it holds) | last batch pushed per worker
+    state: version | base per worker (the version it holds) | last batch pushed per worker and ghost
     """
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self.ints = 1 + 2 * workers
+    def __init__(self, workers: int, ghosts: int = 0) -> None:
+        self.workers, self.ghosts = workers, ghosts
+        self._pushed = 1 + workers
+        self.ints = self._pushed + workers + ghosts
 
-    def init(self, state: State) -> None:
-        state[0] = 0
+    def init(self, state: State, version: int = 0, pushed: Sequence[int] = ()) -> None:
+        """Every worker starts from this version. `pushed`: what each ghost has brought here, or NONE."""
+        state[0] = version
         for worker in range(self.workers):
-            state[1 + worker] = 0  # every worker starts from version 0
-            state[1 + self.workers + worker] = NONE
+            state[1 + worker] = version
+            state[self._pushed + worker] = NONE
+        for ghost, batch in enumerate(pushed, self._pushed + self.workers):
+            state[ghost] = batch
 
     def handle(self, state: State, event: Push) -> Apply | Drop:
-        pushed = 1 + self.workers
-        if event.again and event.batch in list(state[pushed : pushed + self.workers]):
+        if event.again and self.has(state, event.batch):
             return Drop()
         base = state[1 + event.worker]
         state[0] += 1
         state[1 + event.worker] = state[0]
-        state[pushed + event.worker] = event.batch
+        self.note(state, event.worker, event.batch)
         return Apply(state[0], base)
+
+    def note(self, state: State, worker: int, batch: int) -> None:
+        """This worker has brought this batch."""
+        state[self._pushed + worker] = batch
+
+    def has(self, state: State, batch: int) -> bool:
+        """Whether a batch that is under way has been brought here."""
+        return batch in list(state[self._pushed : self.ints])
+
+    def held(self, state: State) -> list[int]:
+        """Batches that were brought and are in no version yet."""
+        return []
 
     def base(self, state: State, worker: int) -> int:
         """The version this worker holds."""

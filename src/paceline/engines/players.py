@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from paceline.core.events import Push
 from paceline.engines.arithmetic.in_step import in_step
 from paceline.engines.arithmetic.servers import Apart, Commuting, Gathered, Paired, Unlocked, by_shards
 from paceline.engines.setup import Setup
+from paceline.plan import Plan
 from paceline.trace import Columns, Kind, Trace
 
 
@@ -89,12 +90,14 @@ class InStep:
 class ByTrace:
     """Plans with a server: every shard takes the pushes in the recorded order."""
 
-    def __init__(self, setup: Setup, trace: Trace, sums: Apart | Commuting | Paired) -> None:
+    def __init__(self, setup: Setup, rows: Columns, sums: Apart | Commuting | Paired) -> None:
         self.setup, self.sums, self.agenda = setup, sums, setup.agenda
-        self.versions, self.last = [0] * len(setup.layout.shards), self.agenda.leases // self.agenda.shares
-        self.lines = [self.line(trace.rows, worker) for worker in range(setup.plan.workers)]
+        resumed = rows[rows["kind"] == Kind.RESUME]["version"]
+        self.versions = [int(v) for v in resumed] if len(resumed) else [0] * len(setup.layout.shards)
+        self.last = self.agenda.leases // self.agenda.shares
+        self.lines = [self.line(rows, worker) for worker in range(setup.plan.workers)]
         # A worker killed between writing a row and making its version leaves a row too many: the later one is true.
-        self.true_rows = {self.key(row): row for row in trace.of_kind(Kind.APPLY)}
+        self.true_rows = {self.key(row): row for row in rows[rows["kind"] == Kind.APPLY]}
         self.losses: dict[int, Loss] = {}
 
     @property
@@ -173,8 +176,8 @@ class ByRounds(ByTrace):
 
     sums: Gathered
 
-    def __init__(self, setup: Setup, trace: Trace, sums: Gathered) -> None:
-        super().__init__(setup, trace, sums)
+    def __init__(self, setup: Setup, rows: Columns, sums: Gathered) -> None:
+        super().__init__(setup, rows, sums)
         self.round: list[Any] = []
 
     def line(self, rows: Columns, worker: int) -> Columns:
@@ -209,12 +212,47 @@ class ByRounds(ByTrace):
             self.round.clear()
 
 
-def player(setup: Setup, trace: Trace) -> InStep | ByTrace:
+class ByLives:
+    """A run that was resumed: one life after the other, each with workers of its own."""
+
+    def __init__(self, setups: list[Setup], lives: list[Columns]) -> None:
+        self.setups, self.lives = setups, lives
+        self.now, self.last = _by_trace(setups[0], lives[0]), setups[0].agenda.leases // setups[0].agenda.shares
+
+    @property
+    def done(self) -> int:
+        return self.now.done
+
+    def play(self, until: int | None) -> Iterator[Played]:
+        yield from self.now.play(until)
+        for setup, rows in zip(self.setups[1:], self.lives[1:], strict=True):
+            following, before = _by_trace(setup, rows), self.now
+            if before.versions != following.versions:
+                return  # it was to stop on the way
+            following.sums.go_on(before.sums)  # type: ignore[arg-type]
+            self.now = following
+            yield from following.play(until)
+
+    def next(self, shard: int, until: int) -> Guilty:
+        return self.now.next(shard, until)
+
+    def values(self) -> list[torch.Tensor]:
+        return self.now.values()
+
+
+def player(setup: Setup, trace: Trace, plans: list[Plan]) -> InStep | ByTrace | ByLives:
+    """`plans`: of each life of the run. Where workers keep step there is no difference between one life and many."""
     if setup.plan.gate is None:
         return InStep(setup)
+    if len(plans) == 1:
+        return _by_trace(setup, trace.rows)
+    return ByLives([replace(setup, plan=plan.fitted(len(setup.layout.shards))) for plan in plans], trace.lives())
+
+
+def _by_trace(setup: Setup, rows: Columns) -> ByTrace:
     sums = by_shards(setup)
     assert not isinstance(sums, Unlocked)  # it has no order to replay
-    return ByRounds(setup, trace, sums) if isinstance(sums, Gathered) else ByTrace(setup, trace, sums)
+    return ByRounds(setup, rows, sums) if isinstance(sums, Gathered) else ByTrace(setup, rows, sums)
 
 
 def _line(rows: Columns, worker: int, *kinds: Kind) -> Columns:

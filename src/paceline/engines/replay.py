@@ -10,7 +10,6 @@ A synchronous plan needs only its table, an asynchronous one the trace (`engines
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,9 @@ from torch import nn
 from paceline.compute.layout import sha256
 from paceline.engines.arithmetic.common import threads
 from paceline.engines.players import Played, player
-from paceline.engines.setup import Setup, load_values, set_up
-from paceline.errors import JobWarning, ReplayDiverged, RunFolderError, UsageError
-from paceline.job import Batch, Job, load_job
+from paceline.engines.setup import Setup, kept_job, load_values, set_up
+from paceline.errors import JobWarning, ReplayDiverged, UsageError
+from paceline.job import Batch, Job
 from paceline.plan import Plan
 from paceline.run import Run, read_record
 from paceline.trace import Trace
@@ -65,17 +64,18 @@ def replay(
             warnings.simplefilter("ignore", JobWarning)  # it was said when the run was made
             setup = set_up(opened, plan, "replay", record["limit"])
         _check_same_start(setup, record)
+        plans = [Plan.parse(life["plan"]) for life in record["lives"]]
         shard, stop = 0, None if until in (None, "nan", "failure") else int(until)
         if until == "failure":
             stop = _before_failure(record)
         elif until == "nan":
-            bad = _first_bad(setup, trace)
+            bad = _first_bad(setup, trace, plans)
             if bad is None:
                 raise UsageError("nothing in this run was not finite: there is no NaN to stop before")
             shard, stop = bad.shard, bad.version - 1
         if stop is not None and not 0 <= stop <= setup.agenda.updates:
             raise UsageError(f"until={stop}, but the run had updates 0 to {setup.agenda.updates}")
-        return _run(setup, trace, stop, shard, record)
+        return _run(setup, trace, plans, stop, shard, record)
 
 
 def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, dict[str, Any], Trace]:
@@ -83,19 +83,7 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, dict[
         return job or run.job, run.record, run.trace
     path = Path(run)
     record = read_record(path)
-    if job is None:
-        try:
-            opened: Job = pickle.loads((path / "job.pickle").read_bytes())
-        except FileNotFoundError:
-            raise RunFolderError(f"{path} has no job.pickle; give the job: replay(path, job=job)") from None
-        if data is None and opened.data is None:
-            if not opened.origin:
-                raise RunFolderError(
-                    f"{path} did not keep its data, which is large; give it: replay(path, data=(x, y))"
-                )
-            data = load_job(opened.origin).data
-        job = opened if data is None else opened.with_(data=data)
-    return job, record, Trace.open(path / "trace.arrow")
+    return job or kept_job(path, data), record, Trace.open(path / "trace.arrow")
 
 
 def _check_same_start(setup: Setup, record: dict[str, Any]) -> None:
@@ -111,8 +99,10 @@ def _check_same_start(setup: Setup, record: dict[str, Any]) -> None:
         )
 
 
-def _run(setup: Setup, trace: Trace, until: int | None, shard: int, record: dict[str, Any]) -> Replay:
-    playing = player(setup, trace)
+def _run(
+    setup: Setup, trace: Trace, plans: list[Plan], until: int | None, shard: int, record: dict[str, Any]
+) -> Replay:
+    playing = player(setup, trace, plans)
     for _ in playing.play(until):
         pass
     module = load_values(setup, playing.values())
@@ -157,10 +147,10 @@ def _version(failure: dict[str, Any]) -> int:
     return int(failure.get("version", -1) if failure.get("version", -1) >= 0 else failure.get("update", -1))
 
 
-def _first_bad(setup: Setup, trace: Trace) -> Played | None:
+def _first_bad(setup: Setup, trace: Trace, plans: list[Plan]) -> Played | None:
     """The lowest version of any shard that is not finite, or came from something that was not."""
     bad: Played | None = None
-    playing = player(setup, trace)
+    playing = player(setup, trace, plans)
     for played in playing.play(None):
         if not played.finite and (bad is None or played.version < bad.version):
             bad = played

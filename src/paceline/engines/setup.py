@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import time
 import warnings
@@ -21,15 +22,15 @@ from paceline.compute.outline import outline
 from paceline.compute.probe import Probe, probe
 from paceline.compute.tables import check_optimizer
 from paceline.core.agenda import Agenda
-from paceline.core.meetings import Shards
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.proof import prove, prove_mixing
 from paceline.data.order import Order
 from paceline.data.source import Source, open_source
-from paceline.errors import CrowdedWarning, JobError, JobWarning, PlanError, RunFailed, users_code
-from paceline.job import Job
+from paceline.engines.checkpoints import Checkpoint
+from paceline.errors import CrowdedWarning, JobError, JobWarning, PlanError, RunFailed, RunFolderError, users_code
+from paceline.job import Job, load_job
 from paceline.plan import Plan
-from paceline.run import Run, RunFolder, machine, summarise, writing
+from paceline.run import Run, RunFolder, machine, read_record, summarise, writing
 from paceline.trace import Trace
 
 Progress = Callable[[dict[str, Any]], None]
@@ -55,6 +56,11 @@ class Setup:
         if self.agenda.data_parts:
             return 0  # there is no model before all parts are in
         return (self.job.evaluate_every or self.agenda.updates_per_epoch) if self.test is not None else 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of what training changes: trainable parameters in the module's order, then moving buffers."""
+        return (*trainable(self.module), *self.probe.moving)
 
     def order(self) -> Order:
         return Order(len(self.source), self.job.seed, self.job.shuffle, self.agenda.cuts)
@@ -102,9 +108,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
             "share out; give fewer parts, or a smaller batch_size"
         )
     layout = lay_out(module, plan.shards, found.moving)
-    if isinstance(plan.meeting, Shards):  # a shard has at least one parameter
-        plan = replace(plan, meeting=replace(plan.meeting, count=len(layout.shards)))
-    elif plan.meeting is not None:
+    plan = plan.fitted(len(layout.shards))
+    if plan.synchronous:
         check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove
         check(plan.meeting, plan.workers)  # type: ignore[arg-type]
     return Setup(job, plan, source, test, module, found, agenda, layout, sha256(module), engine, limit)
@@ -158,20 +163,47 @@ def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
 SMALL = 64 << 20  # bytes of tensors that are still copied into the run's folder
 
 
-def keep_job(folder: RunFolder, job: Job) -> None:
-    """Write the job for a later replay; large tensors stay out, and `origin` says where they came from."""
+def keep_job(folder: RunFolder, job: Job, to_go_on: bool = False) -> None:
+    """Write the job for a later replay; large tensors stay out, and `origin` says where they came from. Test data are
+    needed only `to_go_on`.
+    """
     file = folder.file("job.pickle")
     if file is None:
         return
-    large = sum(t.nbytes for t in _tensors(job.data)) > SMALL
-    slim = job.with_(data=None if large else job.data, test=None)
+    slim = job.with_(data=_if_small(job.data), test=_if_small(job.test) if to_go_on else None)
     try:
-        file.write_bytes(cloudpickle.dumps(slim))
+        pickled = cloudpickle.dumps(slim)
     except Exception as error:
         raise JobError(f"the job cannot be pickled: {error}") from error
+    draft = file.with_name("job.pickle.new")
+    draft.write_bytes(pickled)
+    os.replace(draft, file)
     source, copy = Path(job.origin.partition(":")[0]), folder.file("source.py")
     if source.suffix == ".py" and source.is_file() and copy is not None:
         shutil.copy(source, copy)
+
+
+def kept_job(path: Path, data: Any = None, to_go_on: bool = False) -> Job:
+    """The job of a run's folder; what was too large to be kept is read again from where the job came from."""
+    try:
+        job: Job = pickle.loads((path / "job.pickle").read_bytes())
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} has no job.pickle; give the job as job=") from None
+    tested = to_go_on and read_record(path)["job"]["test_samples"]
+    if data is not None:
+        job = job.with_(data=data)
+    if job.data is not None and (job.test is not None or not tested):
+        return job
+    if not job.origin:
+        raise RunFolderError(
+            f"{path} did not keep its data, which is large; give it as data=(x, y), or the whole job as job="
+        )
+    again = load_job(job.origin)
+    return job.with_(data=again.data if job.data is None else job.data, test=again.test if tested else None)
+
+
+def _if_small(data: Any) -> Any:
+    return None if sum(t.nbytes for t in _tensors(data)) > SMALL else data
 
 
 def _tensors(data: Any) -> list[Tensor]:
@@ -186,6 +218,17 @@ class Snapshot(NamedTuple):
     updates: int
     seconds: float
     values: Callable[[], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What checkpoints the user asked for, and where this life of the run begins."""
+
+    run: Path
+    every: int  # updates between two checkpoints; 0: not by updates
+    seconds: float  # or seconds; 0: not by time
+    lives: list[dict[str, Any]]
+    start: Checkpoint | None  # None: at the beginning
 
 
 @dataclass
@@ -223,6 +266,7 @@ def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
         "threads": plan.threads,
         "shards": plan.shards,
         "limit": setup.limit,
+        "lives": [life(setup, 0)],
         "job": {
             "name": job.name,
             "origin": job.origin,
@@ -252,6 +296,11 @@ def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
         "machine": machine(),
         "model": outline(job, setup.module, setup.source) if kept else [],
     }
+
+
+def life(setup: Setup, updates: int) -> dict[str, Any]:
+    """What run.json says of the part of a run that begins after so many updates."""
+    return {"plan": str(setup.plan), "updates": updates}
 
 
 def _optimizer(setup: Setup) -> str:
@@ -294,6 +343,7 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
         "parameters_sha256": sha256(module),
     }
     folder.write(record)
+    folder.tidy()
     _tell_of_crowding(setup.plan, record["summary"]["core_wait_fraction"])
     return Run(folder.path, trace, record, module, setup.job, history)
 

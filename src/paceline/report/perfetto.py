@@ -36,7 +36,7 @@ def events(reading: Reading, number: int) -> Iterator[Event]:
     """Of one run; times are microseconds since its start."""
     yield _named("process_name", number, 0, reading.name)
     rows = reading.trace.rows
-    for worker in sorted(set(rows["worker"].tolist())):
+    for worker in sorted(set(rows["worker"].tolist()) - {-1}):
         yield _named("thread_name", number, worker, f"worker {worker}")
         yield {"ph": "M", "name": "thread_sort_index", "pid": number, "tid": worker, "args": {"sort_index": worker}}
     for row in rows:
@@ -54,6 +54,9 @@ def _slices(row: Columns, number: int) -> Iterator[Event]:
     place = {"pid": number, "tid": worker}
     if kind == Kind.DEATH:
         yield {"ph": "i", "name": "died", "s": "t", "ts": int(row["start"]) / 1e3, **place}
+        return
+    if kind == Kind.RESUME:  # of no worker
+        yield {"ph": "i", "name": "resumed", "s": "p", "ts": int(row["start"]) / 1e3, **place, "tid": 0}
         return
     told = {key: int(row[key]) for key in ("update", "shard", "base", "version", "samples", "bytes") if row[key] > 0}
     told["update"] = int(row["update"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -96,9 +97,10 @@ def check_run(run: Run, plan: Plan) -> None:
 def each_sample_once(run: Run) -> None:
     """Per update, the samples computed and applied are those of the agenda; a death may add lost computations. A
     programme evaluates a batch several times: its samples count where it does so first, and are none in later rows.
-    What came too late for a round is computed again.
+    What came too late for a round is computed again, and so is what only some shards had when the run was killed.
     """
-    summary = run.summary()
+    summary, shards = run.summary(), len(set(run.trace.of_kind(Kind.APPLY)["shard"].tolist()))
+    twice = shards > 1 and len(run.trace.lives()) > 1
     counted: Counter[int] = Counter()
     applied, agenda = {int(u) for u in run.trace.of_kind(Kind.APPLY)["update"]}, _agenda(run)
     seen: set[tuple[int, int]] = set()
@@ -109,10 +111,11 @@ def each_sample_once(run: Run) -> None:
         if late[update, worker]:
             late[update, worker] -= 1
         elif worker not in summary["deaths"]:
-            assert (update, worker) not in seen or not row["samples"], f"samples of update {update} were counted twice"
+            again = (update, worker) in seen and not twice
+            assert not again or not row["samples"], f"samples of update {update} were counted twice"
             seen.add((update, worker))
             counted[update] += int(row["samples"])
-    if not summary["deaths"]:
+    if not summary["deaths"] and not twice:
         assert sum(counted.values()) == summary["samples"], f"{sum(counted.values())} of {summary['samples']} samples"
 
 
@@ -130,10 +133,14 @@ def staleness_identity(run: Run) -> None:
     plan = _plan(run)
     assert isinstance(plan.meeting, Shards)
     machine = plan.meeting.machine(plan.workers)
+    resumed = run.trace.of_kind(Kind.RESUME)
     for shard, rows in _pushes(run, plan).items():
-        taken = [Taken(int(row["worker"]), int(row["base"])) for row in rows]
-        fault = machine.fault(taken, int(rows[-1]["version"]))
-        assert fault is None, f"shard {shard}: {fault}"
+        # Of each life by itself: all begin it with the version that it begins with.
+        begins = [0, *(int(v) for v in resumed[resumed["shard"] == shard]["version"]), int(rows[-1]["version"])]
+        for low, high in pairwise(begins):
+            mine = [row for row in rows if low < row["version"] <= high]
+            fault = machine.fault([Taken(int(row["worker"]), int(row["base"]) - low) for row in mine], high - low)
+            assert fault is None, f"shard {shard}: {fault}"
 
 
 def _plan(run: Run) -> Plan:

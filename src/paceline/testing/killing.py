@@ -47,6 +47,14 @@ def worker_processes() -> list[psutil.Process]:
     return sorted(found, key=lambda p: p.pid)
 
 
+def kill_tree(root: psutil.Process) -> None:
+    """SIGKILL to a process and all that it has started, at once."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in [root, *root.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
 def kill_one(
     after: float, choose: Callable[[int], int], how: signal.Signals = signal.SIGKILL
 ) -> Callable[[dict[str, Any]], None]:

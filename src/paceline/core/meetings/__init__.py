@@ -55,8 +55,8 @@ class Shards:
     count: int = 1
     gathers: int = 0  # gradients that together make a version; 0: each makes one, however old it is
 
-    def machine(self, workers: int) -> Shard | Gathering:
-        return Gathering(workers, self.gathers) if self.gathers else Shard(workers)
+    def machine(self, workers: int, ghosts: int = 0) -> Shard | Gathering:
+        return Gathering(workers, self.gathers) if self.gathers else Shard(workers, ghosts)
 
 
 def segment_cuts(length: int, count: int, bytes_per_number: int) -> list[int]:

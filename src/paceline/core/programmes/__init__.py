@@ -6,7 +6,7 @@
     Copy(target, source)           shards: target <- source                                 -
     Scale(target, factor)          shards: target <- factor * target                        -
     Axpy(target, factor, other)    shards: target <- target + factor * other                -
-    Done()                         the update is made                                       -
+    Done(remembers)                the update is made                                       -
 
 The small set of operations by which the coordinator of Sandblaster works (Dean et al., "Large scale distributed deep
 networks", NeurIPS 2012). Vectors have names and live with the shards, each of which holds a slice of every vector. The
@@ -18,7 +18,7 @@ One file per published method.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import NamedTuple, Protocol
 
 PARAMETERS, GRADIENT = "parameters", "gradient"  # what `Evaluate` reads, and where it leaves the gradient
@@ -50,7 +50,7 @@ class Axpy(NamedTuple):
 
 
 class Done(NamedTuple):
-    pass
+    remembers: Sequence[Sequence[str | float]] = ()  # what the coordinator needs to go on from here
 
 
 Algebra = Copy | Scale | Axpy  # what every shard does to its own slices, without a word to anybody
@@ -63,5 +63,7 @@ class Programme(Protocol):
     def vectors(self) -> tuple[str, ...]:
         """The names of all vectors it needs, PARAMETERS and GRADIENT among them. All but PARAMETERS begin at zero."""
 
-    def commands(self) -> Commands:
-        """The coordinator: one update after the other, without end, each closed by `Done`."""
+    def commands(self, remembered: Sequence[Sequence[str | float]] = ()) -> Commands:
+        """The coordinator: one update after the other, without end, each closed by `Done`. `remembered`: what the
+        last `Done` said, where another coordinator goes on.
+        """

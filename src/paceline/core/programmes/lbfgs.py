@@ -27,7 +27,7 @@ workers become free; backup copies of the last ones), which is not here: every w
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
@@ -61,8 +61,8 @@ class Lbfgs:
     def vectors(self) -> tuple[str, ...]:
         return (PARAMETERS, GRADIENT, DIRECTION, *(name for slot in self.slots for name in slot))
 
-    def commands(self) -> Commands:
-        pairs: list[Pair] = []  # the oldest first
+    def commands(self, remembered: Sequence[Sequence[str | float]] = ()) -> Commands:
+        pairs = [Pair(*pair) for pair in remembered]  # type: ignore[arg-type]  # the oldest first
         while True:
             loss = yield Evaluate()
             slope = yield from _direction(pairs)
@@ -78,7 +78,7 @@ class Lbfgs:
                     pairs = [*pairs, Pair(s, y, sy, yy)][-self.memory :]
             else:
                 pairs = []
-            yield Done()
+            yield Done(pairs)
 
 
 def _direction(pairs: list[Pair]) -> Generator[Command, float, float]:

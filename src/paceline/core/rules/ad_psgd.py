@@ -36,6 +36,17 @@ class AdPsgd:
         neighbours = [other for other, _ in Neighbours(self.graph).weights(worker, workers)[1:]]
         return neighbours[mix(seed, worker, batch) % len(neighbours)] if neighbours else None
 
+    def go_on(self, replicas: list[Tensor], worker: int, workers: int) -> Tensor:
+        """Where a worker begins when the run goes on: at its own replica; where their number has changed, all begin at
+        the mean, which is the result so far.
+        """
+        if workers == len(replicas):
+            return replicas[worker]
+        mean = replicas[0].clone()
+        for other in replicas[1:]:
+            mean.add_(other)
+        return mean.div_(len(replicas))
+
     def meet(self, mine: Tensor, theirs: Tensor) -> None:
         mine.add_(theirs).mul_(0.5)
         theirs.copy_(mine)

@@ -65,6 +65,17 @@ class Apart(Snapshots):
         self.gradients: list[Sequence[Tensor | None]] = [()] * workers
         self.senders = make_senders(setup, replica.parameters)
 
+    def go_on(self, before: Apart) -> None:
+        """Begin where an earlier life ended: everybody holds the newest version of every shard."""
+        for shard, home in enumerate(self.homes[0]):
+            for room in home.rooms:
+                room.raw.copy_(before.newest(shard).raw)
+        self.learner.set_buffers(
+            [b.to(self.setup.layout.dtype) for b in before.newest_buffers]
+        )  # as the shard keeps it
+        self.newest_buffers = [b.clone() for b in self.learner.replica.moving]
+        self.buffers = [[b.clone() for b in self.newest_buffers] for _ in self.buffers]
+
     def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
         """The gradient of a whole batch, from what this worker holds."""
         for home, state in zip(self.homes[worker], self.states, strict=True):
@@ -182,6 +193,15 @@ class Commuting(Snapshots):
         self.centre = Room(shape, torch.zeros(shape.size, dtype=torch.uint8))
         self.centre.start(replica.parameters, [b.to(setup.layout.dtype) for b in replica.moving], rule)
 
+    def go_on(self, before: Commuting) -> None:
+        """Begin where an earlier life ended: each worker as it left the centre, and new ones at the centre."""
+        self.centre.raw.copy_(before.centre.raw)
+        for number, commuter in enumerate(self.commuters):
+            if number < len(before.commuters):
+                commuter.restore(before.commuters[number].belongings())
+            else:
+                commuter.join(self.centre)
+
     def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
         """One local step."""
         commuter = self.commuters[worker]
@@ -224,6 +244,16 @@ class Paired(Snapshots):
             self.peers[worker].look(self.replicas.of(self.state, worker))
         self.gradients: list[list[Tensor | None]] = [[] for _ in range(workers)]
         self.last = 0
+
+    def go_on(self, before: Paired) -> None:
+        """Begin where an earlier life ended: each at its own replica; all at their mean, where there are others now."""
+        newest = [before.rooms[before.replicas.newest(before.state, r)].values for r in range(len(before.peers))]
+        for number, room in enumerate(self.rooms):
+            room.values.copy_(self.rule.go_on(newest, number // 3, len(self.peers)))
+        for number, peer in enumerate(self.peers):
+            peer.learner.set_buffers(self.rooms[self.replicas.of(self.state, number)].buffers)
+            if number < len(before.peers):
+                peer.restore(before.peers[number].belongings())
 
     def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
         learner = self.peers[worker].learner

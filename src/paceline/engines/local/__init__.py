@@ -3,6 +3,7 @@
     engine.py   the parent: starts workers, watches them, drains their traces, decides what a death means
     worker.py   one worker process: performs what the algorithms say
     arena.py    the shared memory both look at
+    keeping.py  the parent's side of checkpoints; lockers.py, the workers' side
 
 There is no server process: the server's machines are integers in the arena, run by whoever holds the lock.
 """

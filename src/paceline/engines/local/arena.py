@@ -1,6 +1,6 @@
 """The memory that the parent and its workers share. Both build it by the same steps, so they agree on every place.
 
-    control     abort, go | per worker: what it does now, when it ended, asleep, offers of the collective
+    control     abort, go, wanted, taken | per worker: what it does now, when it ended, asleep, offers of the collective
     traces      a ring of rows per worker
     desk        the desk's integers, twice
     per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare |
@@ -35,13 +35,16 @@ from paceline.core.gathering import Gathering
 from paceline.core.meetings import Shards
 from paceline.core.rooms import Replicas, Rooms
 from paceline.core.rules import Exchanging, Rule
+from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.core.server import Desk, Shard
+from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.transports.shared_memory import BellDescriptor, Locks, Memory, Twin
 from paceline.plan import Plan
 from paceline.trace import TraceRing
 
-CONTROL = 2  # abort, go
+CONTROL = 4
 ABORT, GO = 0, 1
+WANTED, TAKEN = 2, 3  # the update after which a checkpoint is asked for; the newest that the parent has taken
 DESK_LOCK = 0  # shard s has lock s + 1
 
 
@@ -55,6 +58,7 @@ class ArenaShape:
     rooms: tuple[RoomShape, ...]  # per shard
     places: type[Rooms] | type[Replicas]  # which room is whose
     results: int  # workers whose replicas make the result
+    ghosts: int = 0  # leases that were under way when an earlier life of the run ended
 
     @staticmethod
     def of(
@@ -64,6 +68,7 @@ class ArenaShape:
         named: dict[str, nn.Parameter],
         optimizer: Optimizer,
         tables: Sequence[str],
+        ghosts: int = 0,
     ) -> ArenaShape:
         """What a plan needs for these parameters."""
         if plan.gate is None:
@@ -75,10 +80,10 @@ class ArenaShape:
             mine = [named[place.name] for place in shard.parameters]
             twin = optimizer_over(optimizer, {p: p for p in mine}) if plan.steps_at_shards else None
             rooms.append(room_shape(shard, layout.dtype, mine, twin, rule, tables))
-        desk = Desk(plan.workers, leases, plan.gate)
+        desk = Desk(plan.workers, leases, plan.gate, ghosts)
         assert isinstance(plan.meeting, Shards)
         places = Rooms if plan.pairing is None else Replicas
-        return ArenaShape(plan.workers, layout, "shards", desk, plan.meeting, tuple(rooms), places, 0)
+        return ArenaShape(plan.workers, layout, "shards", desk, plan.meeting, tuple(rooms), places, 0, ghosts)
 
 
 @dataclass
@@ -136,13 +141,32 @@ class Arena:
                     if parameter in remembered:
                         room.state.keep(number, remembered[parameter])
 
+    def put_back(self, begin: Checkpoint, pairing: AdPsgd | None) -> None:
+        """Every worker holds the newest version of each shard, and what was under way is handed out again."""
+        assert begin.cut is not None
+        assert self.shape.desk is not None
+        assert self.desk is not None
+        machine, states = self.shards[0].machine, [shard.twin.current for shard in self.shards]
+        begin.cut.go_on(self.shape.desk, self.desk.current, machine, states)
+        if pairing is not None:
+            flats = [mine.tensors["values"] for name, mine in begin.holders.items() if name.startswith("replica")]
+            for number, room in enumerate(self.shards[0].rooms):
+                room.values.copy_(pairing.go_on(flats, number // 3, self.shape.workers))
+            return
+        for number, memory in enumerate(self.shards):
+            for room in memory.rooms:
+                room.restore(begin.holders[f"shard.{number}"])
+
     def values(self, names: Sequence[str]) -> list[Tensor]:
         """What the training has made of the tensors so called, when everybody is home."""
+        collect = self.shape.layout.collect
         if not self.shards:
-            return middle([self._collect([result], names) for result in self.results])
-        if self.shape.places is Replicas:
-            return middle([self._collect([room.values], names) for room in self.shards[0].all_newest])
-        return self._collect([memory.newest.values for memory in self.shards], names)
+            found = middle([collect([result], names) for result in self.results])
+        elif self.shape.places is Replicas:
+            found = middle([collect([room.values], names) for room in self.shards[0].all_newest])
+        else:
+            found = collect([memory.newest.values for memory in self.shards], names)
+        return [value.clone() for value in found]
 
     def remembered(self, named: dict[str, nn.Parameter]) -> dict[Tensor, dict[str, Any]]:
         """What the optimizer at the shards remembers of these parameters, in its own words."""
@@ -155,13 +179,6 @@ class Arena:
                     found[named[layout.parameters[number].name]] = copies
         return found
 
-    def _collect(self, flats: list[Tensor], names: Sequence[str]) -> list[Tensor]:
-        named = {}
-        for shard, flat in zip(self.shape.layout.shards, flats, strict=True):
-            views = [*shard.parameter_views(flat), *shard.buffer_views(flat)]
-            named.update({p.name: v for p, v in zip((*shard.parameters, *shard.buffers), views, strict=True)})
-        return [named[name].clone() for name in names]
-
     def close(self) -> None:
         """Let go of every descriptor. The memory goes with the last tensor that looks at it."""
         for bell in self.bells:
@@ -171,7 +188,7 @@ class Arena:
 
     def _shard(self, number: int) -> ShardMemory:
         memory, workers = self.memory, self.shape.workers
-        machine = self.shape.place.machine(workers)
+        machine = self.shape.place.machine(workers, self.shape.ghosts)
         places = self.shape.places(workers, at=machine.ints)
         twin = Twin(memory, machine.ints + places.ints)
         shape = self.shape.rooms[number]
@@ -190,6 +207,7 @@ class Arena:
             shard.places.init(shard.twin.current)
         for worker in range(shape.workers):
             arena.doing[worker] = -1
+        arena.control[WANTED] = -1
         return arena
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -210,7 +228,7 @@ def _size(shape: ArenaShape) -> int:
         places = shape.places(workers)
         for room in shape.rooms:
             size += places.count * (room.size + 64)
-            size += 2 * 8 * (shape.place.machine(workers).ints + places.ints + 8) + 64 * 4
+            size += 2 * 8 * (shape.place.machine(workers, shape.ghosts).ints + places.ints + 8) + 64 * 4
             size += 8 * Journal.size(room.heights, places.count) + 64
         if shape.place.gathers:
             size += (workers + shape.place.gathers) * (Payload.length(shape.layout) * number + 64)

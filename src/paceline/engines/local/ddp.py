@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.compute.home import Pace
 from paceline.errors import NotFinite
 from paceline.trace import Kind
 
@@ -24,9 +23,11 @@ def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     workers, agenda, replica = worker.plan.workers, worker.agenda, worker.replica
     dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=worker.number, world_size=workers)
+    home = worker.replica_home()
+    own = worker.go_on(home)
     wrapped = DistributedDataParallel(replica.module)
-    pace = Pace(worker.optimizer, worker.job.schedule)
-    for update in range(agenda.updates):
+    pace = home.pace
+    for update in worker.ahead:
         worker.arena.doing[worker.number] = update
         start, losses, samples = now(), 0.0, 0
         worker.optimizer.zero_grad()
@@ -50,6 +51,7 @@ def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
         worker.record(Kind.APPLY, update, 0, update, update + 1, start, now(), 0, 0, 0, 0.0)
         if worker.number == 0:
             worker.snapshot(update + 1, worker.values)
+        worker.keeper.in_step(update, update + 1, own)
     worker.hand_in(worker.values())
     # Ending the group, or DDP's own destructor, now and then waits for ever (torch 2.13, gloo). The process ends
     # instead.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -23,27 +24,39 @@ from torch import Tensor
 from paceline.compute.layout import trainable
 from paceline.core.events import Death
 from paceline.data.source import TensorSource
+from paceline.engines.checkpoints import Checkpoint, history
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
+from paceline.engines.local.keeping import Keeping
+from paceline.engines.local.lockers import Life
 from paceline.engines.local.process import oom_kills, state_of
+from paceline.engines.local.servant import interrupts_wait, prepare
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.worker import Account, Assignment, main
-from paceline.engines.setup import Outcome, Progress, Setup, Snapshot
+from paceline.engines.setup import Outcome, Progress, Setup, Snapshot, Wish
 from paceline.engines.transports.shared_memory import Bell, RecordLock, SharedTensors, Waiter
-from paceline.errors import JobError, RunFailed, WorkerDied, WorkerFailed, WorkerSilent
+from paceline.errors import JobError, RunFailed, RunStopped, WorkerDied, WorkerFailed, WorkerSilent
 from paceline.failure import Failure, Place
 from paceline.trace import Kind, Row, Trace, TraceWriter
 
+LONG = 60  # characters of a path in which sockets are made: their names may have 107
 HEARTBEAT = 0.1  # seconds between two looks at the workers
 
 
 @contextlib.contextmanager
-def train(setup: Setup, trace_file: Path | None, progress: Progress | None, deadline: float) -> Iterator[Outcome]:
+def train(
+    setup: Setup,
+    trace_file: Path | None,
+    progress: Progress | None,
+    deadline: float,
+    wish: Wish | None = None,
+) -> Iterator[Outcome]:
     """Run the plan on processes of this machine. Whatever happens, nothing is left behind."""
-    crew = Crew(setup, deadline)
+    crew = Crew(setup, deadline, wish)
     try:
         try:
-            crew.start()
-            trace = crew.watch(trace_file, progress)
+            with crew.keeping.listening() if crew.keeping else contextlib.nullcontext():
+                crew.start()
+                trace = crew.watch(trace_file, progress)
         finally:
             crew.end()
         yield Outcome(trace, crew.seconds, crew.values(), crew.snapshots(trace), crew.core_wait)
@@ -54,10 +67,10 @@ def train(setup: Setup, trace_file: Path | None, progress: Progress | None, dead
 class Crew:
     """The workers of one run."""
 
-    def __init__(self, setup: Setup, deadline: float) -> None:
-        self.setup, self.deadline = setup, deadline
-        self.workers = setup.plan.workers
-        self.arena = Arena.create(_shape(setup))
+    def __init__(self, setup: Setup, deadline: float, wish: Wish | None) -> None:
+        self.setup, self.deadline, self.wish = setup, deadline, wish
+        self.workers, self.begin = setup.plan.workers, wish.start if wish else None
+        self.arena = Arena.create(_shape(setup, self.begin))
         self.bells = [Bell(a, b.descriptor) for a, b in zip(self.arena.asleep, self.arena.bells, strict=True)]
         self.waiter = Waiter(-1, None, lambda: False, deadline, lambda: "after a death")
         self.processes: list[BaseProcess] = []
@@ -69,30 +82,43 @@ class Crew:
         self.oom_kills = oom_kills()
         self.core_wait = 0.0  # seconds, of all workers together
         source = setup.source
-        self.snapshot_file = _snapshot_file(setup)
+        self.snapshot_file = _snapshot_file(setup, wish)
+        for left in wish.run.glob("paceline-*") if wish else ():  # by a life that was killed
+            shutil.rmtree(left)
         # Where PyTorch's own processes meet, and where loaders keep what SIGKILL would have them leave behind.
         wanted = setup.plan.native or setup.job.loader_workers > 0
-        self.scratch = tempfile.TemporaryDirectory(prefix="paceline-") if wanted else None
+        near = wish.run if wish and len(str(wish.run.absolute())) < LONG else None  # /tmp may be left as it was found
+        self.scratch = tempfile.TemporaryDirectory(prefix="paceline-", dir=near) if wanted else None
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         if setup.plan.gate is not None:
-            self.arena.put_version_0(setup.module, setup.plan.exchanging or setup.plan.rule, {})
+            if self.begin is None:
+                self.arena.put_version_0(setup.module, setup.plan.exchanging or setup.plan.rule, {})
+            else:
+                self.arena.put_back(self.begin, setup.plan.pairing)
+        self.keeping = Keeping(setup, self.arena, wish, self.waiter) if wish else None
 
     @property
     def seconds(self) -> float:
-        return (max(self.arena.ended) - self.started_at) / 1e9
+        return (max(self.arena.ended) - self.origin) / 1e9
+
+    @property
+    def origin(self) -> int:
+        """When the training began, had it been trained without a break."""
+        return self.started_at - (self.begin.nanoseconds if self.begin else 0)
 
     def start(self) -> None:
         """Start every worker, wait until all are ready, and let them go together."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["paceline.engines.local.worker"])
         with _nameless_main():
+            prepare()
             for number in range(self.workers):
                 mine, theirs = context.Pipe(duplex=False)
+                locker = self.keeping.lockers[number] if self.keeping else None
                 process = context.Process(
                     target=main,
-                    args=(self._assignment(number), self.arena, self.tensors, self.snapshot_file, theirs),
+                    args=(self._assignment(number), self.arena, self.tensors, self.snapshot_file, locker, theirs),
                 )
-                with _interrupts_wait():
+                with interrupts_wait():
                     process.start()
                 theirs.close()
                 self.processes.append(process)
@@ -105,13 +131,18 @@ class Crew:
                 else:
                     ready.add(number)
         self.started_at = time.perf_counter_ns()
+        if self.keeping is not None:
+            self.keeping.origin = self.origin
         self.arena.control[GO] = 1
         for bell in self.bells:
             bell.ring()
 
     def watch(self, trace_file: Path | None, progress: Progress | None) -> Trace:
         """Until everybody is home: drain traces, report progress, react to deaths."""
-        writer = TraceWriter(trace_file, self.started_at)
+        earlier = None
+        if trace_file is not None and self.begin is not None:
+            earlier = history(Trace.open(trace_file), self.begin, self.setup.agenda)
+        writer = TraceWriter(trace_file, self.origin, earlier)
         try:
             while len(self.home | self.dead) < self.workers:
                 for number, message in self._messages(HEARTBEAT):
@@ -120,7 +151,10 @@ class Crew:
                         self.core_wait += message[1] / 1e9
                     elif message[0] == "died":
                         self._bury(number)
+                due = self.keeping.take(self.home) if self.keeping else None
                 self._drain(writer, progress)
+                if due is not None:
+                    self._keep(due, writer)
             if not self.home:
                 raise RunFailed("every worker died; nothing was left to finish the run")
         finally:
@@ -128,9 +162,17 @@ class Crew:
             trace = writer.close()
         return trace
 
+    def _keep(self, due: Checkpoint, writer: TraceWriter) -> None:
+        """Everything that led to it is in the trace now: let it be written."""
+        assert self.keeping is not None
+        self.keeping.writer.offer(due, writer.sync)
+        if self.keeping.ending:
+            self.keeping.writer.flush()
+            raise RunStopped(due.updates, str(self.keeping.wish.run))
+
     def values(self) -> list[Tensor]:
         """Trainable parameters in the module's order, then moving buffers."""
-        return self.arena.values((*trainable(self.setup.module), *self.setup.probe.moving))
+        return self.arena.values(self.setup.names)
 
     def end(self) -> None:
         """End what still runs. SIGKILL at once: whatever they still did would be thrown away."""
@@ -154,6 +196,8 @@ class Crew:
         ]
 
     def close(self) -> None:
+        if self.keeping is not None:
+            self.keeping.close()
         if self.snapshot_file is not None:
             self.snapshot_file.close()
         if self.scratch is not None:
@@ -169,6 +213,7 @@ class Crew:
             number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, data,
             len(setup.source), setup.initial_sha256,
             Path(self.scratch.name) if self.scratch else None, self.deadline,
+            Life(self.begin.updates if self.begin else 0, self.begin is not None, self.wish.every if self.wish else 0),
         )  # fmt: skip
         try:
             pickled: bytes = cloudpickle.dumps(given)
@@ -259,12 +304,14 @@ class Crew:
             return
         losses = [r["value"][(r["kind"] == Kind.COMPUTE) & (r["samples"] > 0)] for r in rows]
         latest = [float(values[-1]) for values in losses if len(values)]
-        done = max(self.arena.doing) + 1
+        began = self.begin.updates if self.begin else 0
+        done = max(began, max(self.arena.doing) + 1)
         progress(
             {
                 "updates": done,
                 "of": self.setup.agenda.updates,
-                "seconds": (time.perf_counter_ns() - self.started_at) / 1e9,
+                "seconds": (time.perf_counter_ns() - self.origin) / 1e9,
+                "began": (self.started_at - self.origin) / 1e9,  # with this life of the run
                 "samples": self.setup.agenda.samples_until(done),
                 "loss": sum(latest) / len(latest) if latest else None,
                 "dead": sorted(self.dead),
@@ -278,30 +325,22 @@ class Crew:
         )
 
 
-def _shape(setup: Setup) -> ArenaShape:
+def _shape(setup: Setup, begin: Checkpoint | None) -> ArenaShape:
     module = setup.fresh_module()
     optimizer = setup.job.make_optimizer(module, list(trainable(module).values()))
+    ghosts = begin.cut.ghosts if begin and begin.cut else 0
     return ArenaShape.of(
-        setup.plan, setup.layout, setup.agenda.leases, trainable(module), optimizer, setup.probe.tables
+        setup.plan, setup.layout, setup.agenda.leases, trainable(module), optimizer, setup.probe.tables, ghosts
     )
 
 
-def _snapshot_file(setup: Setup) -> SnapshotFile | None:
+def _snapshot_file(setup: Setup, wish: Wish | None) -> SnapshotFile | None:
     if not setup.snapshots_every:
         return None
     buffers = dict(setup.module.named_buffers())
     tensors = [*trainable(setup.module).values(), *(buffers[name] for name in setup.probe.moving)]
-    return SnapshotFile([tuple(t.shape) for t in tensors], setup.layout.dtype, setup.snapshots_every)
-
-
-@contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """A Ctrl-C now comes a moment later. What is started meanwhile never sees one: it is the parent who decides."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    named = wish.run / "snapshots.bin" if wish else None
+    return SnapshotFile([tuple(t.shape) for t in tensors], setup.layout.dtype, setup.snapshots_every, named)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from paceline.compute.payload import Computed
 from paceline.core.agenda import Agenda
 from paceline.core.events import Death
 from paceline.engines.local.arena import Arena
+from paceline.engines.local.lockers import Life
 from paceline.engines.local.station import Station
 from paceline.engines.transports.shared_memory import Stopped
 from paceline.errors import RunFailed
@@ -69,7 +70,7 @@ class Guest(Station):
         self.trouble: str | None = None
         self.rows: list[Columns] = []
         self.buried: set[int] = set()
-        super().__init__(others.rank, arena, plan, agenda, learner, optimizer, deadline)
+        super().__init__(others.rank, arena, plan, agenda, learner, optimizer, deadline, Life())
         self.steps = self.algorithm()
         self.due = next(self.steps)
         self.since = now()

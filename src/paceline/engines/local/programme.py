@@ -9,6 +9,7 @@ from __future__ import annotations
 from time import perf_counter_ns as now
 from typing import TYPE_CHECKING
 
+from paceline.compute.belongings import Belongings, put_back_memories
 from paceline.compute.commanded import Hand, Obedience
 from paceline.core.programmes import Programme
 from paceline.engines.local.tables import Table, TableClient
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 
 def train_by_programme(worker: LocalWorker, programme: Programme) -> None:
     client = ProgrammeClient(worker, programme)
-    for update in range(worker.agenda.updates):
+    client.begin()
+    for update in worker.ahead:
         client.make(update)
         if worker.number == 0:
             worker.snapshot(update + 1, worker.values)
+        worker.keeper.in_step(update, update + 1, client.belongings)
     worker.hand_in(worker.values())
 
 
@@ -42,6 +45,18 @@ class ProgrammeClient(Obedience):
     @property
     def turn(self) -> int:
         return self.meetings % 2
+
+    def begin(self) -> None:
+        """Where an earlier life of the run ended, if there was one."""
+        if (found := self.worker.keeper.found) is not None:
+            self.worker.replica.restore(found)
+            self.hand.restore(found)
+            self.go_on(found.facts["remembers"])
+            put_back_memories(self.worker.sender.carried, found, "owed")
+
+    def belongings(self) -> Belongings:
+        coordinator = Belongings(facts={"remembers": self.remembers})
+        return self.worker.replica.belongings() | self.hand.belongings() | coordinator
 
     def make(self, update: int) -> None:
         self.doing = update

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from time import perf_counter_ns as now
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from paceline.compute.averaging import Commuter, Peer, middle
+from paceline.compute.belongings import Belongings, of_home, of_many, put_back, restore_home
 from paceline.compute.home import optimizer_over
 from paceline.compute.payload import Computed
 from paceline.compute.row_home import shard_home
@@ -17,6 +19,7 @@ from paceline.core.events import Pull, Push
 from paceline.core.gathering import Gathering
 from paceline.core.rooms import Replicas, Rooms
 from paceline.core.rules import Arrival
+from paceline.core.server import Shard
 from paceline.engines.transports.shared_memory import RecordLock
 from paceline.trace import Kind
 
@@ -34,6 +37,26 @@ class UnlockedClient:
         for parameter, view in zip(station.replica.parameters, self.room.parameters, strict=True):
             parameter.data = view
         self.home = station.replica_home()
+        self.pushes = 0
+        # Checkpoints are the one thing that waits until nobody writes; workers do not exclude each other.
+        self.guard: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if station.keeper.locker is not None:
+            self.guard = RecordLock(station.arena.locks, number + 1, station.waiter, "a checkpoint", shared=True)
+
+    def go_on(self) -> None:
+        moving = self.station.replica.moving
+        if self.station.life.resumed:
+            put_back(moving, self.room.buffers)
+        if (found := self.station.keeper.found) is not None:
+            put_back(moving, found.many("moving"))
+            restore_home(self.home, found)
+        self.leave()
+
+    def leave(self) -> None:
+        self.station.keeper.at_server(self.pushes, self.belongings)
+
+    def belongings(self) -> Belongings:
+        return of_many("moving", self.station.replica.moving) | of_home(self.home)
 
     def settle(self, update: int, computed: Computed) -> list[Tensor | None]:
         self.home.updates = update
@@ -43,10 +66,15 @@ class UnlockedClient:
         return self.station.values()
 
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
-        start = now()
-        self.station.plan.rule.update(self.home, Arrival(gradients))
-        self.room.keep_buffers(self.station.replica.moving)
-        self.station.record(Kind.APPLY, event.batch, self.number, -1, -1, start, now(), 0, 0, 0, 0.0)
+        start, shard = now(), self.station.arena.shards[self.number]
+        with self.guard:
+            self.station.plan.rule.update(self.home, Arrival(gradients))
+            self.room.keep_buffers(self.station.replica.moving)
+            self.station.record(Kind.APPLY, event.batch, self.number, -1, -1, start, now(), 0, 0, 0, 0.0)
+            self.pushes += 1
+            self.leave()
+            assert isinstance(shard.machine, Shard)
+            shard.machine.note(shard.twin.current, self.station.number, event.batch)
         return Noted()
 
 
@@ -59,7 +87,10 @@ class ShardClient:
         layout = station.arena.shape.layout.shards[number]
         self.lock = RecordLock(station.arena.locks, number + 1, station.waiter, f"shard {number}")
         self.bytes = 2 * layout.length * station.arena.shape.layout.bytes_per_number
-        self.base = 0  # version 0 was put there by the parent
+        self.base = self.memory.machine.base(self.memory.twin.current, self.me)  # it was put there by the parent
+
+    def go_on(self) -> None:
+        """Before the first lease: begin where an earlier life of the run ended, if there was one."""
 
     def settle(self, update: int, computed: Computed) -> list[Tensor | None]:
         """What to push of what was computed."""
@@ -113,6 +144,10 @@ class GradientClient(ShardClient):
         self.places = self.memory.places
         self.home.look(self.places.of(self.memory.twin.current, self.me))
         self.moving = station.replica.moving if number == 0 else []
+
+    def go_on(self) -> None:
+        if self.station.life.resumed and self.number == 0:
+            self.station.learner.set_buffers(self.home.room.buffers)
 
     def before(self, event: Push, gradients: list[Tensor | None]) -> None:
         pulled = self.home.pulled(self.station.plan.rule)
@@ -173,6 +208,13 @@ class CentreClient(ShardClient):
         assert rule is not None
         self.commuter = Commuter(station.learner, station.optimizer, rule)
 
+    def go_on(self) -> None:
+        if (found := self.station.keeper.found) is not None:
+            self.commuter.restore(found)
+        elif self.station.life.resumed:
+            self.commuter.join(self.memory.newest)
+        self.station.keeper.at_server(self.base, self.commuter.belongings)
+
     def settle(self, update: int, computed: Computed) -> list[Tensor | None]:
         self.commuter.step(update, computed)
         return []
@@ -184,6 +226,7 @@ class CentreClient(ShardClient):
         rooms, (source, target) = self.memory.rooms, self.memory.places.move(draft, self.me)
         rooms[target].raw.copy_(rooms[source].raw)
         self.commuter.exchange(rooms[target])
+        self.station.keeper.at_server(version, self.commuter.belongings)
 
 
 class PeerClient(ShardClient):
@@ -198,6 +241,14 @@ class PeerClient(ShardClient):
         self.peer = Peer(station.learner, station.replica_home(), rule, self.memory.rooms)
         self.peer.look(self.places.of(self.memory.twin.current, self.me))
 
+    def go_on(self) -> None:
+        if self.station.life.resumed:
+            mine = self.memory.rooms[self.places.of(self.memory.twin.current, self.me)]
+            self.station.learner.set_buffers(mine.buffers)
+        if (found := self.station.keeper.found) is not None:
+            self.peer.restore(found)
+        self.station.keeper.at_server(self.base, self.peer.belongings)
+
     def values(self) -> list[Tensor]:
         with self.lock:
             return middle([[v.clone() for v in (*r.parameters, *r.buffers)] for r in self.memory.all_newest])
@@ -209,6 +260,7 @@ class PeerClient(ShardClient):
     def make(self, draft: State, version: int) -> None:
         theirs = None if self.partner is None else self.places.change(draft, self.partner)
         self.peer.step(version, self.gradients, self.places.move(draft, self.me), theirs)
+        self.station.keeper.at_server(version, self.peer.belongings)
 
 
 def shard_client(station: Station, number: int) -> ShardClient | UnlockedClient:

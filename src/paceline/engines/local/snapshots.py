@@ -1,5 +1,5 @@
 """Snapshots on their way from workers to the parent: in a file without a name, so that nothing is left of it after
-SIGKILL.
+SIGKILL; or in one in the run's folder, where the run is to go on after one.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import os
 import tempfile
 from math import prod
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,8 +17,11 @@ from torch import Tensor
 class SnapshotFile:
     """Number n lies at n times the size of one. Any worker may write any of them."""
 
-    def __init__(self, shapes: list[tuple[int, ...]], dtype: torch.dtype, every: int) -> None:
+    def __init__(self, shapes: list[tuple[int, ...]], dtype: torch.dtype, every: int, named: Path | None) -> None:
         self.shapes, self.dtype, self.every = shapes, dtype, every
+        if named is not None:
+            self.descriptor = os.open(named, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            return
         with tempfile.TemporaryFile() as file:
             self.descriptor = os.dup(file.fileno())
 

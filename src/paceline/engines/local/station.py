@@ -17,6 +17,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from paceline.compute.averaging import Wanderer
+from paceline.compute.belongings import Belongings, of_home, put_back_memories, restore_home
 from paceline.compute.home import Optimizer, ReplicaHome
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed
@@ -28,6 +29,7 @@ from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.rules import Arrival, Averaging
 from paceline.core.worker import Worker
 from paceline.engines.local.arena import ABORT, DESK_LOCK, Arena
+from paceline.engines.local.lockers import Keeper, Life
 from paceline.engines.local.shards import CentreClient, GatheringClient, shard_client
 from paceline.engines.local.tables import NeighbourClient, TableClient
 from paceline.engines.transports.shared_memory import Bell, RecordLock, Stopped, Waiter
@@ -49,9 +51,9 @@ Algorithm = Generator[Due, Computed | None, None]
 class Station:
     def __init__(
         self, number: int, arena: Arena, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer,
-        deadline: float,
+        deadline: float, life: Life,
     ) -> None:  # fmt: skip
-        self.number, self.arena, self.plan, self.agenda = number, arena, plan, agenda
+        self.number, self.arena, self.plan, self.agenda, self.life = number, arena, plan, agenda, life
         self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
         self.bells = [Bell(a, b.descriptor) for a, b in zip(arena.asleep, arena.bells, strict=True)]
         self.waiter = Waiter(
@@ -64,10 +66,13 @@ class Station:
         )
         self.trace = arena.traces[number]
         self.sender = Sender(plan.wire, self.replica.parameters)
+        self.keeper = Keeper(self)
         self.gradients: list[Tensor | None] = []
         self.waited = 0  # nanoseconds at the gate, not yet in the trace
         if plan.gate is not None:
             self.shards = [shard_client(self, shard) for shard in range(len(arena.shards))]
+            for client in self.shards:
+                client.go_on()
             self.desk_lock = RecordLock(arena.locks, DESK_LOCK, self.waiter, "the desk")
 
     def algorithm(self) -> Algorithm:
@@ -94,6 +99,23 @@ class Station:
     def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
         """So many updates are done: a moment to look at the parameters."""
 
+    @property
+    def ahead(self) -> range:
+        """The updates that this worker has before it, where no gate decides as they come."""
+        alone = self.plan.meeting is None and not self.plan.native
+        first, step = (self.number, self.plan.workers) if alone else (0, 1)
+        return range(self.life.start + (first - self.life.start) % step, self.agenda.updates, step)
+
+    def go_on(self, home: ReplicaHome) -> Callable[[], Belongings]:
+        """Begin where an earlier life of the run ended, if there was one. What this worker has of its own, later."""
+        if (found := self.keeper.found) is not None:
+            self.replica.restore(found)
+            restore_home(home, found)
+            put_back_memories(self.sender.carried, found, "owed")
+        if self.number and self.plan.agrees:
+            return Belongings
+        return lambda: self.replica.belongings() | of_home(home)
+
     def values(self) -> list[Tensor]:
         return self.replica.values()
 
@@ -114,11 +136,13 @@ class Station:
     def _alone(self) -> Algorithm:
         """`sequential`; and `ceiling`, where every worker does so with batches of its own."""
         home = self.replica_home()
-        for update in range(self.number, self.agenda.updates, self.plan.workers):
+        own = self.go_on(home)
+        for update in self.ahead:
             computed = yield Due(update, self.agenda.filled(update), home.updates)
             if computed is None:
                 break
             self._apply(home, update, computed)
+            self.keeper.in_step(update, update + self.plan.workers, own)
         self.hand_in(self.values())
 
     def _apply(self, home: ReplicaHome, update: int, computed: Computed) -> None:
@@ -132,8 +156,9 @@ class Station:
 
     def _by_table(self) -> Algorithm:
         home = self.replica_home()
+        own = self.go_on(home)
         table = TableClient(self, self.plan.meeting, self.plan.workers)  # type: ignore[arg-type]
-        for update in range(self.agenda.updates):
+        for update in self.ahead:
             computed = yield Due(update, self.agenda.mine(update, self.number), update)
             if computed is None:
                 break
@@ -141,16 +166,18 @@ class Station:
             together, waited, sent = table.meet(update, computed)
             self.record(Kind.MEET, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
             self._apply(home, update, together)
+            self.keeper.in_step(update, update + 1, own)
         self.hand_in(self.values())
 
     # --- apart: local steps; now and then the replicas meet ---------------------------------------------------------
 
     def _wander(self, rule: Averaging) -> Algorithm:
         meeting, workers, first = self.plan.meeting, self.plan.workers, rule.mixes_first
-        wanderer, meetings, apart = Wanderer(self.learner, self.replica_home(), rule), 0, False
+        home, meetings, apart = self.replica_home(), 0, False
+        wanderer, own = Wanderer(self.learner, home, rule), self.go_on(home)
         client = NeighbourClient if isinstance(meeting, Neighbours) else TableClient
         table = client(self, meeting, workers)  # type: ignore[arg-type]
-        for update in range(self.agenda.updates):
+        for update in self.ahead:
             computed = yield Due(update, self.agenda.mine(update, self.number), update)
             if computed is None:
                 if apart:  # as after the last update of an agenda
@@ -168,6 +195,7 @@ class Station:
             apart = not due
             if self.number == 0:
                 self.snapshot(update + 1, wanderer.result)
+            self.keeper.in_step(update, update + 1, own)
         self.hand_in(wanderer.result())
 
     def _meet(self, update: int, number: int, wanderer: Wanderer, table: TableClient | NeighbourClient) -> None:
@@ -240,6 +268,7 @@ class Station:
         if isinstance(command, Finish):
             for bell in self.bells:
                 bell.ring()  # whoever waits at the gate may ask again
+            self.keeper.finished(self.agenda.done_by(finished - 1), self.agenda.done_by(finished))
             if not self.plan.gathers:
                 self.snapshot(self.agenda.made_by(finished), self.shards[0].values)
         return action

@@ -8,7 +8,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +25,7 @@ from paceline.core.agenda import Agenda, Chunk
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source, TensorSource, open_source
 from paceline.engines.local.arena import GO, Arena
+from paceline.engines.local.lockers import Life, Locker
 from paceline.engines.local.process import core_wait, die_with_parent, quicken
 from paceline.engines.local.programme import train_by_programme
 from paceline.engines.local.snapshots import SnapshotFile
@@ -51,6 +52,7 @@ class Assignment:
     initial_sha256: str
     scratch: Path | None  # a folder that the parent takes away at the end
     deadline: float
+    life: Life
 
 
 def main(
@@ -58,6 +60,7 @@ def main(
     arena: Arena,
     tensors: SharedTensors | None,
     snapshots: SnapshotFile | None,
+    locker: Locker | None,
     pipe: Connection,
 ) -> None:
     """The process's whole life: ready, go, train, finished; or failed, with the traceback."""
@@ -75,7 +78,7 @@ def main(
         if assignment.scratch is not None:
             multiprocessing.current_process()._config["tempdir"] = str(assignment.scratch)  # type: ignore[attr-defined]
         source = TensorSource(tensors.open()) if tensors else open_source(assignment.data, assignment.job.seed)
-        worker = LocalWorker(assignment, arena, source, snapshots)
+        worker = LocalWorker(assignment, arena, source, snapshots, locker, lambda: pipe.send(("kept",)))
         pipe.send(("ready",))
         worker.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
         waited = core_wait()
@@ -127,7 +130,10 @@ class Account:
 
 
 class LocalWorker(Station):
-    def __init__(self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None) -> None:
+    def __init__(
+        self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None, locker: Locker | None,
+        wake: Callable[[], None],
+    ) -> None:  # fmt: skip
         self.given, self.snapshots = given, snapshots
         self.kept_alive: object = None
         job = given.job
@@ -142,7 +148,8 @@ class LocalWorker(Station):
         order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
         reader = Reader(source, order, job.loader_workers, die_with_parent)
         learner = Learner(replica, reader)
-        super().__init__(given.number, arena, given.plan, given.agenda, learner, optimizer, given.deadline)
+        life = replace(given.life, locker=locker, wake=wake)
+        super().__init__(given.number, arena, given.plan, given.agenda, learner, optimizer, given.deadline, life)
         self.reader = reader
         self.due = Due(-1, [], -1)
 
@@ -179,10 +186,9 @@ class LocalWorker(Station):
 
     def _foreseen(self) -> Iterator[Chunk]:
         """The chunks this worker will compute, where no gate decides as they come."""
-        agenda, workers = self.agenda, self.plan.workers
         if self.plan.meeting is None:
-            return (c for u in range(self.number, agenda.updates, workers) for c in agenda.filled(u))
-        return (c for u in range(agenda.updates) for c in agenda.mine(u, self.number))
+            return (c for u in self.ahead for c in self.agenda.filled(u))
+        return (c for u in self.ahead for c in self.agenda.mine(u, self.number))
 
     def compute(self, update: int, chunks: list[Chunk], version: int, again: bool = False) -> Computed:
         self.arena.doing[self.number] = update // self.agenda.shares

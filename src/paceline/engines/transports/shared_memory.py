@@ -112,11 +112,13 @@ FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, owner
 
 
 class RecordLock:
-    """`with lock as waited:`; the requests are packed once, since a lock is taken and given back in every step."""
+    """`with lock as waited:`; the requests are packed once, since a lock is taken and given back in every step. Those
+    who share it keep out only whoever does not.
+    """
 
-    def __init__(self, locks: Locks, number: int, waiter: Waiter, what: str) -> None:
+    def __init__(self, locks: Locks, number: int, waiter: Waiter, what: str, shared: bool = False) -> None:
         self._descriptor, self._waiter, self.what = locks.descriptor, waiter, what
-        self._take = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0)
+        self._take = FLOCK.pack(fcntl.F_RDLCK if shared else fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0)
         self._give = FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, number, 1, 0)
 
     def __enter__(self) -> int:

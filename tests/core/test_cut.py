@@ -1,0 +1,109 @@
+"""Histories closed at any moment, and gone on with by other workers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from paceline.core.actions import Apply, Noted
+from paceline.core.cut import Cut, UnderWay, take_cut
+from paceline.core.events import Compute, Death, Finish, Pull, Push
+from paceline.core.gates import Gate
+from paceline.core.gates.asynchronous import Asynchronous
+from paceline.core.gates.backup import Backup
+from paceline.core.gates.stale_synchronous import StaleSynchronous
+from paceline.core.meetings import Shards
+from paceline.core.server import Desk
+from paceline.core.worker import Worker
+
+
+class Life:
+    """Desk, shards and workers, run in an order that chance decides; what every shard took is in `applied`."""
+
+    def __init__(
+        self, workers: int, batches: int, place: Shards, gate: Gate, applied: list[Counter[int]], cut: Cut | None
+    ) -> None:
+        self.applied = applied  # per shard
+        ghosts = cut.ghosts if cut else 0
+        self.desk, self.machine = Desk(workers, batches, gate, ghosts), place.machine(workers, ghosts)
+        self.state = [0] * self.desk.ints
+        self.shards = [[0] * self.machine.ints for _ in range(place.count)]
+        self.workers = [Worker(number, place.count, place.gathers > 0) for number in range(workers)]
+        self.dead: set[int] = set()
+        if cut is None:
+            self.desk.init(self.state)
+            for shard in self.shards:
+                self.machine.init(shard)
+        else:
+            cut.go_on(self.desk, self.state, self.machine, self.shards)
+
+    def cut(self) -> Cut:
+        return take_cut(self.desk, self.state, self.machine, self.shards)
+
+    def do(self, worker: Worker) -> None:
+        """Its next command; each shard's round is kept, for what a version is made of."""
+        command: Any = worker.command()
+        if isinstance(command, Compute):
+            worker.answer(Noted())
+        elif isinstance(command, Push | Pull):
+            shard = self.shards[command.shard]
+            before = self.machine.held(shard)
+            action = self.machine.handle(shard, command)  # type: ignore[arg-type]
+            if isinstance(action, Apply):
+                self.applied[command.shard].update([*before, command.batch])
+            worker.answer(action)
+        else:
+            worker.answer(self.desk.handle(self.state, command))
+
+    def step(self, chance: random.Random) -> bool:
+        """One command of one worker; whether somebody is still at work."""
+        busy = [w for w in self.workers if w.number not in self.dead and w.command() is not None]
+        if busy:
+            self.do(chance.choice(busy))
+        return bool(busy)
+
+
+WORLDS: list[tuple[Shards, Gate]] = [
+    (Shards(1), Asynchronous()),
+    (Shards(3), Asynchronous()),
+    (Shards(2), StaleSynchronous(1)),
+    (Shards(1, gathers=2), Backup(2)),
+]
+
+
+@pytest.mark.parametrize(("place", "gate"), WORLDS, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("seed", range(40))
+def test_every_batch_is_taken_once_however_often_the_run_is_cut(place: Shards, gate: Gate, seed: int) -> None:
+    chance, batches, least = random.Random(seed), 24, place.gathers or 1
+    applied: list[Counter[int]] = [Counter() for _ in range(place.count)]
+    cut: Cut | None = None
+    for _ in range(5):
+        life = Life(chance.randint(least, 4), batches, place, gate, applied, cut)
+        for _ in range(chance.randrange(60)):
+            life.step(chance)
+            if chance.random() < 0.02 and len(life.workers) - len(life.dead) > least:
+                victim = chance.choice([w.number for w in life.workers if w.number not in life.dead])
+                life.dead.add(victim)
+                life.desk.handle(life.state, Death(victim))
+        cut = life.cut()
+        assert [sum(taken.values()) for taken in applied] == [version * least for version in cut.versions]
+        assert cut.finished <= min(sum(taken.values()) for taken in applied)
+    life, steps = Life(3, batches, place, gate, applied, cut), 0
+    while life.step(chance):
+        steps += 1
+        assert steps < 10**5, "nobody gets any further"
+    assert applied == [Counter(range(batches))] * place.count
+
+
+def test_a_batch_that_all_shards_have_is_done_and_one_that_some_have_is_not() -> None:
+    life = Life(2, 9, Shards(2), Asynchronous(), [Counter(), Counter()], None)
+    zero, one = life.workers
+    for _ in range(4):  # asks, computes, pushes to both shards, and is about to say so
+        life.do(zero)
+    assert zero.command() == Finish(0, 0)
+    for _ in range(3):  # asks, computes, pushes to its first shard, which is shard 1
+        life.do(one)
+    assert life.cut() == Cut(2, (1, 2), (UnderWay(1, (1,)),))

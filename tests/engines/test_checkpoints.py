@@ -1,0 +1,470 @@
+"""Runs that are killed on the way, and go on. A few with SIGKILL to the whole process tree; benchmarks/resuming does so
+more often, and at random moments. The others by an exception in the parent, which kills the workers on the spot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import paceline as pl
+from paceline.engines import checkpoints
+from paceline.errors import CheckpointWarning, PlanError, RunFolderError, RunStopped, UsageError
+from paceline.run import Run
+from paceline.testing.conformance import each_sample_once, no_update_lost, replays, staleness_identity
+from paceline.testing.killing import kill_tree
+
+JOB = """
+import time
+from functools import partial
+from pathlib import Path
+import torch
+from torch import nn
+import paceline as pl
+
+torch.set_num_threads(1)
+x = torch.randn(600, 12, generator=torch.Generator().manual_seed(0))
+y = torch.randint(4, (600,), generator=torch.Generator().manual_seed(1))
+
+slowly = Path(__file__).with_name("slowly")
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        if self.training and slowly.exists():
+            time.sleep(0.002)
+        return super().forward(x)
+
+def net():
+    return Net(nn.Linear(12, 24), nn.Tanh(), nn.BatchNorm1d(24), nn.Dropout(0.1), nn.Linear(24, 4))
+
+job = pl.Job(
+    model=net, data=(x, y), test=(x[:100], y[:100]), loss=nn.CrossEntropyLoss(), batch_size=12, epochs=6, seed=3,
+    optimizer=partial(torch.optim.Adam, lr=0.005), evaluate_every=60,
+    schedule=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.995),
+)
+"""  # 300 updates
+EVERY = 20
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("job") / "small.py"
+    file.write_text(JOB)
+    return file
+
+
+def job_of(file: Path) -> pl.Job:
+    from paceline.job import load_job
+
+    return load_job(str(file))
+
+
+@contextlib.contextmanager
+def slowly(file: Path) -> Iterator[None]:
+    """So that what a test waits for happens before the run is over."""
+    flag = file.with_name("slowly")
+    flag.touch()
+    try:
+        yield
+    finally:
+        flag.unlink()
+
+
+def paceline(*arguments: object) -> subprocess.Popen[str]:
+    """A command in a process of its own, which a test may kill."""
+    command = [sys.executable, "-W", "ignore", "-m", "paceline", "train", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def newest(runs: Path) -> int:
+    """The number of the newest checkpoint that is whole; 0 before there is one."""
+    return max((int(p.name) for p in runs.glob("*/checkpoints/*") if p.name.isdigit()), default=0)
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 60
+    while not condition() and process.poll() is None:
+        assert time.monotonic() < end, "this did not happen in a minute"
+        time.sleep(0.002)
+
+
+def killed_and_resumed(file: Path, runs: Path, plan: str, workers: tuple[int, ...]) -> Run:
+    """Every life but the last ends by SIGKILL to the whole tree, once there are two more checkpoints."""
+    *first, last = workers
+    for life, count in enumerate(first):
+        begun = ["--resume", *runs.iterdir()] if life else [file, "--plan", plan, "--runs", runs]
+        with slowly(file):
+            process = paceline(*begun, "-w", count, "--checkpoint-every", EVERY)
+            enough = newest(runs) + 2 * EVERY
+            until(lambda: newest(runs) >= enough, process)  # noqa: B023
+            kill_tree(psutil.Process(process.pid))
+            _, said = process.communicate()
+        assert process.returncode == -signal.SIGKILL, said
+    (folder,) = runs.iterdir()
+    return pl.train(resume=folder, workers=last)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupted_and_resumed(file: Path, runs: Path, plan: str, workers: tuple[int, ...]) -> Run:
+    """Every life but the last ends by an exception in the parent, once there are two more checkpoints."""
+    *first, last = workers
+    for life, count in enumerate(first):
+        enough = newest(runs) + 2 * EVERY
+
+        def look(_: dict[str, Any], enough: int = enough) -> None:
+            if newest(runs) >= enough:
+                raise Interrupted
+
+        begun = (
+            partial(pl.train, resume=next(runs.iterdir()))
+            if life
+            else partial(pl.train, job_of(file), plan, folder=runs)
+        )
+        with slowly(file), pytest.raises(Interrupted):
+            begun(workers=count, progress=look, checkpoint_every=EVERY)
+    (folder,) = runs.iterdir()
+    return pl.train(resume=folder, workers=last)
+
+
+def ends_with_the_bits_of_the_undisturbed(run: Run, file: Path) -> None:
+    whole = pl.train(job_of(file), run.record["plan"], folder=None)
+    assert run.summary()["parameters_sha256"] == whole.summary()["parameters_sha256"]
+    assert [h["updates"] for h in run.history] == [h["updates"] for h in whole.history]
+    assert [h["test_loss"] for h in run.history] == [h["test_loss"] for h in whole.history]
+    assert len(run.record["lives"]) > 1
+    each_sample_once(run)
+
+
+def has_a_valid_history(run: Run) -> None:
+    assert len(run.record["lives"]) > 1
+    each_sample_once(run)
+    no_update_lost(run)
+    staleness_identity(run)
+    replays(run)
+
+
+def test_killed_where_workers_keep_step(job_file: Path, tmp_path: Path) -> None:
+    run = killed_and_resumed(job_file, tmp_path, "ring", (2, 2))
+    ends_with_the_bits_of_the_undisturbed(run, job_file)
+    assert pl.replay(run).matches
+
+
+def test_killed_twice_where_there_is_a_server(job_file: Path, tmp_path: Path) -> None:
+    has_a_valid_history(killed_and_resumed(job_file, tmp_path, "downpour:shards=3", (3, 1, 4)))
+
+
+@pytest.mark.parametrize(
+    "plan", ["ceiling", "easgd:every=5", "diloco:every=9", "gossip", "sandblaster:memory=3", "ddp", "backup:backups=0"]
+)
+@pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.errors.JobWarning")
+def test_a_plan_that_keeps_step_ends_with_the_bits_of_the_undisturbed_run(
+    plan: str, job_file: Path, tmp_path: Path
+) -> None:
+    ends_with_the_bits_of_the_undisturbed(interrupted_and_resumed(job_file, tmp_path, plan, (2, 2)), job_file)
+
+
+AT_SERVER = [
+    ("ssp:bound=1,shards=2", (3, 2)),
+    ("backup", (3, 4)),
+    ("dc_asgd:mode=adaptive", (2, 3)),
+    ("easgd:mode=asynchronous,every=4", (2, 3, 1)),
+    ("gossip:mode=asynchronous", (3, 3)),
+    ("gossip:mode=asynchronous", (2, 3)),
+    ("parallel_sgd:mode=map_reduce,parts=10", (2, 3)),
+]
+
+
+@pytest.mark.parametrize(("plan", "workers"), AT_SERVER)
+def test_a_plan_with_a_server_ends_with_a_valid_history(
+    plan: str, workers: tuple[int, ...], job_file: Path, tmp_path: Path
+) -> None:
+    has_a_valid_history(interrupted_and_resumed(job_file, tmp_path, plan, workers))
+
+
+def test_hogwild_goes_on_without_losing_or_doubling_a_batch(job_file: Path, tmp_path: Path) -> None:
+    run = interrupted_and_resumed(job_file, tmp_path, "hogwild", (2, 3))
+    applied = sorted(run.trace.of_kind(pl.trace.Kind.APPLY)["update"].tolist())
+    assert applied == list(range(300))
+    each_sample_once(run)
+
+
+def test_a_replay_stops_on_the_way_also_after_a_resumption(job_file: Path, tmp_path: Path) -> None:
+    run = interrupted_and_resumed(job_file, tmp_path, "downpour", (2, 3))
+    begins = run.record["lives"][1]["updates"]
+    for update in (begins - 5, begins + 5):
+        stopped = pl.replay(run, until=update)
+        assert stopped.updates == update
+        assert stopped.guilty_samples is not None
+
+
+def rows_of_words() -> pl.Job:
+    from paceline.testing.jobs import bag
+
+    return bag(partial(torch.optim.Adagrad, lr=0.1)).with_(epochs=150)
+
+
+@pytest.mark.parametrize("plan", ["downpour", "sequential"])
+def test_embedding_tables_go_on(plan: str, tmp_path: Path) -> None:
+    def stop(state: dict[str, Any]) -> None:
+        if state["updates"] > 50 and not told:
+            told.append(os.kill(os.getpid(), signal.SIGTERM))
+
+    told: list[None] = []
+    with pytest.raises(RunStopped):
+        pl.train(rows_of_words(), plan, 2, folder=tmp_path, checkpoint_every=0, progress=stop)
+    (folder,) = tmp_path.iterdir()
+    run = pl.train(resume=folder)
+    assert len(run.record["lives"]) == 2
+    replays(run)
+
+
+# --- when --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", ["ring", "easgd:mode=asynchronous"])
+def test_sigterm_to_all_processes_has_a_checkpoint_written_and_ends_the_run(
+    plan: str, job_file: Path, tmp_path: Path
+) -> None:
+    with slowly(job_file):
+        process = paceline(job_file, "--plan", plan, "--runs", tmp_path, "--checkpoint-every", 0)
+        until(lambda: any(p.stat().st_size > 5000 for p in tmp_path.glob("*/trace.arrow")), process)
+        root = psutil.Process(process.pid)
+        for each in [root, *root.children(recursive=True)]:  # as a cluster does before it takes a machine away
+            each.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    (folder,) = tmp_path.iterdir()
+    assert f"paceline train --resume {folder}" in " ".join(said.split())
+    assert json.loads((folder / "run.json").read_text())["status"] == "stopped"
+    assert newest(tmp_path) > 0
+
+
+@pytest.mark.parametrize("plan", ["parallel_sgd", "downpour:shards=2"])
+def test_sigusr1_has_one_written_and_the_run_goes_on(plan: str, job_file: Path, tmp_path: Path) -> None:
+    def ask(state: dict[str, Any]) -> None:
+        if state["updates"] > 10 and not asked:
+            asked.append(os.kill(os.getpid(), signal.SIGUSR1))
+
+    asked: list[None] = []
+    with slowly(job_file):
+        pl.train(job_of(job_file), plan, 2, folder=tmp_path, checkpoint_every=0, progress=ask)
+    assert 0 < newest(tmp_path) < 300
+
+
+def test_by_seconds(job_file: Path, tmp_path: Path) -> None:
+    with slowly(job_file):
+        pl.train(job_of(job_file), "ring", 2, folder=tmp_path, checkpoint_every="0.1s")
+    assert newest(tmp_path) > 0
+
+
+# --- what is kept ------------------------------------------------------------------------------------------------
+
+
+def stopped(file: Path, folder: Path, plan: str = "ring", job: pl.Job | None = None) -> Path:
+    """A run that was stopped on the way."""
+
+    def stop(state: dict[str, Any]) -> None:
+        if state["updates"] > 30 and not told:
+            told.append(os.kill(os.getpid(), signal.SIGTERM))
+
+    told: list[None] = []
+    with slowly(file), pytest.raises(RunStopped):
+        pl.train(job or job_of(file), plan, 2, folder=folder, progress=stop, checkpoint_every=0)
+    (run,) = folder.iterdir()
+    return run
+
+
+@pytest.mark.parametrize("plan", ["ring", "downpour:shards=2", "gossip:mode=asynchronous"])
+def test_weights_are_safetensors_of_the_model_as_a_replay_has_it_then(
+    plan: str, job_file: Path, tmp_path: Path
+) -> None:
+    path = stopped(job_file, tmp_path, plan)
+    place = path / "checkpoints" / str(newest(tmp_path))
+    pl.train(resume=path)
+    model = job_of(job_file).make_model()
+    model.load_state_dict(load_file(place / "model.safetensors"))
+    if plan != "downpour:shards=2":  # whose shards stand at different versions when it is cut
+        then = pl.replay(path, until=int(place.name)).model
+        assert all(
+            torch.equal(a, b) for a, b in zip(model.state_dict().values(), then.state_dict().values(), strict=True)
+        )
+    state = torch.distributed.checkpoint.FileSystemReader(place).read_metadata().state_dict_metadata
+    assert state, "the state is not a checkpoint of torch.distributed"
+
+
+def test_tied_weights_are_there_under_both_names(job_file: Path, tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(12, 12), nn.Linear(12, 12)
+            self.other.weight = self.one.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.other(torch.tanh(self.one(x)))
+            return result
+
+    x = torch.randn(100, 12, generator=torch.Generator().manual_seed(0))
+    job = pl.Job(Tied, (x, x), nn.MSELoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10, epochs=200)
+    path = stopped(job_file, tmp_path, job=job)
+    Tied().load_state_dict(load_file(path / "checkpoints" / str(newest(tmp_path)) / "model.safetensors"))
+
+
+def test_a_checkpoint_that_was_being_written_is_passed_over(job_file: Path, tmp_path: Path) -> None:
+    path = stopped(job_file, tmp_path)
+    place = path / "checkpoints" / str(newest(tmp_path))
+    half = place.with_name("99999.new")
+    shutil.copytree(place, half)
+    (half / "checkpoint.json").write_text("{")
+    found = checkpoints.newest(path)
+    assert found is not None
+    assert found.updates == int(place.name)
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_whatever_call_the_writer_is_killed_at_the_last_good_one_stays(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stopped(job_file, tmp_path)
+    first = checkpoints.newest(path)
+    assert first is not None
+    module: dict[str, torch.Tensor] = job_of(job_file).make_model().state_dict()
+    calls = ("fsync", "fdatasync", "ftruncate", "rename", "open", "write", "replace")
+    survived = 0
+    for number in range(1, 200):
+        left = [number]
+
+        def counted(call: Any, left: list[int] = left) -> Any:
+            def wrapper(*arguments: Any, **rest: Any) -> Any:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise Killed
+                return call(*arguments, **rest)
+
+            return wrapper
+
+        before = checkpoints.newest(path)
+        assert before is not None
+        with monkeypatch.context() as patch:
+            for call in calls:
+                patch.setattr(os, call, counted(getattr(os, call)))
+            try:
+                checkpoints.write(
+                    path, checkpoints.Checkpoint(first.updates + number, 1, [], None, first.holders), module
+                )
+            except Killed:
+                survived += 1
+        after = checkpoints.newest(path)
+        assert after is not None
+        assert after.updates in (before.updates, first.updates + number)
+        assert torch.equal(after.holders["worker.0"].many("values")[0], first.holders["worker.0"].many("values")[0])
+        if left[0] > 0:
+            break
+    assert survived > 5
+
+
+@pytest.mark.filterwarnings("ignore:a checkpoint could not be written:paceline.errors.CheckpointWarning")
+def test_a_run_goes_on_where_none_can_be_written(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "write", full)
+    run = pl.train(job_of(job_file), "ring", 2, folder=tmp_path, checkpoint_every=50)
+    assert run.record["status"] == "done"
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_go_on_is_refused_by_name(job_file: Path, tmp_path: Path) -> None:
+    job = job_of(job_file)
+    with pytest.raises(UsageError, match="folder"):
+        pl.train(job, folder=None, checkpoint_every=10)
+    with pytest.raises(UsageError, match="engine='local'"):
+        pl.train(job, engine="virtual", folder=tmp_path, checkpoint_every=10)
+    with pytest.raises(UsageError, match="neither a number of updates"):
+        pl.train(job, folder=tmp_path, checkpoint_every="often")
+    with pytest.raises(UsageError, match="no job to train"):
+        pl.train()
+    with pytest.raises(RunFolderError, match="cannot be opened"):
+        pl.train(resume=tmp_path / "nothing")
+    with pytest.raises(RunFolderError, match="is not a run's folder"):
+        pl.train(resume=tmp_path)
+    done = pl.train(job, "sequential", folder=tmp_path / "done")
+    with pytest.raises(UsageError, match="is done"):
+        pl.train(resume=done)
+
+
+def test_a_run_that_kept_none_is_not_begun_again_in_silence(job_file: Path, tmp_path: Path) -> None:
+    def stop(_: dict[str, Any]) -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        pl.train(job_of(job_file), folder=tmp_path, progress=stop)
+    (folder,) = tmp_path.iterdir()
+    with pytest.raises(UsageError, match="begun without --checkpoint-every"):
+        pl.train(resume=folder)
+
+
+def test_another_number_of_workers_is_refused_where_it_would_be_another_training(
+    job_file: Path, tmp_path: Path
+) -> None:
+    job = job_of(job_file)
+    ring = stopped(job_file, tmp_path / "ring")
+    with pytest.raises(PlanError, match="2 workers and cannot go on with 3: plan ring cuts each batch"):
+        pl.train(resume=ring, workers=3)
+    with pytest.raises(PlanError, match="begun by plan ring"):
+        pl.train(resume=ring, plan="tree")
+    with pytest.raises(UsageError, match="seed=3; it cannot go on with 4"):
+        pl.train(job.with_(seed=4), resume=ring)
+    with pytest.raises(RunFolderError, match="fingerprints differ"):
+        pl.train(job.with_(data=(job.data[0] + 1, job.data[1])), resume=ring)
+    local = stopped(job_file, tmp_path / "local", "local_sgd")
+    with pytest.raises(PlanError, match="each worker holds something of its own"):
+        pl.train(resume=local, workers=3)
+
+
+def test_a_run_that_is_still_going_on_is_left_alone(job_file: Path, tmp_path: Path) -> None:
+    def look(_: dict[str, Any]) -> None:
+        with pytest.raises(RunFolderError, match="not over"):
+            pl.train(resume=next(tmp_path.iterdir()))
+
+    pl.train(job_of(job_file), folder=tmp_path, progress=look, checkpoint_every=50)
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(job_file: Path, tmp_path: Path) -> None:
+    def stop(state: dict[str, Any]) -> None:
+        if state["updates"] > 30:
+            raise Interrupted
+
+    with slowly(job_file), pytest.raises(Interrupted):
+        pl.train(job_of(job_file), "ring", 2, folder=tmp_path, checkpoint_every=250, progress=stop)
+    (folder,) = tmp_path.iterdir()
+    with pytest.warns(CheckpointWarning, match="begins again"):
+        run = pl.train(resume=folder)
+    whole = pl.train(job_of(job_file), "ring", 2, folder=None)
+    assert run.summary()["parameters_sha256"] == whole.summary()["parameters_sha256"]
+    each_sample_once(run)
