@@ -16,7 +16,7 @@
     │       ├── CollectivesDiffer   two ranks called different operations
     │       ├── RankGone            a rank that is waited for has ended, or has left the group
     │       └── RankMissing         a rank did not come before the group's timeout
-    ├── RunStopped              SIGTERM: a checkpoint was written, and the run can go on       (exit code 143)
+    ├── RunStopped              Ctrl-C or SIGTERM: a checkpoint was written, the run can go on  (exit code 130, 143)
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a machine was told something impossible: a bug in Paceline
 
@@ -117,13 +117,13 @@ class RankMissing(CollectiveFailed):
 
 
 class RunStopped(PacelineError):
-    exit_code = 143  # as of a process that SIGTERM ended
-
-    def __init__(self, updates: int, run: str) -> None:
+    def __init__(self, signal: int, updates: int, of: int, loss: float, run: str) -> None:
         self.updates, self.run = updates, run
+        self.exit_code = 128 + signal  # as a shell has it of a process that the signal ended
         super().__init__(
-            f"SIGTERM: a checkpoint of update {updates} was written, and every worker was stopped. Go on with "
-            f"`paceline train --resume {run}`, or pl.train(resume={run!r})"
+            f"stopped after {updates:,} of {of:,} updates, with train loss {loss:.4f}; a checkpoint is written\n"
+            f"  go on   paceline train --resume {run}\n"
+            f"  look    paceline report {run}"
         )
 
 

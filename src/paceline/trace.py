@@ -143,6 +143,9 @@ class TraceWriter:
             self._stream.close()
         if self._file:
             self._file.close()
+        return self.so_far()
+
+    def so_far(self) -> Trace:
         rows = np.concatenate(self._parts) if self._parts else np.empty(0, DTYPE)
         return Trace(rows[np.argsort(rows["end"], kind="stable")])
 

@@ -40,6 +40,11 @@ call one on the other, in a debugger.
 | `on_nan="skip"` | a batch whose loss or gradient is not finite is left out, and counted |
 | `on_nan="ignore"` | trains on; `paceline replay RUN --until nan` stops before the first |
 
+| Ctrl-C | |
+|---|---|
+| once | a checkpoint is written and the run ends: `paceline train --resume RUN` goes on; exit code 130 |
+| twice | everything ends at once; exit code 130 |
+
 What follows is what each of {count} failures prints, written by `python -m tests.failures`, which lets each of them
 happen with real processes; the same cases are part of `make test`.
 """

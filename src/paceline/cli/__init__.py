@@ -14,7 +14,7 @@ from functools import cache
 import typer
 from rich.console import Console
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, RunStopped
 
 app = typer.Typer(
     add_completion=False,
@@ -23,6 +23,9 @@ app = typer.Typer(
     help="Train PyTorch models in parallel on the machines you have, and learn which way pays.",
 )
 console = Console(stderr=True, highlight=False)
+
+
+INTERRUPTED = 130
 
 
 @app.callback()
@@ -65,11 +68,13 @@ def main() -> None:
     except PacelineError as error:
         if _debug:
             raise
-        console.print(f"{type(error).__name__}: {error}", style="red", markup=False, soft_wrap=True)
+        told = str(error) if isinstance(error, RunStopped) else f"{type(error).__name__}: {error}"
+        console.print(told, style="red", markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        console.print("interrupted; every worker was stopped", style="yellow")
-        sys.exit(130)
+    except SystemExit as end:  # typer makes one of a KeyboardInterrupt
+        if end.code == INTERRUPTED:
+            console.print("interrupted; every worker was stopped", style="yellow")
+        raise
     except ModuleNotFoundError as error:
         if _debug or error.name not in ("torch", "numpy", "pyarrow", "cloudpickle", "safetensors"):
             raise

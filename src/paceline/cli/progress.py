@@ -26,9 +26,13 @@ class Progress:
         self.live = to.is_terminal and not to.is_dumb_terminal
         self.board = Board()
         self._screen: Live | None = None
+        self._ending = False
         self._said, self._pause = time.monotonic(), PLAIN[0]
 
     def __call__(self, state: dict[str, Any]) -> None:
+        if state.get("ending") and not self._ending:
+            self._ending = True
+            self.console.print("stopping after a checkpoint; Ctrl-C again stops at once", style="yellow")
         if self.quiet:
             return
         self.board.hear(state)

@@ -29,7 +29,7 @@ def train(
     deadline: Annotated[float, typer.Option(help="Seconds a worker may wait for another.")] = 120.0,
     checkpoint_every: Annotated[
         str | None,
-        typer.Option(metavar="N", help="Write a checkpoint every N updates, or seconds, as in 30s; 0: by signal only."),
+        typer.Option(metavar="N", help="Write a checkpoint every N updates, or seconds, as in 30s. [by signal only]"),
     ] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder, from its newest checkpoint.")
@@ -41,9 +41,9 @@ def train(
 ) -> None:
     """Train JOB by one plan, and keep what happened in a run folder.
 
-    The parameters, the trace and the job itself are kept, so that `paceline replay` can run it again, bit for bit. With
-    --checkpoint-every, a run that was killed can go on: --resume RUN. SIGUSR1 has a checkpoint written at once; so has
-    SIGTERM, which then ends the run.
+    The parameters, the trace and the job itself are kept, so that `paceline replay` can run it again, bit for bit.
+    Ctrl-C and SIGTERM have a checkpoint written and end the run, which --resume RUN goes on with; SIGUSR1 only has it
+    written. With --checkpoint-every a run that was killed can go on, too. Ctrl-C twice ends it at once.
     """
     from paceline.training import train as run_training
 
@@ -59,7 +59,7 @@ def train(
             progress=progress,
             updates=updates,
             deadline=deadline,
-            checkpoint_every=checkpoint_every,
+            checkpoint_every="0" if checkpoint_every is None and engine == "local" and not resume else checkpoint_every,
             resume=resume,
         )
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import re
 import shutil
@@ -168,7 +169,10 @@ class Crew:
         self.keeping.writer.offer(due, writer.sync)
         if self.keeping.ending:
             self.keeping.writer.flush()
-            raise RunStopped(due.updates, str(self.keeping.wish.run))
+            _, losses = writer.so_far().loss_curve()
+            loss = float(losses[-1]) if len(losses) else math.nan
+            run = str(self.keeping.wish.run)
+            raise RunStopped(self.keeping.ending, due.updates, self.setup.agenda.updates, loss, run)
 
     def values(self) -> list[Tensor]:
         """Trainable parameters in the module's order, then moving buffers."""
@@ -318,6 +322,7 @@ class Crew:
                 "home": sorted(self.home),
                 "workers": self.workers,
                 "in_step": self.setup.plan.gate is None,
+                "ending": bool(self.keeping and self.keeping.ending),
                 "asleep": [number for number, flag in enumerate(self.arena.asleep) if flag[0]],
                 "offers": [offer[0] for offer in self.arena.offers],
                 "rows": rows,  # of the trace, since the last time

@@ -44,7 +44,8 @@ class Keeping:
         self.last = wish.start.updates if wish.start else 0  # the newest one, in updates
         self.taken_at = time.monotonic()
         self.origin = 0  # when this life began, less the nanoseconds before it
-        self.asked = self.ending = False
+        self.asked = False
+        self.ending = 0  # the signal that ends the run, when a checkpoint is written
         self.margin = MARGIN
         self.writer = Writer(self._write)
         arena.control[TAKEN] = self.last
@@ -63,15 +64,19 @@ class Keeping:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """SIGUSR1: a checkpoint now. SIGTERM: the same, and then the end."""
+        """SIGUSR1: a checkpoint now. SIGTERM and Ctrl-C: the same, and then the end. Ctrl-C again: the end at once."""
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread hears signals
             return
 
         def hear(number: int, _: object) -> None:
-            self.asked, self.ending = True, self.ending or number == signal.SIGTERM
+            if self.ending and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.asked = True
+            if number != signal.SIGUSR1:
+                self.ending = number
 
-        before = {number: signal.signal(number, hear) for number in (signal.SIGUSR1, signal.SIGTERM)}
+        before = {number: signal.signal(number, hear) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
