@@ -88,7 +88,10 @@ class Crew:
             shutil.rmtree(left)
         # Where PyTorch's own processes meet, and where loaders keep what SIGKILL would have them leave behind.
         wanted = setup.plan.native or setup.job.loader_workers > 0
-        near = wish.run if wish and len(str(wish.run.absolute())) < LONG else None  # /tmp may be left as it was found
+        # In the run's folder, so that SIGKILL to all leaves nothing in /tmp; loaders make sockets, for which it may be
+        # too deep.
+        fits = wish is not None and (setup.job.loader_workers == 0 or len(str(wish.run.absolute())) < LONG)
+        near = wish.run if wish and fits else None
         self.scratch = tempfile.TemporaryDirectory(prefix="paceline-", dir=near) if wanted else None
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         if setup.plan.gate is not None:
