@@ -17,6 +17,9 @@ EXAMPLES = {  # the package it needs, the extra that brings it, what it takes
     "accelerate_script": ("accelerate", "accelerate", ("gloo", "paceline", "ring", "downpour")),
     "huggingface_trainer": ("transformers", "huggingface", ("gloo", "paceline")),
 }
+# All by torchrun, though Lightning can start its processes itself: it chooses a port before it uses it, and meanwhile
+# somebody else may take it.
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SAYS = r"2 processes, (\w+): ([\d.]+)% right, loss ([\d.]+)"
 
 
@@ -25,9 +28,9 @@ def need(package: str, extra: str) -> None:
         pytest.skip(f"{package} is not installed: pip install 'paceline[{extra}]'")
 
 
-def python(script: Path, *arguments: str) -> str:
+def python(script: Path, *arguments: str, start: tuple[str, ...] = ()) -> str:
     done = subprocess.run(
-        [sys.executable, script, *arguments], cwd=script.parent, capture_output=True, text=True, timeout=120
+        [sys.executable, *start, script, *arguments], cwd=script.parent, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -42,7 +45,7 @@ def test_an_example_trains_the_same_over_gloo_the_backend_and_a_synchronous_plan
     assert len(script.read_text().splitlines()) < 60
     losses = {}
     for way in ways:
-        (said,) = re.findall(SAYS, python(script, way))
+        (said,) = re.findall(SAYS, python(script, way, start=TORCHRUN))
         assert said[0] == way
         assert float(said[1]) > 95
         losses[way] = float(said[2])
