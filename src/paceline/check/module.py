@@ -290,7 +290,7 @@ class Module:
         if words[-1] not in _CONTEXT_MAKES or len(words) < 2:
             short = ".".join(words[-2:])
             return catalogue.MAKES.get(short) if len(words) > 2 else None
-        if words[-2] in ("get_context()", "Manager()") or (len(words) == 2 and self._is_context(words[0], fn)):
+        if words[-2] == "get_context()" or (len(words) == 2 and self._is_context(words[0], fn)):
             return catalogue.MAKES.get("multiprocessing." + words[-1])
         return catalogue.MAKES.get(".".join(words[-2:]))
 
@@ -298,7 +298,7 @@ class Module:
         for scope in fn.scopes():
             value = scope.bound.get(name)
             if isinstance(value, ast.Call):
-                return last(value.func) in ("get_context", "Manager")
+                return last(value.func) == "get_context"
         return False
 
     def resource(self, node: ast.expr, fn: Function, depth: int = 0) -> Resource | None:

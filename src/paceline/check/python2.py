@@ -12,6 +12,8 @@ import re
 ATTEMPTS = 60
 
 _CHANGES: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(r"\blambda\s+\([^()]*\)\s*:"), r"lambda _given:"),
+    (re.compile(r"^(\s*def\s+\w+\s*\(.*?)\([^()]*\)(?=\s*[,)])"), r"\1_given"),
     (re.compile(r"^(\s*except\s+)([\w.]+|\([^()]*\))\s*,\s*([\w.]+|\([^()]*\))\s*:"), r"\1\2 as _caught:"),
     (re.compile(r"^(\s*)(.*:\s*)?raise\s+([\w.]+)\s*,\s*([^,]+?)(\s*,.*)?$"), r"\1\2raise \3(\4)"),
     (re.compile(r"^(\s*)(.*:\s*)?print\s*>>\s*([^,]+),?\s*(.*?),?\s*$"), r"\1\2print(\4)"),
@@ -25,14 +27,14 @@ _CHANGES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"<>"), r"!="),
     (re.compile(r"`([^`]+)`"), r"repr(\1)"),
 ]
-_CAUGHT = _CHANGES[0][0]
+_CAUGHT = _CHANGES[2]
 
 
 def repaired(text: str, line: int) -> str:
     """The text with the line that the parser refuses rewritten, as often as that helps."""
     lines = text.replace("\t", "        ").split("\n")
     for number, content in enumerate(lines):
-        lines[number] = _CAUGHT.sub(_CHANGES[0][1], content)
+        lines[number] = _CAUGHT[0].sub(_CAUGHT[1], content)
     for _ in range(ATTEMPTS):
         try:
             ast.parse("\n".join(lines))

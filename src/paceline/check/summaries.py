@@ -69,12 +69,18 @@ class Facts:
             mark = event.mark
             if mark.kind == "take" and mark.resource is not None:
                 found.setdefault(mark.resource.id, Take(mark.resource, ((fn, mark.node),), True))
+        tried: dict[str, list[int]] = {}
+        for mark in self.walker.marks(fn):
+            if mark.kind == "try" and mark.resource is not None:
+                tried.setdefault(mark.resource.id, []).append(mark.line)
         for mark in self.runs(fn):
             assert mark.callee is not None
             same = same_object(mark, fn)
             for lock, take in list(self.takes(mark.callee, depth + 1).items()):
                 if lock not in found or len(found[lock].steps) > len(take.steps) + 1:
-                    found[lock] = Take(take.resource, ((fn, mark.node), *take.steps), take.same and same)
+                    # who has just tried the lock would not be here if it held it itself
+                    free = any(line < mark.line for line in tried.get(lock, ()))
+                    found[lock] = Take(take.resource, ((fn, mark.node), *take.steps), take.same and same and not free)
         return found
 
     def waits(self, fn: Function, depth: int = 0) -> dict[str, Wait]:
@@ -92,6 +98,15 @@ class Facts:
             assert mark.callee is not None
             for key, wait in list(self.waits(mark.callee, depth + 1).items()):
                 found.setdefault(key, Wait(wait.mark, ((fn, mark.node), *wait.steps)))
+        return found
+
+    def drops(self, fn: Function) -> dict[str, Mark]:
+        """The locks that a function releases without having taken them: its caller's."""
+        found: dict[str, Mark] = {}
+        for mark, held in self.events(fn):
+            if mark.kind == "free" and mark.resource is not None:
+                if all(h.resource.id != mark.resource.id for h in held):
+                    found.setdefault(mark.resource.id, mark)
         return found
 
     def runs(self, fn: Function) -> list[Mark]:
@@ -263,7 +278,8 @@ STARTS: dict[str, tuple[str, str, int]] = {
     "ensure_future": ("task", "coro", 0),
     "signal": ("signal", "handler", 1),
     "finalize": ("del", "func", 1),
+    "ref": ("del", "callback", 1),
     "register": ("exit", "func", 0),
     "register_at_fork": ("fork", "after_in_child", 0),
 }
-OF_MODULE = {"register": "atexit", "register_at_fork": "os", "finalize": "weakref", "signal": "signal"}
+OF_MODULE = {"register": "atexit", "register_at_fork": "os", "finalize": "weakref", "ref": "weakref", "signal": "signal"}
