@@ -10,13 +10,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.check.findings import Step
 from paceline.check.marks import Mark, said
 from paceline.check.module import Function, Module, Resource
 from paceline.check.names import dotted, keyword, last, parent
 from paceline.check.walk import Event, Walk, Walker
+
+if TYPE_CHECKING:
+    from paceline.check.sequences import Sequences
 
 DEPTH = 5  # calls inside calls
 
@@ -159,6 +162,12 @@ class Facts:
                 return held[id(at)] | self.guards(fn)
             at = parent(at)
         return self.guards(fn)
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        from paceline.check.sequences import Sequences
+
+        return Sequences(self)
 
     # -- where other paths begin
 
