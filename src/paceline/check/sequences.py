@@ -107,7 +107,9 @@ class Sequences:
 
     def branch(self, node: ast.If, fn: Function, assumed: Assumption, depth: int) -> Sequence:
         head = self.calls(node, fn, depth)
-        side = None if assumed is None else self.decide(node.test, fn, assumed)
+        side = None if assumed is None else self.leads_to(node, assumed)
+        if side is None and assumed is not None:
+            side = self.decide(node.test, fn, assumed)
         if side is not None:
             chosen = self.body(node.body if side else node.orelse, fn, assumed, depth)
             return Sequence(head + chosen.items, chosen.exit)
@@ -120,6 +122,17 @@ class Sequences:
             return Sequence(head, both)
         inner = (*yes.items, Item("else", node), *no.items)
         return Sequence((*head, Item(f"if {ast.unparse(node.test)}", node, inner)), both)
+
+    @staticmethod
+    def leads_to(node: ast.If, assumed: tuple[str, bool]) -> bool | None:
+        """The side on which an exception is assumed to be caught."""
+        kind, _, line = assumed[0].partition(" ")
+        if kind != "except":
+            return None
+        for side, body in ((True, node.body), (False, node.orelse)):
+            if body and body[0].lineno <= int(line) <= (body[-1].end_lineno or 0):
+                return side
+        return None
 
     def conditions(self, test: ast.expr, fn: Function) -> list[Condition]:
         """The conditions of a test that may differ between ranks."""

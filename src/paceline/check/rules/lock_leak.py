@@ -32,7 +32,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         dropped = facts.drops(fn)  # taken back at the end, since the caller expects it so
         for leak in sorted(walk.leaks, key=lambda leak: (leak.raised, leak.line)):
             lock = leak.held.resource
-            if lock.id in told or lock.id in dropped or leak.raised and fn is facts.module.top:
+            if lock.id in told or lock.id in dropped and dropped[lock.id].line < leak.held.line or leak.raised and fn is facts.module.top:
                 continue
             frees = [m for m, _ in walk.events if m.kind == "free" and m.resource and m.resource.id == lock.id]
             take = next((m for m, _ in walk.events if m.kind in ("take", "try") and m.line == leak.held.line), None)

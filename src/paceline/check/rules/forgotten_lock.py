@@ -1,0 +1,111 @@
+"""A change of something shared that forgets the lock that all others hold.
+
+Where an attribute is changed under one and the same lock in at least two places and in one place without, that one was
+most likely forgotten. Setting a plain value (a flag, None) is left alone: whoever is last is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.check.accesses import Access, of_class
+from paceline.check.findings import Finding, Step
+from paceline.check.names import parent
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.summaries import Facts
+
+import ast
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    for cls in facts.module.classes.values():
+        for accesses in of_class(cls, facts).values():
+            yield from _changes(accesses, facts)
+            yield from _calls(accesses, facts)
+
+
+def _changes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    changes = [a for a in accesses if a.kind in ("grow", "shrink")]
+    bare = [a for a in changes if not a.locks]
+    guarded = [a for a in changes if a.locks]
+    if not bare or len(guarded) < 2 or len(bare) >= len(guarded):
+        return
+    common = frozenset.intersection(*(a.locks for a in guarded))
+    access = bare[0]
+    if common and not access.fn.name.startswith("_") and not access.fn.name.endswith("locked"):
+        yield _tell(access, guarded[0], min(common), "changed")
+
+
+def _calls(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """Methods of a thing that are called under the lock in most places."""
+    calls = [a for a in accesses if isinstance(up := parent(a.node), ast.Attribute) and isinstance(c := parent(up), ast.Call) and c.func is up]
+    guarded = [a for a in calls if a.locks]
+    bare = [a for a in calls if not a.locks and a.kind == "read"]
+    if len(bare) != 1 or len(guarded) < 2:
+        return
+    common = frozenset.intersection(*(a.locks for a in guarded))
+    thing = facts.module.resource(bare[0].node, bare[0].fn)  # type: ignore[arg-type]
+    if common and thing is None and len({id(a.fn) for a in guarded}) >= 2:
+        yield _tell(bare[0], guarded[0], min(common), "used")
+
+
+def _tell(access: Access, guarded: Access, lock: str, how: str) -> Finding:
+    return finding(
+        access.node,
+        access.fn,
+        f"{access.thing} is {how} here without {lock}, which is held wherever else it is {how} (line {guarded.line})",
+        [
+            Step("thread A", guarded.line, f"{guarded.fn.qualname} changes {access.thing} under {lock}"),
+            Step("thread B", access.line, f"{access.fn.qualname} gets in between, since it does not hold {lock}"),
+        ],
+        f"hold {lock} here too",
+        access.thing,
+        0.6,
+    )
+
+
+RULE = Rule(
+    "PC403",
+    "forgotten-lock",
+    "a change of something shared that forgets the lock all others hold",
+    find,
+    bad="""
+        import threading
+
+        class Registry:
+            def __init__(self):
+                self._lock = threading.Lock()
+                self._names = {}
+
+            def add(self, name, value):
+                with self._lock:
+                    self._names[name] = value
+
+            def remove(self, name):
+                with self._lock:
+                    self._names.pop(name, None)
+
+            def rename(self, old, new):
+                self._names[new] = old
+    """,
+    good="""
+        import threading
+
+        class Registry:
+            def __init__(self):
+                self._lock = threading.Lock()
+                self._names = {}
+
+            def add(self, name, value):
+                with self._lock:
+                    self._names[name] = value
+
+            def remove(self, name):
+                with self._lock:
+                    self._names.pop(name, None)
+
+            def rename(self, old, new):
+                with self._lock:
+                    self._names[new] = old
+    """,
+)
