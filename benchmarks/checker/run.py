@@ -59,12 +59,12 @@ def main() -> None:
     noisy: dict[str, int] = defaultdict(int)
     for case in cases:
         buggy, fixed = (read(given.folder / case["id"] / f"{name}.py") for name in ("buggy", "fixed"))
-        before, after = check_text("x.py", buggy.text), check_text("x.py", fixed.text)
-        wanted = labelled(case["lines"]) | changed(buggy.text, fixed.text)
+        before, after = check_text("x.py", buggy), check_text("x.py", fixed)
+        wanted = labelled(case["lines"]) | changed(buggy, fixed)
         hits = [f for f in before if f.rule.startswith(families(case["kind"])) and is_near(f, wanted)]
         left = {(f.rule, f.function, f.about) for f in after}
         gone = [f for f in hits if (f.rule, f.function, f.about) not in left]
-        lines += fixed.text.count("\n")
+        lines += fixed.count("\n")
         noise += len(after)
         for finding in after:
             noisy[finding.rule] += 1

@@ -17,6 +17,7 @@ from paceline.check.summaries import Facts
 GROWS = {"append", "add", "insert", "extend", "update", "setdefault", "appendleft", "push"}
 SHRINKS = {"pop", "popitem", "remove", "discard", "clear", "popleft"}
 VIEWS = {"items", "keys", "values", "iteritems", "iterkeys", "itervalues"}
+ENDINGS = ("stop", "close", "shutdown", "join", "terminate", "fork", "final", "cleanup", "__exit__", "__del__", "dispose")
 BEGINNINGS = {"__init__", "__new__", "__init_subclass__", "__setstate__", "__post_init__", "setUp", "setup"}
 
 
@@ -128,6 +129,11 @@ def is_shared(cls: Class, facts: Facts) -> bool:
                 if not module.canonical(made[1].func).startswith("asyncio"):
                     return True
     return any(root.kind == "thread" and root.function.cls is cls for root in facts.roots)
+
+
+def ends(fn: Function) -> bool:
+    """A function that takes things down: the others are taken to have stopped by then."""
+    return any(word in fn.name.lower() for word in ENDINGS)
 
 
 def catches(node: ast.AST, *names: str) -> bool:

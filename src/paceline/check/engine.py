@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -14,41 +15,49 @@ from paceline.check.rules import RULES
 from paceline.check.rules.rule import Rule
 from paceline.check.source import Unreadable, parse
 from paceline.check.summaries import Facts
+from paceline.check.suppress import suppressed
 
+UNREADABLE = "PC001"
 DEPTH = 6_000  # of nested syntax; the parser itself stops before
 
 # A file with none of these words has nothing that another thread, process or rank could meet.
 CONCERNED = re.compile(
-    r"thread|multiprocess|asyncio|concurrent|[Qq]ueue|[Ll]ock|mutex|fork|Popen|signal|__del__|weakref|gc\.callbacks"
-    r"|torch|mpi4py|MPI|dist\.|accelerat|horovod|deepspeed|[Rr]ank|exists"
+    r"thread|async |multiprocess|asyncio|concurrent|[Qq]ueue|[Ll]ock|mutex|fork|Popen|signal|__del__|weakref"
+    r"|gc\.callbacks|torch|mpi4py|MPI|dist\.|accelerat|horovod|deepspeed|[Rr]ank|exists|paceline: ignore"
 )
 
 
 def check_text(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values())) -> list[Finding]:
-    """The findings of one file, in the order of its lines."""
+    """The findings of one file, in the order of its lines; those that a comment ignores are left out."""
     if not CONCERNED.search(text):
         return []
     try:
         with _deep():
-            return sorted(_findings(path, parse(text), text, rules), key=lambda f: (f.line, f.column, f.rule))
+            found = _findings(parse(text), text, rules)
     except Unreadable as error:
-        return [Finding("PC001", error.line, 1, "<module>", str(error), remedy="nothing of this file was checked", path=path)]
+        found = [Finding(UNREADABLE, error.line, 1, "<module>", str(error), remedy="nothing of it was checked")]
     except RecursionError:
-        return [Finding("PC001", 1, 1, "<module>", "its syntax is nested too deeply to be checked", path=path)]
+        found = [Finding(UNREADABLE, 1, 1, "<module>", "nested too deeply", remedy="nothing of it was checked")]
+    found = suppressed(found, text)
+    found.sort(key=lambda f: (f.line, f.column, f.rule))
+    same: Counter[tuple[str, str, str]] = Counter()
+    for finding in found:
+        finding.path = path
+        finding.ordinal = same[finding.rule, finding.function, finding.about]
+        same[finding.rule, finding.function, finding.about] += 1
+    return found
 
 
-def _findings(path: str, tree: ast.Module, text: str, rules: Iterable[Rule]) -> Iterator[Finding]:
-    facts = Facts(Module(path, tree))
-    told: set[tuple[str, int, int]] = set()
+def _findings(tree: ast.Module, text: str, rules: Iterable[Rule]) -> list[Finding]:
+    facts = Facts(Module(tree))
+    found: dict[tuple[str, int, int], Finding] = {}
     for rule in rules:
         if rule.needs and not any(word in text for word in rule.needs):
             continue
-        for found in rule.find(facts):
-            found.rule, found.path = rule.code, path
-            place = (found.rule, found.line, found.column)
-            if place not in told:
-                told.add(place)
-                yield found
+        for finding in rule.find(facts):
+            finding.rule = rule.code
+            found.setdefault((finding.rule, finding.line, finding.column), finding)
+    return list(found.values())
 
 
 @contextmanager

@@ -30,12 +30,12 @@ class Finding:
     confidence: float = 0.8
     about: str = ""  # what stays the same when lines move: the lock, the attribute
     path: str = ""
-    features: dict[str, float] = field(default_factory=dict)  # for the ranker
+    ordinal: int = 0  # among findings of the same rule about the same thing in one function
 
     @property
     def fingerprint(self) -> str:
         """The same for the same finding when lines above it come or go."""
-        said = "\0".join((self.path, self.rule, self.function, self.about))
+        said = "\0".join((self.path, self.rule, self.function, self.about, str(self.ordinal)))
         return hashlib.sha256(said.encode("utf-8", "replace")).hexdigest()[:16]
 
     def told(self) -> str:

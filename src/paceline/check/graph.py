@@ -63,6 +63,7 @@ class _Exits:
     returns: Node
     breaks: Node | None = None
     continues: Node | None = None
+    caught: bool = False  # somebody wrote a `try` around this: then anything in it may raise
 
 
 @dataclass(eq=False)
@@ -105,7 +106,7 @@ class _Builder:
         return follow
 
     def simple(self, statement: ast.stmt, follow: Node, exits: _Exits) -> Node:
-        raises = exits.raises if may_raise(statement) else None
+        raises = exits.raises if exits.caught or may_raise(statement) else None
         return self.node("step", statement, statement.lineno, follow, raises=raises)
 
     # -- ways out
@@ -194,6 +195,7 @@ class _Builder:
             leave(exits.returns),
             exits.breaks and leave(exits.breaks),
             exits.continues and leave(exits.continues),
+            exits.caught,
         )
 
     def with_(self, statement: ast.With | ast.AsyncWith, follow: Node, exits: _Exits) -> Node:
@@ -226,7 +228,7 @@ class _Builder:
                 dispatch.next.append(self.node("handler", handler, handler.lineno, caught))
             if not any(catches_all(handler) for handler in statement.handlers):
                 dispatch.next.append(exits.raises)
-            inside = replace(exits, raises=dispatch)
+            inside = replace(exits, raises=dispatch, caught=True)
         after = self.block(statement.orelse, follow, exits)
         return self.block(statement.body, after, inside)
 

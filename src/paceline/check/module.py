@@ -130,8 +130,7 @@ class Function:
 
 
 class Module:
-    def __init__(self, path: str, tree: ast.Module) -> None:
-        self.path = path
+    def __init__(self, tree: ast.Module) -> None:
         self.imports: dict[str, str] = {}
         self.classes: dict[str, Class] = {}
         self.functions: list[Function] = []
@@ -285,7 +284,7 @@ class Module:
         if words[-1] == "field":  # dataclasses
             factory = keyword(call, "default_factory")
             return None if factory is None else catalogue.MAKES.get(self.canonical(factory))
-        if words[-1] in ("submit", "run_coroutine_threadsafe") and len(words) > 1:
+        if words[-1] == "submit" and len(words) > 1:
             return "Future"
         if words[-1] not in _CONTEXT_MAKES or len(words) < 2:
             short = ".".join(words[-2:])

@@ -86,4 +86,4 @@ def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr 
 
 
 def is_constant(node: ast.AST | None, value: object) -> bool:
-    return isinstance(node, ast.Constant) and node.value is value
+    return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value

@@ -7,7 +7,6 @@ import io
 import tokenize
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 from paceline.check.python2 import repaired
 
@@ -20,17 +19,12 @@ class Unreadable(Exception):
         self.line = line
 
 
-class Source(NamedTuple):
-    path: str
-    text: str
-
-
-def read(path: Path) -> Source:
+def read(path: Path) -> str:
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from None
-    return Source(str(path), decode(raw))
+    return decode(raw)
 
 
 def decode(raw: bytes) -> str:

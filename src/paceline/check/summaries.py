@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from paceline.check.findings import Step
 from paceline.check.marks import Mark, said
 from paceline.check.module import Function, Module, Resource
-from paceline.check.names import dotted, keyword, last, parent
+from paceline.check.names import dotted, is_constant, keyword, last, parent
 from paceline.check.walk import Event, Walk, Walker
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Root(NamedTuple):
     function: Function
     line: int
     several: bool  # started in a loop, or more than once
+    alone: bool = False  # joined before anything else is started
 
 
 class Facts:
@@ -189,8 +190,10 @@ class Facts:
                         yield Root("signal", handler, value.lineno, False)
         for cls in module.classes.values():
             if "run" in cls.methods and cls.is_a("threading.Thread", "Thread", "threading.Timer"):
-                several = sum(last(c.func) == cls.name for f in module.functions for c in f.calls) > 1
-                yield Root("thread", cls.methods["run"], cls.node.lineno, several)
+                made = [(f, c) for f in module.functions for c in f.calls if last(c.func) == cls.name]
+                several = any(in_loop(c, f) for f, c in made) or len(made) > 1 and not all(joined_at_once(c, f) for f, c in made)
+                alone = bool(made) and all(joined_at_once(c, f) for f, c in made)
+                yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone)
             if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
                 yield Root("process", cls.methods["run"], cls.node.lineno, False)
 
@@ -212,7 +215,15 @@ class Facts:
             value = call.keywords[0].value if call.keywords else None
         found = None if value is None else self.module.function_named(value, fn)
         if found is not None:
-            yield Root(kind, found, call.lineno, in_loop(call, fn) or name in ("submit", "apply_async"))
+            many = name in ("submit", "apply_async") and not self._one_worker
+            several = many or in_loop(call, fn) and name != "submit"
+            yield Root(kind, found, call.lineno, several, not several and joined_at_once(call, fn))
+
+    @cached_property
+    def _one_worker(self) -> bool:
+        """Executors of one thread run one task at a time."""
+        pools = [c for fn in self.module.functions for c in fn.calls if last(c.func) == "ThreadPoolExecutor"]
+        return bool(pools) and all(is_constant(keyword(c, "max_workers", 0), 1) for c in pools)
 
     @cached_property
     def reached(self) -> dict[int, set[str]]:
@@ -269,6 +280,17 @@ def in_loop(node: ast.AST, fn: Function) -> bool:
             return True
         at = parent(at)
     return False
+
+
+def joined_at_once(made: ast.Call, fn: Function) -> bool:
+    """A thread whose `start()` is followed by its `join()`, with no other start in between."""
+    name = next((dotted(target) for target, value in fn.assigns if value is made), "")
+    if not name or in_loop(made, fn):
+        return False
+    own = [c for c in fn.calls if dotted(c.func) in (f"{name}.start", f"{name}.join") and c.lineno >= made.lineno]
+    if len(own) < 2 or last(own[0].func) != "start" or last(own[1].func) != "join":
+        return False
+    return not any(last(c.func) == "start" and own[0].lineno < c.lineno < own[1].lineno for c in fn.calls)
 
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)

@@ -16,7 +16,7 @@ from paceline.check.catalogue import LOCKS
 from paceline.check.graph import Node, expressions
 from paceline.check.marks import Mark, mark
 from paceline.check.module import Function, Module, Resource
-from paceline.check.names import dotted
+from paceline.check.names import dotted, parent
 
 STATES = 24  # different sets of held locks at one step; a function with more is walked no further
 BUDGET = 20_000  # visits of one function
@@ -137,11 +137,13 @@ class _Search:
         return self.result
 
     def _remember(self, node: Node, state: State) -> None:
-        if node.syntax is None:
-            return
+        """What is held at this syntax, and at the statement that it heads."""
         ids = frozenset(h.resource.id for h in state)
-        before = self.result.held_at.get(id(node.syntax))
-        self.result.held_at[id(node.syntax)] = ids if before is None else before & ids
+        at, held_at = node.syntax, self.result.held_at
+        while at is not None:
+            before = held_at.get(id(at))
+            held_at[id(at)] = ids if before is None else before & ids
+            at = None if isinstance(at, ast.stmt) else parent(at)
 
     def _through(self, node: Node, state: State) -> tuple[State, Held | None]:
         """The state after a step, and what a successful try in a test takes on its true side."""

@@ -42,7 +42,7 @@ _debug = False
 @cache
 def register() -> None:
     """Tell `app` its commands."""
-    from paceline.cli import compare, draw, prove, replay, report, train
+    from paceline.cli import check, compare, draw, prove, replay, report, train
 
     app.command()(train.train)
     app.command()(compare.compare)
@@ -50,6 +50,7 @@ def register() -> None:
     app.command()(draw.draw)
     app.command()(prove.prove)
     app.command()(report.report)
+    app.command()(check.check)
 
 
 def main() -> None:

@@ -32,17 +32,17 @@ def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     gone = [a for a in accesses if a.kind == "none"]
     if not gone:
         return
-    told: set[int] = set()
+    told: set[bool] = set()  # one place in a thread and one outside of it are enough of a thing
     for access in accesses:
         test = _test(access.node)
-        if test is None or access.changes or id(access.fn) in told:
+        if test is None or access.changes or bool(facts.threads_of(access.fn)) in told:
             continue
         use = next((a for a in accesses if a.fn is access.fn and a is not access and _used_in(a, test)), None)
         if use is None or catches(use.node, "AttributeError", "TypeError"):
             continue
         other = next((a for a in gone if _meet(a.fn, access.fn, facts) and not a.locks & access.locks & use.locks), None)
         if other is not None:
-            told.add(id(access.fn))
+            told.add(bool(facts.threads_of(access.fn)))
             yield finding(
                 use.node,
                 access.fn,

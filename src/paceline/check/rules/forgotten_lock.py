@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, of_class
+from paceline.check.accesses import Access, ends, of_class
 from paceline.check.findings import Finding, Step
-from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
-
-import ast
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     for cls in facts.module.classes.values():
         for accesses in of_class(cls, facts).values():
-            yield from _changes(accesses, facts)
-            yield from _calls(accesses, facts)
+            yield from _changes(accesses)
 
 
-def _changes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _changes(accesses: list[Access]) -> Iterator[Finding]:
     changes = [a for a in accesses if a.kind in ("grow", "shrink")]
     bare = [a for a in changes if not a.locks]
     guarded = [a for a in changes if a.locks]
@@ -32,28 +28,15 @@ def _changes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         return
     common = frozenset.intersection(*(a.locks for a in guarded))
     access = bare[0]
-    if common and not access.fn.name.startswith("_") and not access.fn.name.endswith("locked"):
-        yield _tell(access, guarded[0], min(common), "changed")
+    if common and not access.fn.name.startswith("_") and not access.fn.name.endswith("locked") and not ends(access.fn):
+        yield _tell(access, guarded[0], min(common))
 
 
-def _calls(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
-    """Methods of a thing that are called under the lock in most places."""
-    calls = [a for a in accesses if isinstance(up := parent(a.node), ast.Attribute) and isinstance(c := parent(up), ast.Call) and c.func is up]
-    guarded = [a for a in calls if a.locks]
-    bare = [a for a in calls if not a.locks and a.kind == "read"]
-    if len(bare) != 1 or len(guarded) < 2:
-        return
-    common = frozenset.intersection(*(a.locks for a in guarded))
-    thing = facts.module.resource(bare[0].node, bare[0].fn)  # type: ignore[arg-type]
-    if common and thing is None and len({id(a.fn) for a in guarded}) >= 2:
-        yield _tell(bare[0], guarded[0], min(common), "used")
-
-
-def _tell(access: Access, guarded: Access, lock: str, how: str) -> Finding:
+def _tell(access: Access, guarded: Access, lock: str) -> Finding:
     return finding(
         access.node,
         access.fn,
-        f"{access.thing} is {how} here without {lock}, which is held wherever else it is {how} (line {guarded.line})",
+        f"{access.thing} is changed here without {lock}, which is held wherever else it is changed (line {guarded.line})",
         [
             Step("thread A", guarded.line, f"{guarded.fn.qualname} changes {access.thing} under {lock}"),
             Step("thread B", access.line, f"{access.fn.qualname} gets in between, since it does not hold {lock}"),

@@ -45,7 +45,7 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
 
 def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """A lock taken after the look, that does not look again."""
-    name = _absent(test.test)
+    name = absent(test.test)
     if not name or len(test.body) != 1 or not isinstance(test.body[0], ast.With):
         return
     within = test.body[0]
@@ -57,7 +57,7 @@ def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
         yield _tell(made, fn, f"{name} is made under {lock.id}, without looking again whether it is there by now", f"`{ast.unparse(test.test)}`", name, 0.75)
 
 
-def _absent(test: ast.expr) -> str:
+def absent(test: ast.expr) -> str:
     """What `x is None` or `not x` asks for."""
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Is):
         right = test.comparators[0]
@@ -69,7 +69,7 @@ def _absent(test: ast.expr) -> str:
 
 def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """A thread of an object that has a lock, started at first use without it."""
-    name = _absent(test.test)
+    name = absent(test.test)
     if not name or fn.cls is None or not name.startswith(fn.me + ".") or fn.name.strip("_").startswith(PLAIN):
         return
     if not is_shared(fn.cls, facts) or fn.name.startswith("_") and facts.guards(fn):

@@ -14,7 +14,7 @@ from paceline.check.accesses import Access, is_shared, of_class, of_globals
 from paceline.check.catalogue import LOCKS
 from paceline.check.findings import Finding, Step
 from paceline.check.module import Class
-from paceline.check.names import dotted, last
+from paceline.check.names import dotted, last, parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -67,7 +67,7 @@ def _global(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         if others and (reads or access.kind == "write" and not _constant(access)):
             yield _tell(access, None, others)
             return
-        plain = [o for o in inside if o.fn is not access.fn and not o.locks and facts.threads_of(o.fn) != facts.threads_of(access.fn)]
+        plain = [o for o in inside if o.fn is not access.fn and not o.locks and facts.threads_of(o.fn) != facts.threads_of(access.fn) and not _in_turn(facts.threads_of(o.fn) | facts.threads_of(access.fn), facts)]
         if plain and access.kind == "write" and not _flag(access):
             yield _tell(access, None, plain[0].fn.qualname)
             return
@@ -77,24 +77,26 @@ def _others(access: Access, inside: list[Access], facts: Facts) -> str:
     """Who else changes it at the same time: another thread, or another of the same."""
     mine = facts.threads_of(access.fn)
     for other in inside:
-        if facts.threads_of(other.fn) != mine:
+        if facts.threads_of(other.fn) != mine and not _in_turn(mine | facts.threads_of(other.fn), facts):
             return other.fn.qualname
     roots = [r for r in facts.roots if f"{r.kind}:{r.function.qualname}" in mine]
     started = [r for r in roots if r.function is roots[0].function]
-    return access.fn.qualname if len(started) > 1 or any(r.several for r in roots) else ""
+    together = len(started) > 1 and not all(r.alone for r in started)
+    return access.fn.qualname if together or any(r.several for r in roots) else ""
+
+
+def _in_turn(tags: set[str], facts: Facts) -> bool:
+    """Threads each of which is joined before the next is started."""
+    return all(r.alone for r in facts.roots if f"{r.kind}:{r.function.qualname}" in tags)
 
 
 def _constant(access: Access) -> bool:
-    from paceline.check.names import parent
-
     up = parent(access.node)
     return isinstance(up, ast.Assign | ast.AnnAssign) and isinstance(up.value, ast.Constant)
 
 
 def _flag(access: Access) -> bool:
     """A yes or no, or nothing: whoever is last is right."""
-    from paceline.check.names import parent
-
     up = parent(access.node)
     value = up.value if isinstance(up, ast.Assign | ast.AnnAssign) else None
     return not isinstance(value, ast.Constant) or value.value is None or isinstance(value.value, bool | str)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, catches, is_shared, iterates, of_class
+from paceline.check.accesses import Access, catches, ends, is_shared, iterates, of_class
 from paceline.check.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -19,7 +19,7 @@ from paceline.check.summaries import Facts
 def find(facts: Facts) -> Iterator[Finding]:
     for cls in facts.module.classes.values():
         for accesses in of_class(cls, facts).values():
-            loops = [a for a in accesses if iterates(a) and not catches(a.node, "RuntimeError")]
+            loops = [a for a in accesses if iterates(a) and not ends(a.fn) and not catches(a.node, "RuntimeError")]
             changes = [a for a in accesses if a.kind in ("grow", "shrink")]
             told: set[int] = set()
             for loop in loops:
@@ -34,17 +34,18 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, shared: bool) -> t
     for change in changes:
         if change.fn is loop.fn:
             continue
-        if any(t.startswith(("del:", "gc:")) for t in facts.reached.get(id(change.fn), ())) and change.fn.name != "__del__":
+        if any(r.kind in ("del", "gc") and r.function is change.fn for r in facts.roots) and change.fn.name != "__del__":
             return change, "a weak reference's callback, which runs wherever an object dies,", 0.7
     guarded = [c for c in changes if c.locks]
     if guarded and len(guarded) == len(changes) and shared:
         common = frozenset.intersection(*(c.locks for c in guarded))
-        if common and not loop.locks & common and not loop.fn.name.startswith("__del"):
+        inner = loop.fn.name.startswith("_") and not loop.fn.name.startswith("__") and id(loop.fn) in facts.callers
+        if common and not loop.locks & common and not inner:
             return guarded[0], f"{guarded[0].fn.qualname}, under {min(common)},", 0.65
     mine = facts.threads_of(loop.fn)
     for change in changes:
         theirs = facts.threads_of(change.fn)
-        if theirs and not mine and not change.locks & loop.locks and change.fn.name not in ("stop", "close"):
+        if theirs and not mine and not change.locks & loop.locks:
             return change, f"{change.fn.qualname}, in another thread,", 0.6
     return None
 

@@ -14,7 +14,7 @@ from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
 from paceline.check.names import inside
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts
+from paceline.check.summaries import Facts, in_loop
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -24,6 +24,8 @@ def find(facts: Facts) -> Iterator[Finding]:
         for mark in facts.walker.marks(fn):
             if mark.kind != "wait" or mark.waits_for != "somebody to notify" or mark.timeout or mark.resource is None:
                 continue
+            if any(in_loop(event.mark.node, caller) for caller, event in facts.callers.get(id(fn), ())):
+                continue  # the caller's loop looks again
             call = mark.node
             assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
             if call.func.attr != "wait" or not mark.resource.sure or inside(call, ast.While, ast.For, ast.AsyncFor):
