@@ -131,6 +131,12 @@ def is_shared(cls: Class, facts: Facts) -> bool:
     return any(root.kind == "thread" and root.function.cls is cls for root in facts.roots)
 
 
+def own_locks(locks: frozenset[str], cls: Class) -> list[str]:
+    """Those of the locks that are the object's own; whoever calls it may well hold another's already."""
+    owners = {c.name for c in cls.ancestry}
+    return sorted(lock for lock in locks if lock.rpartition(".")[0] in owners)
+
+
 def ends(fn: Function) -> bool:
     """A function that takes things down: the others are taken to have stopped by then."""
     return any(word in fn.name.lower() for word in ENDINGS)

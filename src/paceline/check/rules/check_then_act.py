@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, catches, is_shared, of_class
+from paceline.check.accesses import Access, catches, is_shared, of_class, own_locks
 from paceline.check.findings import Finding, Step
-from paceline.check.module import Function
+from paceline.check.module import Class, Function
 from paceline.check.names import dotted, parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -24,7 +24,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         for accesses in of_class(cls, facts).values():
             yield from _vanishes(accesses, facts)
-            yield from _removed(accesses, facts)
+            yield from _removed(accesses, cls)
 
 
 def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
@@ -97,12 +97,12 @@ def _meet(one: Function, two: Function, facts: Facts) -> bool:
     return bool(first) != bool(second) or bool(first and second and first != second)
 
 
-def _removed(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _removed(accesses: list[Access], cls: Class) -> Iterator[Finding]:
     """An item read without the lock under which items are removed."""
     removals = [a for a in accesses if a.kind == "shrink" and a.locks]
     if not removals or any(a.kind == "shrink" and not a.locks for a in accesses):
         return
-    guard = frozenset.intersection(*(a.locks for a in removals))
+    guard = frozenset(own_locks(frozenset.intersection(*(a.locks for a in removals)), cls))
     told: set[int] = set()
     for access in accesses:
         if access.kind != "item" or access.locks & guard or not guard or id(access.fn) in told:
@@ -113,7 +113,7 @@ def _removed(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         assert isinstance(subscript, ast.Subscript)
         if isinstance(subscript.slice, ast.Constant | ast.Slice) or any(r.fn is access.fn for r in removals):
             continue
-        if not _looked_up(subscript, access, facts):
+        if not _looked_up(subscript, access):
             continue
         told.add(id(access.fn))
         lock = min(guard)
@@ -133,7 +133,7 @@ def _removed(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _looked_up(subscript: ast.Subscript, access: Access, facts: Facts) -> bool:
+def _looked_up(subscript: ast.Subscript, access: Access) -> bool:
     """Whether the same key is asked about before, in this function or by one that it calls with the key."""
     key = ast.unparse(subscript.slice)
     for test in access.fn.tests:

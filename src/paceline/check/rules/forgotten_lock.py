@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, ends, of_class
+from paceline.check.accesses import Access, ends, of_class, own_locks
 from paceline.check.findings import Finding, Step
+from paceline.check.module import Class
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -17,16 +18,16 @@ from paceline.check.summaries import Facts
 def find(facts: Facts) -> Iterator[Finding]:
     for cls in facts.module.classes.values():
         for accesses in of_class(cls, facts).values():
-            yield from _changes(accesses)
+            yield from _changes(accesses, cls)
 
 
-def _changes(accesses: list[Access]) -> Iterator[Finding]:
+def _changes(accesses: list[Access], cls: Class) -> Iterator[Finding]:
     changes = [a for a in accesses if a.kind in ("grow", "shrink")]
     bare = [a for a in changes if not a.locks]
     guarded = [a for a in changes if a.locks]
     if not bare or len(guarded) < 2 or len(bare) >= len(guarded):
         return
-    common = frozenset.intersection(*(a.locks for a in guarded))
+    common = own_locks(frozenset.intersection(*(a.locks for a in guarded)), cls)
     access = bare[0]
     if common and not access.fn.name.startswith("_") and not access.fn.name.endswith("locked") and not ends(access.fn):
         yield _tell(access, guarded[0], min(common))
