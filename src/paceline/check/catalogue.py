@@ -90,7 +90,7 @@ _TORCH = (
 _MPI = (
     "barrier", "bcast", "scatter", "gather", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan",
     "reduce_scatter", "reduce_scatter_block", "scatterv", "gatherv", "allgatherv", "alltoallv", "alltoallw", "split",
-    "dup", "create", "disconnect", "free", "ibarrier", "ibcast",
+    "dup", "ibarrier", "ibcast",
 )  # fmt: skip
 COLLECTIVES: dict[str, str] = {f"torch.distributed.{name}": name for name in _TORCH}
 COLLECTIVES.update(
@@ -114,6 +114,10 @@ COLLECTIVES.update(
         "horovod.torch.broadcast_parameters": "broadcast_parameters",
         "horovod.torch.broadcast_optimizer_state": "broadcast_optimizer_state",
         "horovod.torch.barrier": "barrier",
+        "detectron2.utils.comm.synchronize": "synchronize",
+        "detectron2.utils.comm.gather": "gather",
+        "jax.experimental.multihost_utils.sync_global_devices": "sync_global_devices",
+        "torch.nn.parallel.DistributedDataParallel": "DistributedDataParallel",
         "torch_xla.core.xla_model.rendezvous": "rendezvous",
         "torch_xla.core.xla_model.all_reduce": "all_reduce",
     }
@@ -132,17 +136,28 @@ OBJECT_COLLECTIVES: dict[str, dict[str, str]] = {
     "partial_state": {"wait_for_everyone": "wait_for_everyone"},
     "fabric": {name: name for name in ("barrier", "all_gather", "all_reduce", "broadcast")},
     "trainer": {"save_checkpoint": "save_checkpoint"},
+    "model_engine": {"save_checkpoint": "save_checkpoint", "load_checkpoint": "load_checkpoint"},
     "strategy": {name: name for name in ("barrier", "broadcast", "all_gather", "reduce", "reduce_boolean_decision")},
 }  # fmt: skip
 
+# Names that mean an operation of all ranks wherever they come from.
+UNMISTAKABLE = {"all_reduce", "allreduce", "all_gather", "allgather", "all_gather_object", "reduce_scatter",
+                "broadcast_object_list", "wait_for_everyone", "barrier", "all_to_all", "broadcast_object",
+                "gather_object", "sync_global_devices", "reduce_dict", "all_gather_list", "synchronize_processes",
+                "dist_barrier", "block_all", "all_reduce_dict"}  # fmt: skip
+FOR_ALL = {"dist", "distributed", "comm", "comms", "misc", "coordinator", "parallel", "hvd", "bps", "xm", "ops",
+           "env", "backend", "self", "engine", "model_engine", "dist_manager", "context", "ctx"}  # fmt: skip
+
 # Who this is among the ranks.
-RANK_CALLS = {"get_rank", "Get_rank", "get_local_rank", "get_global_rank", "is_main_process", "is_rank_0",
+RANK_CALLS = {"get_rank", "Get_rank", "get_local_rank", "is_main_process", "is_rank_0",
               "is_rank_zero", "is_master", "is_global_zero", "process_index", "local_rank", "get_node_rank",
               "is_main_rank", "is_master_process", "is_local_main_process", "is_last_rank", "global_rank",
               "is_leader_rank", "is_world_process_zero", "is_local_process_zero", "is_coordinator_rank"}  # fmt: skip
 RANK_NAMES = {"rank", "local_rank", "global_rank", "world_rank", "process_index", "local_process_index", "node_rank",
               "is_main_process", "is_local_main_process", "is_global_zero", "is_rank_zero", "is_master",
               "is_main", "myrank", "my_rank", "mpi_rank", "is_master_process", "is_world_process_zero",
+              "rank_zero", "rank0", "is_rank0", "is_root", "is_chief", "is_leader", "main_process", "is_primary",
+              "is_first_rank", "dp_rank", "tp_rank", "pp_rank", "data_parallel_rank", "is_main_rank",
               "is_rank_0", "is_last_process", "rank_id", "dist_rank", "proc_id"}  # fmt: skip
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "GLOBAL_RANK", "NODE_RANK"}
 RANK_DECORATORS = {"rank_zero_only", "main_process_only", "on_main_process", "master_only", "is_main_process_only",

@@ -52,6 +52,31 @@ def mark(call: ast.Call, fn: Function, module: Module) -> Mark:
     return Mark("call", call, None, module.callee(call, fn))
 
 
+def hidden(fn: Function) -> list[Mark]:
+    """Calls that do not look like calls: a property of the own object, `self[key]`, `len(self)`."""
+    cls = fn.cls
+    if cls is None or not fn.me:
+        return []
+    found = []
+    if any(c.properties for c in cls.ancestry):
+        for node in fn.attributes:
+            if isinstance(node.ctx, ast.Load) and _is_me(node.value, fn) and any(node.attr in c.properties for c in cls.ancestry):
+                found.append(Mark("call", node, None, cls.method(node.attr)))
+    if any(name in c.methods for c in cls.ancestry for name in _ITEMS.values()):
+        for item in fn.subscripts:
+            if _is_me(item.value, fn) and (method := cls.method(_ITEMS[type(item.ctx)])) is not None:
+                found.append(Mark("call", item, None, method))
+    if (length := cls.method("__len__")) is not None:
+        for call in fn.calls:
+            if isinstance(call.func, ast.Name) and call.func.id == "len" and call.args and _is_me(call.args[0], fn):
+                found.append(Mark("call", call, None, length))
+    return found
+
+
+def _is_me(node: ast.expr, fn: Function) -> bool:
+    return isinstance(node, ast.Name) and node.id == fn.me
+
+
 def gives_up(call: ast.Call) -> bool:
     """An acquire that does not wait for ever."""
     blocking = keyword(call, "blocking", 0)
@@ -94,4 +119,5 @@ def said(node: ast.expr) -> str:
     return text + "()" if isinstance(node, ast.Call) else text
 
 
+_ITEMS = {ast.Load: "__getitem__", ast.Store: "__setitem__", ast.Del: "__delitem__"}
 _WAITING = {method for _, method in WAITS} | {"wait", "wait_for"}

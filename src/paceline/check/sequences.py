@@ -47,7 +47,7 @@ class Sequences:
         self.facts = facts
         self._whole: dict[int, Sequence] = {}
         self._found: dict[int, Collective | None] = {}
-        self._index: dict[int, dict[int, list[tuple[ast.Call, Collective | None, Function | None]]]] = {}
+        self._index: dict[int, dict[int, list[tuple[ast.expr, Collective | None, Function | None]]]] = {}
         self._differences: dict[int, list[Difference]] = {}
 
     def whole(self, fn: Function, depth: int = 0) -> Sequence:
@@ -168,14 +168,13 @@ class Sequences:
                 items += [i._replace(at=call) for i in self.whole(callee, depth + 1).items]
         return tuple(items)
 
-    def index(self, fn: Function) -> dict[int, list[tuple[ast.Call, Collective | None, Function | None]]]:
+    def index(self, fn: Function) -> dict[int, list[tuple[ast.expr, Collective | None, Function | None]]]:
         """Statement -> its operations and calls of functions of this file."""
         if id(fn) not in self._index:
-            index: dict[int, list[tuple[ast.Call, Collective | None, Function | None]]] = {}
+            index: dict[int, list[tuple[ast.expr, Collective | None, Function | None]]] = {}
             for mark in self.facts.walker.marks(fn):
                 call = mark.node
-                assert isinstance(call, ast.Call)
-                found = self.collective(call, fn)
+                found = self.collective(call, fn) if isinstance(call, ast.Call) else None
                 callee = mark.callee if mark.callee is not fn and runs_now(mark) else None
                 if found is None and callee is None:
                     continue
@@ -245,7 +244,7 @@ def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:
             inner = relevant(item.inner, at)
             if any(i.name != "else" for i in inner):
                 found.append(item._replace(inner=inner))
-        elif at.local or item.group == at.group or item.name in ("else", "break", "return"):
+        elif at.local or item.group in ("", at.group) or item.name in ("else", "break", "return"):
             found.append(item)
     return tuple(found)
 

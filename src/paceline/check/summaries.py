@@ -259,7 +259,9 @@ def runs_now(mark: Mark) -> bool:
 def same_object(mark: Mark, fn: Function) -> bool:
     """Whether a call stays with the same object: self.method(), super().method(), or a plain function."""
     call = mark.node
-    if not isinstance(call, ast.Call) or isinstance(call.func, ast.Name):
+    if not isinstance(call, ast.Call):
+        return True  # a property or an item of the own object
+    if isinstance(call.func, ast.Name):
         return mark.callee is not None and mark.callee.name != "__init__"
     if isinstance(call.func, ast.Attribute):
         return dotted(call.func.value) in (fn.me, "cls", "super()", fn.cls.name if fn.cls else "self")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from paceline.check.catalogue import LOCKS
 from paceline.check.graph import Node, expressions
-from paceline.check.marks import Mark, mark
+from paceline.check.marks import Mark, hidden, mark
 from paceline.check.module import Function, Module, Resource
 from paceline.check.names import dotted, parent
 
@@ -62,7 +62,7 @@ class Walker:
 
     def marks(self, fn: Function) -> list[Mark]:
         if id(fn) not in self._marks:
-            self._marks[id(fn)] = [mark(call, fn, self.module) for call in fn.calls]
+            self._marks[id(fn)] = [mark(call, fn, self.module) for call in fn.calls] + hidden(fn)
         return self._marks[id(fn)]
 
     def walk(self, fn: Function) -> Walk:
@@ -159,13 +159,13 @@ class _Search:
             if resource is None or found.kind in ("call", "wait"):
                 continue
             receiver = dotted(found.node.func.value) if isinstance(found.node, ast.Call) else ""  # type: ignore[attr-defined]
-            if found.kind == "take":
+            if found.kind != "free" and node.kind == "test" and node.syntax is found.node:
+                tried = Held(resource, found.line, False, receiver)
+            elif found.kind == "take":
                 if not any(h.resource.id == resource.id and h.line == found.line for h in state):
                     state = (*state, Held(resource, found.line, False, receiver))
             elif found.kind == "free":
                 state = _without(state, resource)
-            elif node.kind == "test" and node.syntax is found.node:
-                tried = Held(resource, found.line, False, receiver)
         if node.kind == "enter":
             item = node.syntax
             assert isinstance(item, ast.withitem)
@@ -188,7 +188,7 @@ class _Search:
         if syntax is None:
             return []
         if id(syntax) not in self.at:
-            self.at[id(syntax)] = [m for call in _calls(syntax) if (m := self.by_call.get(id(call)))]
+            self.at[id(syntax)] = [m for part in _parts(syntax) if (m := self.by_call.get(id(part)))]
         return self.at[id(syntax)]
 
     def _tell(self, found: Mark, state: State) -> None:
@@ -206,12 +206,12 @@ def _without(state: State, resource: Resource) -> State:
     return state
 
 
-def _calls(node: ast.AST) -> Iterator[ast.Call]:
-    """Calls in the order of their evaluation, without those of functions that are only defined here."""
+def _parts(node: ast.AST) -> Iterator[ast.AST]:
+    """What may run a function, in the order of evaluation, without what is only defined here."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield from _calls(child)
-    if isinstance(node, ast.Call):
+            yield from _parts(child)
+    if isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
         yield node
 
 

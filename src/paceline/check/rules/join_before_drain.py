@@ -21,8 +21,8 @@ from paceline.story import Wait
 def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         started = [c for c in fn.calls if facts.module.kind_made(c, fn) == "Process"]
-        for queue, names in _given(started, fn, facts).items():
-            join = next((c for c in fn.calls if _joins(c, fn, facts)), None)
+        for queue, made in _given(started, fn, facts).items():
+            join = next((c for c in fn.calls if c.lineno > made.lineno and _joins(c, fn, facts)), None)
             if join is None:
                 continue
             uses = [c for c in fn.calls if c not in started and _touches(c, queue)]
@@ -30,7 +30,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             if any(c.lineno <= join.lineno for c in uses if c.lineno not in reads and last(c.func) not in ("put", "close")):
                 continue
             if reads and min(reads) > join.lineno:
-                yield _tell(fn, join, queue, names, min(reads))
+                yield _tell(fn, join, queue, made, min(reads))
 
 
 def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast.Call]:
@@ -68,9 +68,23 @@ def _joins(call: ast.Call, fn: Function, facts: Facts) -> bool:
         return False
     for loop in fn.loops:
         target = getattr(loop, "target", None)
-        if isinstance(target, ast.Name) and target.id == call.func.value.id:
-            return "proc" in dotted(loop.iter).lower() or "worker" in dotted(loop.iter).lower() or "job" in dotted(loop.iter).lower() or target.id in ("p", "proc", "process")  # type: ignore[union-attr]
+        if isinstance(target, ast.Name) and target.id == call.func.value.id and isinstance(loop.iter, ast.Name):  # type: ignore[union-attr]
+            return _holds_processes(loop.iter.id, fn, facts)  # type: ignore[union-attr]
     return False
+
+
+def _holds_processes(name: str, fn: Function, facts: Facts) -> bool:
+    """Whether a list is filled with processes, here."""
+    start = fn.bound.get(name)
+    inside = [n for n in ast.walk(start) if isinstance(n, ast.Call)] if start is not None else []
+    for call in fn.calls:
+        if dotted(call.func) == f"{name}.append" and call.args:
+            given = call.args[0]
+            found = facts.module.resource(given, fn)
+            if found is not None and found.kind == "Process":
+                return True
+            inside += [given] if isinstance(given, ast.Call) else []
+    return any(facts.module.kind_made(call, fn) == "Process" for call in inside)
 
 
 def _touches(call: ast.Call, queue: str) -> bool:

@@ -39,7 +39,7 @@ def _has_lock(cls: Class, facts: Facts) -> bool:
 
 def _attribute(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
     updates = [a for a in accesses if a.kind == "update"]
-    bare = [a for a in updates if not a.locks]
+    bare = [a for a in updates if not a.locks and not _handed_out(a, facts)]
     if not bare:
         return
     guarded = [a for a in accesses if a.changes and a.locks]
@@ -50,6 +50,11 @@ def _attribute(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Fin
         if guarded or returned:
             yield _tell(access, guarded[0] if guarded else None)
             return
+
+
+def _handed_out(access: Access, facts: Facts) -> bool:
+    """In a function inside another: who calls it, and under what, is not known."""
+    return access.fn.outer is not facts.module.top and not facts.threads_of(access.fn)
 
 
 def _global(accesses: list[Access], facts: Facts) -> Iterator[Finding]:

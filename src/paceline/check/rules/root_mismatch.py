@@ -35,6 +35,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             if [i.name for i in yes] != [i.name for i in no]:
                 continue
             for one, two in zip(yes, no):
+                if any("ROOT" in r or "PROC_NULL" in r for r in (one.root, two.root)):
+                    continue  # of an intercommunicator: the root's own group says so by these
                 differ = [w for w, a, b in (("root", one.root, two.root), ("group", one.group, two.group)) if a != b and _plain(a) and _plain(b)]
                 if differ and isinstance(one.at, ast.Call) and isinstance(two.at, ast.Call):
                     yield _tell(fn, two.at, f"{said(two.at)} has another {differ[0]} than on the other side of `if {ast.unparse(test.test)}` (line {one.at.lineno})", one.at)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
 from paceline.check.module import Function
-from paceline.check.names import dotted, keyword, last
+from paceline.check.names import dotted, inside, keyword, last, parent
 from paceline.check.ranks import condition, of_rank
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
@@ -33,7 +33,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             one, two = _in(messages, yes), _in(messages, no)
             if one and two and _kind(one[0]) == _kind(two[0]) and any(_kind(c) != _kind(one[0]) for c in one + two):
                 yield _tell(fn, one[0], two[0], test.lineno)
-        alone = [c for c in messages if not any(c in _in(messages, body) for _, *both in sides for body in both)]
+        alone = [c for c in messages if not _chosen(c, fn, facts)]
         first = alone[0] if alone else None
         if first is not None and any(_kind(c) != _kind(first) for c in alone) and _neighbour(first, fn, facts):
             yield _tell(fn, first, first, first.lineno)
@@ -58,11 +58,25 @@ def _sides(fn: Function, facts: Facts) -> list[tuple[ast.If, list[ast.stmt], lis
     found = []
     for test in fn.tests:
         if isinstance(test, ast.If) and test.orelse and condition(test.test, fn, facts.module) is not None:
-            other = test.orelse
+            other, up = test.orelse, parent(test)
+            if isinstance(up, ast.If) and test in up.orelse:
+                continue  # one of three or more sides
             if len(other) == 1 and isinstance(other[0], ast.If):
+                if other[0].orelse:
+                    continue
                 other = other[0].body
             found.append((test, test.body, other))
     return found
+
+
+def _chosen(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether only some ranks come here."""
+    at = inside(call, ast.If)
+    while isinstance(at, ast.If):
+        if facts.sequences.conditions(at.test, fn):
+            return True
+        at = inside(at, ast.If)
+    return False
 
 
 def _in(messages: list[ast.Call], body: list[ast.stmt]) -> list[ast.Call]:
