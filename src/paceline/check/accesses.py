@@ -53,18 +53,27 @@ def of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
 
 
 def of_globals(facts: Facts) -> dict[str, list[Access]]:
-    """Global -> its accesses in functions; only of globals that some function assigns."""
+    """Global -> its accesses in functions; only of globals that some function assigns, and of containers."""
     module = facts.module
-    assigned = {name for fn in module.functions if fn is not module.top for name in fn.globals}
+    shared = {name for fn in module.functions if fn is not module.top for name in fn.globals}
+    shared |= {name for name, value in module.top.bound.items() if _is_container(value)}
     found: dict[str, list[Access]] = {}
-    if not assigned:
+    if not shared:
         return found
     for fn in module.functions:
+        if fn is module.top:
+            continue
         own = {n.id for n in fn.stores} - fn.globals | set(fn.parameters)
         for node in _names(fn):
-            if node.id in assigned and node.id not in own:
+            if node.id in shared and node.id not in own:
                 found.setdefault(node.id, []).append(Access(node.id, kind_of(node), node, fn, facts.held_at(node, fn)))
     return found
+
+
+def _is_container(value: ast.expr) -> bool:
+    if isinstance(value, ast.Dict | ast.List | ast.Set):
+        return True
+    return isinstance(value, ast.Call) and last(value.func) in ("dict", "list", "set", "deque", "defaultdict", "OrderedDict")
 
 
 def _names(fn: Function) -> Iterator[ast.Name]:
@@ -131,8 +140,13 @@ def is_shared(cls: Class, facts: Facts) -> bool:
     return any(root.kind == "thread" and root.function.cls is cls for root in facts.roots)
 
 
-def own_locks(locks: frozenset[str], cls: Class) -> list[str]:
-    """Those of the locks that are the object's own; whoever calls it may well hold another's already."""
+def own_locks(locks: frozenset[str], cls: Class | None) -> list[str]:
+    """Those of the locks that are the object's own; whoever calls it may well hold another's already.
+
+    Without a class, those of the module.
+    """
+    if cls is None:
+        return sorted(lock for lock in locks if "." not in lock and ":" not in lock)
     owners = {c.name for c in cls.ancestry}
     return sorted(lock for lock in locks if lock.rpartition(".")[0] in owners)
 

@@ -220,6 +220,10 @@ class Module:
                     for one, value in zip(target.elts, node.value.elts):
                         self._bind(one, value, fn, cls)
                     continue
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Call) and last(node.value.func) == "Pipe":
+                for one in target.elts:
+                    self._bind(one, node.value, fn, cls)
+                continue
             self._bind(target, node.value, fn, cls)
 
     def _note_annotated(self, node: ast.AnnAssign, fn: Function, cls: Class | None) -> None:
@@ -318,10 +322,10 @@ class Module:
         if isinstance(node, ast.Attribute):
             owner = self.type_of(node.value, fn)
             if owner is not None:
-                return self._of_class(owner, node.attr) or _guess(f"{owner.name}.{node.attr}", node.attr)
+                return self.of_class(owner, node.attr) or _guess(f"{owner.name}.{node.attr}", node.attr)
             only = self._only_owner(node.attr)
             if only is not None and not isinstance(node.value, ast.Call):
-                return self._of_class(only, node.attr)
+                return self.of_class(only, node.attr)
             scope = fn.cls.name + ":" if fn.cls is not None and text.split(".")[0] == fn.me else ""
             return _guess(scope + self.canonical(node), node.attr)
         if isinstance(node, ast.Subscript):
@@ -358,7 +362,7 @@ class Module:
         origin = self.imports.get(name)
         return _guess(origin, name) if origin is not None else None
 
-    def _of_class(self, owner: Class, attribute: str) -> Resource | None:
+    def of_class(self, owner: Class, attribute: str) -> Resource | None:
         for cls in owner.ancestry:
             values = cls.values.get(attribute, ())
             for value, fn in values:

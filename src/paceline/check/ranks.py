@@ -111,6 +111,8 @@ def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> C
         return found and found._replace(sign=not found.sign)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _compared(test, fn, module, depth)
+    if isinstance(test, ast.Call) and (broken := _broken(test, fn, module)) is not None:
+        return broken
     if isinstance(test, ast.Call) and last(test.func) in ("len", "any", "all", "bool"):
         return _local(test, test, True, fn)
     who = of_rank(test, fn, module, depth)
@@ -219,6 +221,20 @@ def _is_zero_or_none(node: ast.expr) -> bool:
     return isinstance(node, ast.List | ast.Tuple | ast.Set) and any(_is_number(e, 0) for e in node.elts) and all(
         _is_number(e, 0) or _is_number(e, -1) for e in node.elts
     )
+
+
+def _broken(node: ast.expr, fn: Function, module: Module) -> Condition | None:
+    """Whether this rank's own number is broken: `torch.isnan(loss)`, before it was added up over the ranks."""
+    at: ast.AST = node
+    while isinstance(at, ast.Call) and isinstance(at.func, ast.Attribute) and at.func.attr in ("any", "all", "item"):
+        at = at.func.value
+    if not isinstance(at, ast.Call) or last(at.func) not in ("isnan", "isinf", "isfinite"):
+        return None
+    name = dotted(at.args[0]) if at.args else dotted(getattr(at.func, "value", at.func))
+    for call in fn.calls:
+        if call.lineno < node.lineno and any(dotted(a) == name for a in call.args) and collective(call, fn, module):
+            return None
+    return Condition(f"{last(at.func)}({name})", True, True, "") if name else None
 
 
 def _local(test: ast.expr, node: ast.expr, sign: bool, fn: Function) -> Condition | None:

@@ -205,9 +205,10 @@ class Sequences:
             for test, found in sorted(tests, key=lambda t: t[0].lineno):
                 yes, no = self.body(test.body, fn, (key, found.sign)), self.body(test.orelse, fn, (key, not found.sign))
                 mine, other = relevant(yes.items, found), relevant(no.items, found)
-                if (yes.exit or no.exit) and yes.exit != no.exit and not (mine and other):
+                missed = self.missed(test, fn, found) if yes.exit != no.exit else ()
+                if missed and not (mine and other):
                     left = yes if yes.exit else no
-                    yield Difference(fn, test, found, relevant(left.items, found), left.exit, self.missed(test, fn, found))
+                    yield Difference(fn, test, found, relevant(left.items, found), left.exit, missed)
                 elif [i.key for i in mine] != [i.key for i in other]:
                     yield Difference(fn, test, found, only_in(mine, other) or only_in(other, mine), "", ())
 

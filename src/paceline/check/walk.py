@@ -73,7 +73,8 @@ class Walker:
 
     def _walk(self, fn: Function) -> Walk:
         marks = self.marks(fn)
-        if not any(m.kind in ("take", "try", "free") for m in marks) and not any(
+        around = self._decorators(fn)
+        if not around and not any(m.kind in ("take", "try", "free") for m in marks) and not any(
             self._entered(item.context_expr, fn) for w in fn.withs for item in w.items
         ):
             return Walk([Event(m, ()) for m in marks])
@@ -81,10 +82,32 @@ class Walker:
         if graph is None:
             return Walk([Event(m, ()) for m in marks], cut=True)
         by_call = {id(m.node): m for m in marks}
-        result = _Search(self, fn, by_call).run(graph.entry, graph.end, graph.failure)
+        result = _Search(self, fn, by_call).run(graph.entry, graph.end, graph.failure, tuple(h for _, h in around))
+        result.events += [Event(Mark("take", node, held.resource), ()) for node, held in around]
         seen = {id(event.mark) for event in result.events}
         result.events += [Event(m, ()) for m in marks if id(m) not in seen]  # what no path reaches, or decorators
         return result
+
+    def _decorators(self, fn: Function) -> list[tuple[ast.expr, Held]]:
+        """The locks that decorators of this file hold while they call the function."""
+        found = []
+        for decorator in getattr(fn.node, "decorator_list", ()):
+            maker = self.module.top.nested.get(decorator.id) if isinstance(decorator, ast.Name) else None
+            if maker is None or not maker.parameters:
+                continue
+            given = next(iter(maker.parameters))
+            for wrapper in maker.nested.values():
+                for event in self.walk(wrapper).events:
+                    called = event.mark.node.func if isinstance(event.mark.node, ast.Call) else None
+                    if isinstance(called, ast.Name) and called.id == given:
+                        found += [(decorator, self._of(fn, h)._replace(line=decorator.lineno, by_with=True)) for h in event.held]
+        return found
+
+    def _of(self, fn: Function, held: Held) -> Held:
+        """A lock of the wrapper's first argument as the lock of the function's own object."""
+        attribute = held.receiver.rpartition(".")[2]
+        own = self.module.of_class(fn.cls, attribute) if fn.cls is not None and held.receiver.count(".") == 1 else None
+        return held if own is None else held._replace(resource=own, receiver=f"{fn.me}.{attribute}")
 
     def _entered(self, context: ast.expr, fn: Function) -> list[Held]:
         """What entering a `with` takes: a lock, or whatever a context manager of this file holds at its yield."""
@@ -105,8 +128,8 @@ class _Search:
         self.at: dict[int, list[Mark]] = {}
         self.told: set[tuple[int, State]] = set()
 
-    def run(self, entry: Node, end: Node, failure: Node) -> Walk:
-        todo: list[tuple[Node, State, int]] = [(entry, (), 0)]
+    def run(self, entry: Node, end: Node, failure: Node, start: State) -> Walk:
+        todo: list[tuple[Node, State, int]] = [(entry, start, 0)]
         visited: dict[int, set[State]] = {}
         budget = BUDGET
         while todo:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.catalogue import ASYNC_LOCKS, LOCKS
+from paceline.check.catalogue import ASYNC_LOCKS
 from paceline.check.findings import Finding, Step
 from paceline.check.module import Function
 from paceline.check.names import parent
@@ -23,26 +23,21 @@ def find(facts: Facts) -> Iterator[Finding]:
         if not fn.asynchronous:
             continue
         told: set[str] = set()
-        for statement in fn.withs:
-            if not isinstance(statement, ast.With):
+        for mark, held in facts.events(fn):
+            at = parent(mark.node)
+            if not isinstance(at, ast.Await) or mark.kind == "take":
                 continue
-            for item in statement.items:
-                lock = facts.module.resource(item.context_expr, fn)
-                if lock is None or lock.kind not in LOCKS or lock.kind in ASYNC_LOCKS or lock.id in told:
-                    continue
-                first = next((a for a in fn.awaits if _within(a, statement)), None)
-                if first is not None:
+            for lock, line, *_ in held:
+                if lock.kind not in ASYNC_LOCKS and lock.id not in told and (lock.sure or not _async_with(line, fn)):
                     told.add(lock.id)
-                    yield _tell(fn, first, lock.id, item.context_expr.lineno, 0.9 if lock.sure else 0.65)
+                    yield _tell(fn, at, lock.id, line, 0.9 if lock.sure else 0.65)
 
 
-def _within(node: ast.AST, statement: ast.With) -> bool:
-    at = parent(node)
-    while at is not None and not isinstance(at, ast.AsyncFunctionDef):
-        if at is statement:
-            return True
-        at = parent(at)
-    return False
+def _async_with(line: int, fn: Function) -> bool:
+    """Taken by `async with` or `await`: a lock of unknown make is then one of asyncio."""
+    if any(isinstance(w, ast.AsyncWith) and i.context_expr.lineno == line for w in fn.withs for i in w.items):
+        return True
+    return any(a.lineno == line for a in fn.awaits)
 
 
 def _tell(fn: Function, at: ast.Await, lock: str, line: int, confidence: float) -> Finding:

@@ -11,9 +11,10 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.accesses import Access, catches, is_shared, of_class, own_locks
+from paceline.check.catalogue import ASYNC_LOCKS
 from paceline.check.findings import Finding, Step
 from paceline.check.module import Class, Function
-from paceline.check.names import dotted, parent
+from paceline.check.names import dotted, inside, last, parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -25,6 +26,66 @@ def find(facts: Facts) -> Iterator[Finding]:
         for accesses in of_class(cls, facts).values():
             yield from _vanishes(accesses, facts)
             yield from _removed(accesses, cls)
+            yield from _filled(accesses, cls)
+    yield from _locked(facts)
+
+
+def _locked(facts: Facts) -> Iterator[Finding]:
+    """`if not lock.locked(): lock.acquire()`."""
+    for fn in facts.module.functions:
+        for test in fn.tests:
+            asked = next((n for n in ast.walk(test.test) if isinstance(n, ast.Call) and last(n.func) == "locked"), None)
+            if asked is None or not isinstance(test, ast.If) or not isinstance(asked.func, ast.Attribute):
+                continue
+            lock = facts.module.resource(asked.func.value, fn)
+            if lock is None or lock.kind in ASYNC_LOCKS:
+                continue
+            for mark in facts.walker.marks(fn):
+                if mark.kind == "take" and mark.resource is not None and mark.resource.id == lock.id and inside(mark.node, ast.If) is test:
+                    yield finding(
+                        mark.node,
+                        fn,
+                        f"{lock.id} is asked whether it is taken (line {test.lineno}), and then taken: another thread may take it in between, and this one waits after all",
+                        [
+                            Step("thread A", test.lineno, f"finds {lock.id} free"),
+                            Step("thread B", mark.line, "takes it"),
+                            Step("thread A", mark.line, "waits for it"),
+                        ],
+                        "use acquire(blocking=False), which asks and takes in one step",
+                        lock.id,
+                        0.7,
+                    )
+
+
+def _filled(accesses: list[Access], cls: Class) -> Iterator[Finding]:
+    """`if key not in d: d[key] = ...` without the lock under which others change it."""
+    guarded = [a for a in accesses if a.changes and a.locks]
+    if not guarded:
+        return
+    common = own_locks(frozenset.intersection(*(a.locks for a in guarded)), cls)
+    for access in accesses:
+        if access.kind != "grow" or access.locks or not common:
+            continue
+        test = inside(access.node, ast.If)
+        subscript = parent(access.node)
+        if not isinstance(test, ast.If) or not isinstance(subscript, ast.Subscript):
+            continue
+        asked = [n for n in ast.walk(test.test) if isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.NotIn)]
+        if any(ast.unparse(n.left) == ast.unparse(subscript.slice) and dotted(n.comparators[0]) == dotted(subscript.value) for n in asked):
+            yield finding(
+                access.node,
+                access.fn,
+                f"{access.thing} is filled here after line {test.lineno} found nothing, without {common[0]}, under which others change it (line {guarded[0].line})",
+                [
+                    Step("thread A", test.lineno, f"{access.fn.qualname} finds no such key"),
+                    Step("thread B", test.lineno, "finds none either, and fills it"),
+                    Step("thread A", access.line, "fills it again: thread B goes on with another object"),
+                ],
+                f"hold {common[0]} over the look and the change, or use setdefault()",
+                access.thing,
+                0.65,
+            )
+            return
 
 
 def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
@@ -100,6 +161,8 @@ def _meet(one: Function, two: Function, facts: Facts) -> bool:
 def _removed(accesses: list[Access], cls: Class) -> Iterator[Finding]:
     """An item read without the lock under which items are removed."""
     removals = [a for a in accesses if a.kind == "shrink" and a.locks]
+    if any(a.kind == "grow" and not a.locks for a in accesses):
+        return  # told by the one that fills it
     if not removals or any(a.kind == "shrink" and not a.locks for a in accesses):
         return
     guard = frozenset(own_locks(frozenset.intersection(*(a.locks for a in removals)), cls))
@@ -180,5 +243,5 @@ RULE = Rule(
             def stop(self):
                 self.buffer = None
     """,
-    needs=("threading", "Thread", "thread"),
+    needs=("threading", "Thread", "thread", "Lock"),
 )

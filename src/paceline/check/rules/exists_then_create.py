@@ -22,10 +22,12 @@ from paceline.check.summaries import Facts
 
 ASKS = ("exists", "isdir", "isfile", "is_dir", "is_file")
 MAKES = ("makedirs", "mkdir")
+REMOVES = ("remove", "unlink", "rmtree", "rmdir")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    if not _several(facts):
+    ranks = _ranks(facts)
+    if not ranks and not _processes(facts):
         return
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -36,16 +38,20 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             path = ast.unparse(asked.args[0]) if asked.args else dotted(getattr(asked.func, "value", asked))
             for call in fn.calls:
-                if inside(call, ast.If) is test and _makes(call, path) and not catches(call, "FileExistsError", "OSError"):
+                if inside(call, ast.If) is test and _makes(call, path, ranks) and not catches(call, "FileExistsError", "FileNotFoundError", "OSError"):
                     yield _tell(fn, test, call, path)
 
 
-def _several(facts: Facts) -> bool:
-    """Whether this file says that several of its kind run at once."""
+def _ranks(facts: Facts) -> bool:
+    """Whether this file runs on all ranks of a job at once."""
     origins = set(facts.module.imports.values())
-    if any(o.startswith(("torch.distributed", "mpi4py", "accelerate", "multiprocessing", "horovod")) for o in origins):
+    if any(o.startswith(("torch.distributed", "mpi4py", "accelerate", "horovod")) for o in origins):
         return True
     return any(last(c.func) in RANK_CALLS or dotted(c.func).startswith("torch.distributed") for fn in facts.module.functions for c in fn.calls)
+
+
+def _processes(facts: Facts) -> bool:
+    return any(origin.startswith("multiprocessing") for origin in facts.module.imports.values())
 
 
 def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
@@ -58,26 +64,33 @@ def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
     return False
 
 
-def _makes(call: ast.Call, path: str) -> bool:
-    if last(call.func) not in MAKES or is_constant(keyword(call, "exist_ok"), True):
+def _makes(call: ast.Call, path: str, ranks: bool) -> bool:
+    """Makes the very path; among ranks, also removes or writes it."""
+    name = last(call.func)
+    places = [ast.unparse(a) for a in call.args] + [dotted(getattr(call.func, "value", call.func))]
+    if name in MAKES:
+        return path in places and not is_constant(keyword(call, "exist_ok"), True)
+    if not ranks:
         return False
-    owner = dotted(getattr(call.func, "value", call.func))
-    given = ast.unparse(call.args[0]) if call.args else ""
-    return path in (given, owner)
+    if name in REMOVES:
+        return path in places and keyword(call, "ignore_errors") is None and keyword(call, "missing_ok") is None
+    return name in ("save", "savez", "dump") and path in places[:2] and len(call.args) > 1
 
 
 def _tell(fn: Function, test: ast.If, call: ast.Call, path: str) -> Finding:
+    removes, makes = last(call.func) in REMOVES, last(call.func) in MAKES
+    remedy = "missing_ok=True, or ignore_errors=True" if removes else "exist_ok=True" if makes else ""
     return finding(
         call,
         fn,
-        f"{path} is looked for (line {test.lineno}) and then made by {said(call)}: when two processes look at once, the second fails",
+        f"{path} is looked for (line {test.lineno}), and then comes {said(call)}: when two processes look at once, the second fails, or spoils what the first has done",
         [
-            Step("rank 0", test.lineno, f"finds that {path} is not there"),
-            Step("rank 1", test.lineno, "finds the same"),
-            Step("rank 0", call.lineno, "makes it"),
-            Step("rank 1", call.lineno, "FileExistsError"),
+            Step("rank 0", test.lineno, f"looks for {path}"),
+            Step("rank 1", test.lineno, "looks too, and finds the same"),
+            Step("rank 0", call.lineno, f"calls {said(call)}"),
+            Step("rank 1", call.lineno, "does it once more: an error, or a half-written file that the other already reads"),
         ],
-        "make it without looking: exist_ok=True",
+        f"do it without looking ({remedy})" if remedy else "let one rank do it and the others wait, or write to a name of its own and rename it",
         path,
         0.65,
     )
@@ -86,7 +99,7 @@ def _tell(fn: Function, test: ast.If, call: ast.Call, path: str) -> Finding:
 RULE = Rule(
     "PC406",
     "exists-then-create",
-    "a directory looked for and then made, by several processes",
+    "a file looked for and then made or removed, by several processes",
     find,
     bad="""
         import os
@@ -105,5 +118,5 @@ RULE = Rule(
             os.makedirs(folder, exist_ok=True)
             image.write(os.path.join(folder, str(dist.get_rank())))
     """,
-    needs=("makedirs", "mkdir"),
+    needs=("exists", "isdir", "isfile", "is_dir", "is_file"),
 )

@@ -1,6 +1,6 @@
 """A child process that is joined before its queue is read.
 
-A `multiprocessing.Queue` is a pipe. What does not fit into the pipe stays in the child, which cannot end before
+A `multiprocessing.Queue` is a pipe, and so is a `Pipe`. What does not fit into the pipe stays in the child, which cannot end before
 somebody reads it; and the parent, waiting for the end, does not read. A small result goes through, a large one hangs.
 """
 
@@ -18,6 +18,9 @@ from paceline.check.summaries import Facts
 from paceline.story import Wait
 
 
+READS = ("get", "get_nowait", "recv", "recv_bytes")
+
+
 def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         started = [c for c in fn.calls if facts.module.kind_made(c, fn) == "Process"]
@@ -26,7 +29,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             if join is None:
                 continue
             uses = [c for c in fn.calls if c not in started and _touches(c, queue)]
-            reads = [c.lineno for c in uses if isinstance(c.func, ast.Attribute) and c.func.attr in ("get", "get_nowait")]
+            reads = [c.lineno for c in uses if isinstance(c.func, ast.Attribute) and c.func.attr in READS]
             if any(c.lineno <= join.lineno for c in uses if c.lineno not in reads and last(c.func) not in ("put", "close")):
                 continue
             if reads and min(reads) > join.lineno:
@@ -34,13 +37,16 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast.Call]:
-    """The queues handed to child processes."""
+    """Own end or queue -> the call that hands it, or the pipe's other end, to a child process."""
     found: dict[str, ast.Call] = {}
     for call in started:
         for value in arguments(call, fn):
             resource = facts.module.resource(value, fn)
             if resource is not None and resource.kind == "ProcessQueue":
                 found[dotted(value)] = call
+            if resource is not None and resource.kind == "Pipe" and isinstance(value, ast.Name):
+                ends = [n for n, v in fn.bound.items() if v is fn.bound.get(value.id) and n != value.id]
+                found.update({name: call for name in ends})
     return found
 
 

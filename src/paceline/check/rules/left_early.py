@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
 from paceline.check.module import Function
-from paceline.check.names import last
+from paceline.check.names import inside, last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.sequences import Item, flattened
@@ -36,6 +36,36 @@ def find(facts: Facts) -> Iterator[Finding]:
                     0.5 if dies else 0.7 if difference.condition.local else 0.8,
                 )
         yield from _caught(fn, facts)
+        yield from _raised(fn, facts)
+
+
+def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A raise on one side of a question about the rank, under a condition of its own."""
+    sequences = facts.sequences
+    if not sequences.whole(fn).items:
+        return
+    for test in fn.tests:
+        asked = sequences.conditions(test.test, fn) if isinstance(test, ast.If) else []
+        if not asked or asked[0].local or asked[0].group:
+            continue
+        assert isinstance(test, ast.If)
+        for body in (test.body, test.orelse):
+            for node in (n for statement in body for n in ast.walk(statement)):
+                missed = sequences.missed(test, fn, asked[0])
+                if isinstance(node, ast.Raise) and inside(node, ast.If) is not test and missed and not _is_caught(node, test) and not _is_assertion(node):
+                    yield _tell(fn, node, missed[0], f"`if {ast.unparse(test.test)}` (line {test.lineno}) lets one rank raise", 0.5)
+                    return
+
+
+def _is_assertion(node: ast.Raise) -> bool:
+    """What can only be raised by a mistake in the program, which every rank has."""
+    raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+    return raised is None or last(raised) in ("AssertionError", "NotImplementedError", "TypeError")
+
+
+def _is_caught(node: ast.AST, test: ast.If) -> bool:
+    around = inside(node, ast.Try)
+    return isinstance(around, ast.Try) and around.lineno > test.lineno and bool(around.handlers)
 
 
 def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:

@@ -21,9 +21,10 @@ from paceline.check.summaries import Facts
 
 def find(facts: Facts) -> Iterator[Finding]:
     for cls in facts.module.classes.values():
-        if is_shared(cls, facts) and _has_lock(cls, facts):
-            for accesses in of_class(cls, facts).values():
-                yield from _attribute(accesses, cls, facts)
+        locked = is_shared(cls, facts) and _has_lock(cls, facts)
+        for accesses in of_class(cls, facts).values() if locked or facts.has_threads else ():
+            found = list(_attribute(accesses, facts)) if locked else []
+            yield from found or _in_threads(accesses, facts)
     if facts.has_threads:
         for accesses in of_globals(facts).values():
             yield from _global(accesses, facts)
@@ -37,7 +38,7 @@ def _has_lock(cls: Class, facts: Facts) -> bool:
     )
 
 
-def _attribute(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
+def _attribute(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     updates = [a for a in accesses if a.kind == "update"]
     bare = [a for a in updates if not a.locks and not _handed_out(a, facts)]
     if not bare:
@@ -49,6 +50,16 @@ def _attribute(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Fin
         )
         if guarded or returned:
             yield _tell(access, guarded[0] if guarded else None)
+            return
+
+
+def _in_threads(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """Changed after a read in a thread of which there are several, or in two kinds of thread."""
+    inside = [a for a in accesses if a.kind == "update" and facts.threads_of(a.fn)]
+    for access in inside:
+        other = "" if access.locks else _others(access, inside, facts)
+        if other:
+            yield _tell(access, None, other)
             return
 
 

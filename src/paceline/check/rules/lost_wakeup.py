@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import pairwise
 
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
+from paceline.check.marks import has_timeout, said
 from paceline.check.module import Function
 from paceline.check.names import dotted
 from paceline.check.rules.rule import Rule, finding
@@ -22,6 +23,7 @@ DEPTH = 2
 
 def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
+        yield from _just_before(fn, facts)
         for loop in fn.loops:
             if not isinstance(loop, ast.While):
                 continue
@@ -37,6 +39,47 @@ def find(facts: Facts) -> Iterator[Finding]:
                 setter = _setter(event, flags, facts)
                 if setter is not None and not _looked_at(loop, clear[0], call, setter[1], where, clear[1]):
                     yield _tell(fn, loop, clear, call, event, setter)
+
+
+def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`event.clear()` and then at once `event.wait()`, in a loop: what was set while it worked is thrown away."""
+    for loop in fn.loops:
+        if not isinstance(loop, ast.While):
+            continue
+        for first, second in pairwise(loop.body):
+            clear, wait = _call_of(first), _call_of(second)
+            if clear is None or wait is None or not _is(clear, "clear") or not _is(wait, "wait"):
+                continue
+            event = _event(clear, fn, facts)
+            if event is None or event != _event(wait, fn, facts) or has_timeout(wait, "wait"):
+                continue
+            setter = next(((f, c) for f in facts.module.functions for c in f.calls if f is not fn and _is(c, "set") and _event(c, f, facts) == event), None)
+            if setter is not None:
+                yield _told(fn, clear, wait, event, setter)
+
+
+def _call_of(statement: ast.stmt) -> ast.Call | None:
+    value = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
+    value = value.value if isinstance(value, ast.Await) else value
+    return value if isinstance(value, ast.Call) else None
+
+
+def _told(fn: Function, clear: ast.Call, wait: ast.Call, event: str, setter: tuple[Function, ast.Call]) -> Finding:
+    other, sets = setter
+    return finding(
+        clear,
+        fn,
+        f"{event} is cleared just before line {wait.lineno} waits for it: set while this loop was at work, it is thrown away",
+        [
+            Step("thread A", clear.lineno, f"{fn.qualname} is at work"),
+            Step("thread B", sets.lineno, f"{other.qualname} sets {event}"),
+            Step("thread A", clear.lineno, f"clears {event}, unseen"),
+            Step("thread A", wait.lineno, "waits for the next one, which may never come"),
+        ],
+        "wait first, then clear, then look for work",
+        event,
+        0.7,
+    )
 
 
 def _in_order(node: ast.AST, fn: Function, facts: Facts, depth: int) -> Iterator[tuple[ast.Call, Function]]:

@@ -24,9 +24,19 @@ def find(facts: Facts) -> Iterator[Finding]:
             name = facts.module.canonical(call.func)
             if name in ("subprocess.call", "subprocess.check_call") and _pipes(call):
                 yield _tell(call, call, fn, " and ".join(_pipes(call)), "subprocess.run(..., capture_output=True)")
+            if last(call.func) == "wait" and isinstance(call.func, ast.Attribute) and _makes(call.func.value, fn, facts):
+                yield _tell(call, call.func.value, fn, " and ".join(_pipes(call.func.value)), "communicate()")  # type: ignore[arg-type]
         for target, value in fn.assigns:
-            if isinstance(value, ast.Call) and facts.module.kind_made(value, fn) == "Popen" and _pipes(value):
-                yield from _child(target, value, fn, facts)
+            made = value.value if isinstance(value, ast.Await) else value
+            if isinstance(made, ast.Call) and _makes(made, fn, facts):
+                yield from _child(target, made, fn, facts)
+
+
+def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
+    """A child process with a pipe for its output."""
+    if not isinstance(node, ast.Call) or not _pipes(node):
+        return False
+    return facts.module.kind_made(node, fn) == "Popen" or last(node.func) in ("create_subprocess_exec", "create_subprocess_shell")
 
 
 def _pipes(call: ast.Call) -> list[str]:
@@ -52,8 +62,21 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
             if not before and not _timeout(call):
                 yield _tell(call, made, f, " and ".join(pipes), f"{name}.communicate()")
                 return
+    polled = _polled(name, fn, made, reads) if local else None
+    if polled is not None:
+        yield _tell(polled, made, fn, " and ".join(pipes), f"{name}.communicate()")
     if local and len(pipes) == 2 and (first := _one_only(reads, made)) is not None:
         yield _one(first, made, fn, name)
+
+
+def _polled(name: str, fn: Function, made: ast.Call, reads: list[ast.Attribute]) -> ast.Call | None:
+    """`while p.poll() is None:` with nobody reading before or inside."""
+    for loop in fn.loops:
+        if isinstance(loop, ast.While) and loop.lineno > made.lineno:
+            for node in ast.walk(loop.test):
+                if isinstance(node, ast.Call) and dotted(node.func) == f"{name}.poll":
+                    return None if any(made.lineno <= a.lineno <= (loop.end_lineno or 0) for a in reads) else node
+    return None
 
 
 def _is(node: ast.expr, name: str) -> bool:

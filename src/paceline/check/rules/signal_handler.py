@@ -43,8 +43,29 @@ def find(facts: Facts) -> Iterator[Finding]:
                     lock,
                     0.85,
                 )
+        yield from _queues(root.function, facts)
         if not _ends(root.function):
             yield from _writes(root.function, (), facts, set())
+
+
+def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
+    for call in fn.calls:
+        if last(call.func) not in ("put", "get", "put_nowait", "get_nowait") or not isinstance(call.func, ast.Attribute):
+            continue
+        found = facts.module.resource(call.func.value, fn)
+        if found is not None and found.kind == "Queue" and found.sure:
+            yield finding(
+                call,
+                fn,
+                f"{said(call)} in a signal handler: the queue has a lock inside, which the main thread may hold when the signal comes",
+                [
+                    Step("main thread", found.line or call.lineno, f"is inside a method of {found.id} when the signal comes"),
+                    Step("main thread", call.lineno, f"{fn.qualname} waits for the queue's lock, which its own thread holds"),
+                ],
+                "use queue.SimpleQueue, or write a byte to a descriptor that the main loop reads",
+                found.id,
+                0.8,
+            )
 
 
 def _ends(fn: Function) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, catches, ends, is_shared, iterates, of_class, own_locks
+from paceline.check.accesses import Access, catches, ends, is_shared, iterates, of_class, of_globals, own_locks
 from paceline.check.findings import Finding, Step
 from paceline.check.module import Class
 from paceline.check.rules.rule import Rule, finding
@@ -20,17 +20,23 @@ from paceline.check.summaries import Facts
 def find(facts: Facts) -> Iterator[Finding]:
     for cls in facts.module.classes.values():
         for accesses in of_class(cls, facts).values():
-            loops = [a for a in accesses if iterates(a) and not ends(a.fn) and not catches(a.node, "RuntimeError")]
-            changes = [a for a in accesses if a.kind in ("grow", "shrink")]
-            told: set[int] = set()
-            for loop in loops:
-                why = _meets(loop, changes, facts, cls) if loop.fn.name not in ("__repr__", "__str__") else None
-                if why is not None and id(loop.fn) not in told:
-                    told.add(id(loop.fn))
-                    yield _tell(loop, *why)
+            yield from _of_one(accesses, facts, cls)
+    for accesses in of_globals(facts).values():
+        yield from _of_one(accesses, facts, None)
 
 
-def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class) -> tuple[Access, str, float] | None:
+def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator[Finding]:
+    loops = [a for a in accesses if iterates(a) and not ends(a.fn) and not catches(a.node, "RuntimeError")]
+    changes = [a for a in accesses if a.kind in ("grow", "shrink")] if loops else []
+    told: set[int] = set()
+    for loop in loops:
+        why = _meets(loop, changes, facts, cls) if loop.fn.name not in ("__repr__", "__str__") else None
+        if why is not None and id(loop.fn) not in told:
+            told.add(id(loop.fn))
+            yield _tell(loop, *why)
+
+
+def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None) -> tuple[Access, str, float] | None:
     """The change that may come in between, who makes it, and how sure that is."""
     for change in changes:
         if change.fn is loop.fn:
@@ -38,7 +44,7 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class) -> tup
         if any(r.kind in ("del", "gc") and r.function is change.fn for r in facts.roots) and change.fn.name != "__del__":
             return change, "a weak reference's callback, which runs wherever an object dies,", 0.7
     guarded = [c for c in changes if c.locks]
-    if guarded and len(guarded) == len(changes) and is_shared(cls, facts):
+    if guarded and len(guarded) == len(changes) and (cls is None or is_shared(cls, facts)):
         common = frozenset(own_locks(frozenset.intersection(*(c.locks for c in guarded)), cls))
         inner = loop.fn.name.startswith("_") and not loop.fn.name.startswith("__") and id(loop.fn) in facts.callers
         if common and not loop.locks & common and not inner:

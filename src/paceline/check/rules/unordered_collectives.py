@@ -39,6 +39,8 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
     ordered = isinstance(over, ast.Call) and last(over.func) == "sorted"
     while isinstance(over, ast.Call) and last(over.func) in ("sorted", "list", "tuple", "enumerate", "reversed") and over.args:
         over = over.args[0]
+    if not ordered and isinstance(over, ast.Call) and last(over.func) in ("listdir", "glob", "iglob", "iterdir", "scandir"):
+        return "the files of a folder, whose order differs between machines"
     if not ordered and _is_set(over, fn):
         return "a set, whose order differs between processes"
     if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) and over.func.attr in ("items", "keys", "values"):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
+from paceline.check.module import Function
 from paceline.check.names import inside
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, in_loop
@@ -28,7 +29,11 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue  # the caller's loop looks again
             call = mark.node
             assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
-            if call.func.attr != "wait" or not mark.resource.sure or inside(call, ast.While, ast.For, ast.AsyncFor):
+            if call.func.attr != "wait" or not mark.resource.sure:
+                continue
+            if inside(call, ast.While, ast.For, ast.AsyncFor) is not None:
+                if _asked_outside(call):
+                    yield _outside(fn, call, mark.resource.id)
                 continue
             yield finding(
                 call,
@@ -42,6 +47,33 @@ def find(facts: Facts) -> Iterator[Finding]:
                 mark.resource.id,
                 0.75,
             )
+
+
+def _asked_outside(call: ast.Call) -> bool:
+    """The loop's question is asked before the condition is taken."""
+    around = inside(call, ast.With, ast.AsyncWith, ast.While, ast.For, ast.AsyncFor)
+    if not isinstance(around, ast.With | ast.AsyncWith) or len(around.body) != 1:
+        return False
+    loop = inside(around, ast.With, ast.AsyncWith, ast.While, ast.If)
+    return isinstance(loop, ast.While) and not isinstance(loop.test, ast.Constant)
+
+
+def _outside(fn: Function, call: ast.Call, condition: str) -> Finding:
+    loop = inside(call, ast.While)
+    line = getattr(loop, "lineno", call.lineno)
+    return finding(
+        call,
+        fn,
+        f"what {said(call)} waits for is looked at (line {line}) before {condition} is taken: a notification in between is lost",
+        [
+            Step("thread A", line, f"{fn.qualname} looks: it must wait"),
+            Step("thread B", call.lineno, f"changes it and notifies {condition}, where nobody waits yet"),
+            Step("thread A", call.lineno, "waits for a notification that has been"),
+        ],
+        "take the condition around the whole loop",
+        condition,
+        0.75,
+    )
 
 
 RULE = Rule(
