@@ -15,6 +15,7 @@ check: $(VENV)/.ready         ## style, types, architecture
 	$(BIN)/ruff check src tests examples benchmarks docs
 	$(BIN)/ruff format --check src tests examples benchmarks docs
 	$(BIN)/mypy
+	$(BIN)/paceline check src
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 docs: $(VENV)/.ready          ## the site, in site/; a warning is an error

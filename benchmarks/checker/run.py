@@ -76,12 +76,18 @@ def main() -> None:
             row[0], row[1], row[2] = row[0] + 1, row[1] + bool(hits), row[2] + bool(gone)
         if given.verbose:
             state = "won " if gone else "hit " if hits else "    "
-            print(f"{case['id']:>3} {case['visible'][:1]} {state} {case['kind']:<16} {case['repository']} {case['lines'][:40]}")
+            print(
+                f"{case['id']:>3} {case['visible'][:1]} {state} {case['kind']:<16} {case['repository']} "
+                f"{case['lines'][:40]}"
+            )
             for f in before:
                 print(f"        {'*' if f in hits else ' '} {f.rule} {f.line} {f.function}: {f.message[:110]}")
     for kind, (total, hit, clean) in sorted(by_kind.items()):
         print(f"{kind:<18} {hit}/{total} found, {clean}/{total} won")
-    print(f"visible in one file: {found}/{visible} found ({found / visible:.2f}), {won}/{visible} won ({won / visible:.2f})")
+    print(
+        f"visible in one file: {found}/{visible} found ({found / visible:.2f}), {won}/{visible} won "
+        f"({won / visible:.2f})"
+    )
     print(f"fixed files: {noise} findings in {lines} lines ({1000 * noise / lines:.2f} per 1,000): {dict(noisy)}")
 
 

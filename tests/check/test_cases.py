@@ -11,13 +11,13 @@ import pytest
 from paceline.check.engine import check_text
 
 CASES = Path(__file__).parent / "cases"
+_CASE = re.compile(r"^## (.+?)\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FOUND = re.compile(r"# found: (PC\d+)")
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    for file in sorted(CASES.glob("*.py")):
-        parts = re.split(r"^# === (.*)$", file.read_text(), flags=re.MULTILINE)
-        for name, code in zip(parts[1::2], parts[2::2], strict=True):
+    for file in sorted(CASES.glob("*.md")):
+        for name, code in _CASE.findall(file.read_text()):
             yield f"{file.stem}: {name}", code
 
 

@@ -10,14 +10,26 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from paceline.check.module import Class, Function
+from paceline.check.declared import Class, Function
 from paceline.check.names import is_constant, last, parent
 from paceline.check.summaries import Facts
 
 GROWS = {"append", "add", "insert", "extend", "update", "setdefault", "appendleft", "push"}
 SHRINKS = {"pop", "popitem", "remove", "discard", "clear", "popleft"}
 VIEWS = {"items", "keys", "values", "iteritems", "iterkeys", "itervalues"}
-ENDINGS = ("stop", "close", "shutdown", "join", "terminate", "fork", "final", "cleanup", "__exit__", "__del__", "dispose")
+ENDINGS = (
+    "stop",
+    "close",
+    "shutdown",
+    "join",
+    "terminate",
+    "fork",
+    "final",
+    "cleanup",
+    "__exit__",
+    "__del__",
+    "dispose",
+)
 BEGINNINGS = {"__init__", "__new__", "__init_subclass__", "__setstate__", "__post_init__", "setUp", "setup"}
 
 
@@ -73,7 +85,14 @@ def of_globals(facts: Facts) -> dict[str, list[Access]]:
 def _is_container(value: ast.expr) -> bool:
     if isinstance(value, ast.Dict | ast.List | ast.Set):
         return True
-    return isinstance(value, ast.Call) and last(value.func) in ("dict", "list", "set", "deque", "defaultdict", "OrderedDict")
+    return isinstance(value, ast.Call) and last(value.func) in (
+        "dict",
+        "list",
+        "set",
+        "deque",
+        "defaultdict",
+        "OrderedDict",
+    )
 
 
 def _names(fn: Function) -> Iterator[ast.Name]:
@@ -135,8 +154,7 @@ def is_shared(cls: Class, facts: Facts) -> bool:
         for value, fn in values:
             made = module.made(value, fn)
             if made is not None and made[0] in ("Lock", "RLock", "Condition", "Thread"):
-                if not module.canonical(made[1].func).startswith("asyncio"):
-                    return True
+                return True
     return any(root.kind == "thread" and root.function.cls is cls for root in facts.roots)
 
 

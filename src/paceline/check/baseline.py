@@ -21,6 +21,8 @@ def read_baseline(path: Path) -> set[str]:
     try:
         return {row["fingerprint"] for row in json.loads(path.read_text())["findings"]}
     except OSError as error:
-        raise UsageError(f"the baseline {path} cannot be read: {error.strerror}. Write one with --write-baseline") from None
+        raise UsageError(
+            f"the baseline {path} cannot be read: {error.strerror}. Write one with --write-baseline"
+        ) from None
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{path} is no baseline. Write one with --write-baseline") from None

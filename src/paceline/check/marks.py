@@ -1,9 +1,9 @@
 """Marks: what a call means to the other threads and processes.
 
-    lock.acquire()          take (or try, with a timeout or without waiting)
-    lock.release()          free
-    queue.get()             wait: for somebody else, for ever unless it has a timeout
-    self._callback(x)       a call: of a function of this file, or of a stranger
+lock.acquire()          take (or try, with a timeout or without waiting)
+lock.release()          free
+queue.get()             wait: for somebody else, for ever unless it has a timeout
+self._callback(x)       a call: of a function of this file, or of a stranger
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import ast
 from dataclasses import dataclass
 
 from paceline.check.catalogue import LOCKS, WAITS
-from paceline.check.module import Function, Module, Resource
+from paceline.check.declared import Function, Resource
+from paceline.check.module import Module
 from paceline.check.names import dotted, is_constant, keyword
 
 
@@ -57,19 +58,23 @@ def hidden(fn: Function) -> list[Mark]:
     cls = fn.cls
     if cls is None or not fn.me:
         return []
-    found = []
-    if any(c.properties for c in cls.ancestry):
-        for node in fn.attributes:
-            if isinstance(node.ctx, ast.Load) and _is_me(node.value, fn) and any(node.attr in c.properties for c in cls.ancestry):
-                found.append(Mark("call", node, None, cls.method(node.attr)))
-    if any(name in c.methods for c in cls.ancestry for name in _ITEMS.values()):
-        for item in fn.subscripts:
-            if _is_me(item.value, fn) and (method := cls.method(_ITEMS[type(item.ctx)])) is not None:
-                found.append(Mark("call", item, None, method))
-    if (length := cls.method("__len__")) is not None:
-        for call in fn.calls:
-            if isinstance(call.func, ast.Name) and call.func.id == "len" and call.args and _is_me(call.args[0], fn):
-                found.append(Mark("call", call, None, length))
+    properties = {name for c in cls.ancestry for name in c.properties}
+    length = cls.method("__len__")
+    found = [
+        Mark("call", node, None, cls.method(node.attr))
+        for node in (fn.attributes if properties else ())
+        if node.attr in properties and isinstance(node.ctx, ast.Load) and _is_me(node.value, fn)
+    ]
+    found += [
+        Mark("call", item, None, method)
+        for item in fn.subscripts
+        if _is_me(item.value, fn) and (method := cls.method(_ITEMS[type(item.ctx)])) is not None
+    ]
+    found += [
+        Mark("call", call, None, length)
+        for call in (fn.calls if length is not None else ())
+        if isinstance(call.func, ast.Name) and call.func.id == "len" and call.args and _is_me(call.args[0], fn)
+    ]
     return found
 
 

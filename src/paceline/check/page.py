@@ -32,11 +32,10 @@ def documentation(rule: Rule) -> str:
 
 
 def section(rule: Rule) -> str:
-    said = documentation(rule).replace("\n\n", "\0").replace("\0", "\n\n")
+    said = documentation(rule)
     bad, good = (textwrap.dedent(code).strip() for code in (rule.bad, rule.good))
-    return (
-        f"### {rule.code} {rule.name}\n\n{said}\n\nFound:\n\n```text\n{bad}\n```\n\nNot found:\n\n```text\n{good}\n```\n"
-    )
+    head = f"### {rule.code} {rule.name}\n\n{said}"
+    return f"{head}\n\nFound:\n\n```text\n{bad}\n```\n\nNot found:\n\n```text\n{good}\n```\n"
 
 
 def explained(code: str) -> str:

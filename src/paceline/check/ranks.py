@@ -12,7 +12,8 @@ import re
 from typing import NamedTuple
 
 from paceline.check import catalogue
-from paceline.check.module import Function, Module
+from paceline.check.declared import Function
+from paceline.check.module import Module
 from paceline.check.names import dotted, inside, keyword, last
 
 ALIASES = 3
@@ -41,7 +42,12 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     """The operation of all ranks that a call is; None when it is none."""
     function = call.func
     name = _by_name(module.canonical(function))
-    if name is None and isinstance(function, ast.Name) and function.id in catalogue.UNMISTAKABLE and function.id in module.imports:
+    if (
+        name is None
+        and isinstance(function, ast.Name)
+        and function.id in catalogue.UNMISTAKABLE
+        and function.id in module.imports
+    ):
         name = function.id
     if name is None and isinstance(function, ast.Attribute):
         name = _by_object(function, fn, module)
@@ -50,7 +56,12 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     if name is None or keyword(call, "no_dist") is not None:
         return None
     group = keyword(call, "group") or keyword(call, "process_group")
-    if group is None and isinstance(function, ast.Attribute) and name in catalogue.UNMISTAKABLE and not _usual(function, fn, module):
+    if (
+        group is None
+        and isinstance(function, ast.Attribute)
+        and name in catalogue.UNMISTAKABLE
+        and not _usual(function, fn, module)
+    ):
         group = function.value  # an operation of a communicator of its own
     root = keyword(call, "src") or keyword(call, "root") or keyword(call, "dst")
     if root is None and name in ("broadcast", "reduce", "bcast") and len(call.args) > 1:
@@ -87,9 +98,19 @@ def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | N
             return methods[function.attr]
     if function.attr in catalogue.UNMISTAKABLE:
         return function.attr
-    if fn.cls is not None and isinstance(function.value, ast.Name) and function.value.id == fn.me:
-        if fn.cls.is_a("LightningModule", "lightning.LightningModule", "pytorch_lightning.LightningModule", "L.LightningModule", "pl.LightningModule"):
-            return function.attr if function.attr in ("all_gather", "log") else None
+    if (
+        fn.cls is not None
+        and isinstance(function.value, ast.Name)
+        and function.value.id == fn.me
+        and fn.cls.is_a(
+            "LightningModule",
+            "lightning.LightningModule",
+            "pytorch_lightning.LightningModule",
+            "L.LightningModule",
+            "pl.LightningModule",
+        )
+    ):
+        return function.attr if function.attr in ("all_gather", "log") else None
     return None
 
 
@@ -132,21 +153,28 @@ def _compared(test: ast.Compare, fn: Function, module: Module, depth: int) -> Co
     if who is None and isinstance(op, ast.Eq | ast.NotEq) and (who := of_rank(right, fn, module, depth)) is not None:
         left, right = right, left
     if who is None:
-        return _local(test, left, isinstance(op, ast.Gt | ast.NotEq | ast.GtE), fn) if _is_number(right, 0) or _is_number(right, 1) else None
+        return (
+            _local(test, left, isinstance(op, ast.Gt | ast.NotEq | ast.GtE), fn)
+            if _is_number(right, 0) or _is_number(right, 1)
+            else None
+        )
     text, group, _ = who
     if of_rank(right, fn, module, depth) is not None and not isinstance(right, ast.Constant):
         return None  # one rank against another: which ranks these are is not known here
     zero = _is_number(right, 0)
     if isinstance(op, ast.GtE | ast.Lt) and zero:
         return None  # `rank >= 0`: whether there are ranks at all
-    if isinstance(op, ast.Gt) and zero or isinstance(op, ast.GtE) and _is_number(right, 1):
+    if (isinstance(op, ast.Gt) and zero) or (isinstance(op, ast.GtE) and _is_number(right, 1)):
         return Condition(f"{text} == 0", False, False, group)
     if isinstance(op, ast.In | ast.NotIn) and _is_zero_or_none(right):
         return Condition(f"{text} == 0", isinstance(op, ast.In), False, group)
     if isinstance(op, ast.NotEq | ast.NotIn):
         sign_, said = False, "==" if isinstance(op, ast.NotEq) else "in"
     else:
-        sign_, said = True, {ast.Eq: "==", ast.In: "in", ast.Lt: "<", ast.Gt: ">", ast.LtE: "<=", ast.GtE: ">="}.get(type(op), "?")
+        sign_, said = (
+            True,
+            {ast.Eq: "==", ast.In: "in", ast.Lt: "<", ast.Gt: ">", ast.LtE: "<=", ast.GtE: ">="}.get(type(op), "?"),
+        )
     if isinstance(right, ast.Constant) and right.value in (True, False) and isinstance(right.value, bool):
         return Condition(text, sign_ == right.value, False, group)
     return Condition(f"{text} {said} {ast.unparse(right)}", sign_, False, group)
@@ -218,8 +246,10 @@ def _is_number(node: ast.expr, number: int) -> bool:
 
 def _is_zero_or_none(node: ast.expr) -> bool:
     """`[-1, 0]`: the first rank, or no ranks at all."""
-    return isinstance(node, ast.List | ast.Tuple | ast.Set) and any(_is_number(e, 0) for e in node.elts) and all(
-        _is_number(e, 0) or _is_number(e, -1) for e in node.elts
+    return (
+        isinstance(node, ast.List | ast.Tuple | ast.Set)
+        and any(_is_number(e, 0) for e in node.elts)
+        and all(_is_number(e, 0) or _is_number(e, -1) for e in node.elts)
     )
 
 
@@ -244,11 +274,11 @@ def _local(test: ast.expr, node: ast.expr, sign: bool, fn: Function) -> Conditio
     if not isinstance(node, ast.Name):
         return None
     start = fn.bound.get(node.id)
-    empty = isinstance(start, ast.List) and not start.elts or isinstance(start, ast.Dict) and not start.keys
+    empty = (isinstance(start, ast.List) and not start.elts) or (isinstance(start, ast.Dict) and not start.keys)
     if not empty:
         return None
     for call in fn.calls:
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "extend", "add"):
-            if dotted(call.func.value) == node.id and inside(call, ast.For) and inside(call, ast.If):
-                return Condition(f"len({node.id}) > 0", sign, True, "")
+        fills = dotted(call.func) in (f"{node.id}.append", f"{node.id}.extend", f"{node.id}.add")
+        if fills and inside(call, ast.For) and inside(call, ast.If):
+            return Condition(f"len({node.id}) > 0", sign, True, "")
     return None

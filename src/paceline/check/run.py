@@ -94,4 +94,6 @@ def _walk(folder: Path, exclude: tuple[str, ...]) -> Iterator[Path]:
 
 def _excluded(path: Path, exclude: tuple[str, ...]) -> bool:
     said = path.as_posix()
-    return any(fnmatch.fnmatch(said, p) or fnmatch.fnmatch(path.name, p) or f"/{said}".endswith(f"/{p}") for p in exclude)
+    return any(
+        fnmatch.fnmatch(said, p) or fnmatch.fnmatch(path.name, p) or f"/{said}".endswith(f"/{p}") for p in exclude
+    )

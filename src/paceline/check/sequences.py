@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from paceline.check.catalogue import GOES_FIRST
-from paceline.check.module import Function
+from paceline.check.declared import Function
 from paceline.check.names import last, parent
 from paceline.check.ranks import Collective, Condition, collective, condition
 from paceline.check.summaries import Facts, runs_now
@@ -57,6 +57,10 @@ class Sequences:
             if depth < DEPTH:
                 self._whole[id(fn)] = self.body(fn.body, fn, None, depth)
         return self._whole[id(fn)]
+
+    def operations(self, fn: Function) -> list[Item]:
+        """Every operation of a function, whatever it depends on."""
+        return [i for item in self.whole(fn).items for i in flattened(item)]
 
     def collective(self, call: ast.Call, fn: Function) -> Collective | None:
         if id(call) not in self._found:
@@ -262,8 +266,7 @@ def only_in(mine: tuple[Item, ...], other: tuple[Item, ...]) -> tuple[Item, ...]
 
 
 def flattened(item: Item) -> Iterator[Item]:
-    if not item.inner:
-        if item.name not in ("else", "break", "return"):
-            yield item
+    if not item.inner and item.name not in ("else", "break", "return"):
+        yield item
     for inner in item.inner:
         yield from flattened(inner)

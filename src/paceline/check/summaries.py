@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.check.declared import Function, Resource
 from paceline.check.findings import Step
 from paceline.check.marks import Mark, said
-from paceline.check.module import Function, Module, Resource
+from paceline.check.module import Module
 from paceline.check.names import dotted, is_constant, keyword, last, parent
 from paceline.check.walk import Event, Walk, Walker
 
@@ -108,9 +109,9 @@ class Facts:
         """The locks that a function releases without having taken them: its caller's."""
         found: dict[str, Mark] = {}
         for mark, held in self.events(fn):
-            if mark.kind == "free" and mark.resource is not None:
-                if all(h.resource.id != mark.resource.id for h in held):
-                    found.setdefault(mark.resource.id, mark)
+            lock = mark.resource
+            if mark.kind == "free" and lock is not None and all(h.resource.id != lock.id for h in held):
+                found.setdefault(lock.id, mark)
         return found
 
     def runs(self, fn: Function) -> list[Mark]:
@@ -191,7 +192,9 @@ class Facts:
         for cls in module.classes.values():
             if "run" in cls.methods and cls.is_a("threading.Thread", "Thread", "threading.Timer"):
                 made = [(f, c) for f in module.functions for c in f.calls if last(c.func) == cls.name]
-                several = any(in_loop(c, f) for f, c in made) or len(made) > 1 and not all(joined_at_once(c, f) for f, c in made)
+                several = any(in_loop(c, f) for f, c in made) or (
+                    len(made) > 1 and not all(joined_at_once(c, f) for f, c in made)
+                )
                 alone = bool(made) and all(joined_at_once(c, f) for f, c in made)
                 yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone)
             if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
@@ -216,7 +219,7 @@ class Facts:
         found = None if value is None else self.module.function_named(value, fn)
         if found is not None:
             many = name in ("submit", "apply_async") and not self._one_worker
-            several = many or in_loop(call, fn) and name != "submit"
+            several = many or (in_loop(call, fn) and name != "submit")
             yield Root(kind, found, call.lineno, several, not several and joined_at_once(call, fn))
 
     @cached_property
@@ -315,4 +318,10 @@ STARTS: dict[str, tuple[str, str, int]] = {
     "register": ("exit", "func", 0),
     "register_at_fork": ("fork", "after_in_child", 0),
 }
-OF_MODULE = {"register": "atexit", "register_at_fork": "os", "finalize": "weakref", "ref": "weakref", "signal": "signal"}
+OF_MODULE = {
+    "register": "atexit",
+    "register_at_fork": "os",
+    "finalize": "weakref",
+    "ref": "weakref",
+    "signal": "signal",
+}

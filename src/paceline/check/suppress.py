@@ -27,9 +27,7 @@ def suppressed(findings: list[Finding], text: str) -> list[Finding]:
         else:
             used.add((finding.line, finding.rule if codes else ""))
     for line, codes in comments.items():
-        for code in sorted(codes) or [""]:
-            if (line, code) not in used:
-                kept.append(_unused(line, code))
+        kept += [_unused(line, code) for code in sorted(codes) or [""] if (line, code) not in used]
     return kept
 
 

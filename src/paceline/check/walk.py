@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.check.catalogue import LOCKS
+from paceline.check.declared import Function, Resource
 from paceline.check.graph import Node, expressions
 from paceline.check.marks import Mark, hidden, mark
-from paceline.check.module import Function, Module, Resource
+from paceline.check.module import Module
 from paceline.check.names import dotted, parent
 
 STATES = 24  # different sets of held locks at one step; a function with more is walked no further
@@ -74,8 +75,10 @@ class Walker:
     def _walk(self, fn: Function) -> Walk:
         marks = self.marks(fn)
         around = self._decorators(fn)
-        if not around and not any(m.kind in ("take", "try", "free") for m in marks) and not any(
-            self._entered(item.context_expr, fn) for w in fn.withs for item in w.items
+        if (
+            not around
+            and not any(m.kind in ("take", "try", "free") for m in marks)
+            and not any(self._entered(item.context_expr, fn) for w in fn.withs for item in w.items)
         ):
             return Walk([Event(m, ()) for m in marks])
         graph = fn.graph
@@ -100,7 +103,10 @@ class Walker:
                 for event in self.walk(wrapper).events:
                     called = event.mark.node.func if isinstance(event.mark.node, ast.Call) else None
                     if isinstance(called, ast.Name) and called.id == given:
-                        found += [(decorator, self._of(fn, h)._replace(line=decorator.lineno, by_with=True)) for h in event.held]
+                        found += [
+                            (decorator, self._of(fn, h)._replace(line=decorator.lineno, by_with=True))
+                            for h in event.held
+                        ]
         return found
 
     def _of(self, fn: Function, held: Held) -> Held:
@@ -150,8 +156,8 @@ class _Search:
             self._remember(node, state)
             line = node.line if node.kind != "leave" else came_from
             after, tried = self._through(node, state)
-            for following in node.next:
-                todo.append((following, after if tried is None else (*after, tried), line))
+            taken = after if tried is None else (*after, tried)
+            todo += [(following, taken, line) for following in node.next]
             if node.otherwise is not None:
                 todo.append((node.otherwise, after, line))
             if node.raises is not None:

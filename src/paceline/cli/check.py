@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
+from typing import Annotated, Optional
 
 import typer
 
@@ -17,17 +18,29 @@ class Format(str, enum.Enum):
     github = "github"
 
 
+Paths = Annotated[Optional[list[Path]], typer.Argument(help="Files or folders; else the folder one is in.")]  # noqa: UP045
+Said = Annotated[Format, typer.Option("--format", help="How to say it.")]
+Select = Annotated[Optional[str], typer.Option(help="Rules to use, by the beginning of their codes: PC1,PC501.")]  # noqa: UP045
+Ignore = Annotated[Optional[str], typer.Option(help="Rules to leave out, likewise.")]  # noqa: UP045
+Confidence = Annotated[Optional[float], typer.Option(help="Say nothing below it; 0 says all. Else 0.5.")]  # noqa: UP045
+Baseline = Annotated[Optional[str], typer.Option(help="Say only what is not in this file.")]  # noqa: UP045
+Write = Annotated[Optional[Path], typer.Option(help="Write what is found to this baseline, and end well.")]  # noqa: UP045
+Feedback = Annotated[Optional[str], typer.Option(help="Marks of true and false findings, to rank by.")]  # noqa: UP045
+Cached = Annotated[Optional[bool], typer.Option("--cache/--no-cache", help="Remember what was found, by content.")]  # noqa: UP045
+Explain = Annotated[Optional[str], typer.Option(help="Say what a rule finds, with an example, and end.")]  # noqa: UP045
+
+
 def check(
-    paths: list[Path] = typer.Argument(None, help="Files or folders."),
-    format: Format = typer.Option(Format.text, "--format", help="How to say it."),  # noqa: A002
-    select: str = typer.Option(None, "--select", help="Rules to use, by the beginning of their codes: PC1,PC501."),
-    ignore: str = typer.Option(None, "--ignore", help="Rules to leave out, likewise."),
-    min_confidence: float = typer.Option(None, "--min-confidence", help="Say nothing below it; 0 says all. Else 0.5."),
-    baseline: str = typer.Option(None, "--baseline", help="Say only what is not in this file."),
-    write_baseline: Path = typer.Option(None, "--write-baseline", help="Write what is found to this file, and end well."),
-    feedback: str = typer.Option(None, "--feedback", help="Marks of true and false findings, to rank by."),
-    cache: bool = typer.Option(None, "--cache/--no-cache", help="Whether to remember what was found, by content."),
-    explain: str = typer.Option(None, "--explain", help="Say what a rule finds, with an example, and end."),
+    paths: Paths = None,
+    said: Said = Format.text,
+    select: Select = None,
+    ignore: Ignore = None,
+    min_confidence: Confidence = None,
+    baseline: Baseline = None,
+    write_baseline: Write = None,
+    feedback: Feedback = None,
+    cache: Cached = None,
+    explain: Explain = None,
 ) -> None:
     """Find deadlocks and races in PATHS before they run: locks, queues, asyncio, torch.distributed, mpi4py.
 
@@ -57,9 +70,8 @@ def check(
         write(write_baseline, report.findings)
         console.print(f"{len(report.findings)} findings written to {write_baseline}", markup=False)
         return
-    said = FORMATS[format.value](report)
-    if said:
-        typer.echo(said)
+    if text := FORMATS[said.value](report):
+        typer.echo(text)
     console.print(report.summary(), markup=False)
     if report.findings:
         raise typer.Exit(1)

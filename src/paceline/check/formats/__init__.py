@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.check.formats.annotations import annotations
+from paceline.check.formats.github import github
 from paceline.check.formats.objects import as_json
 from paceline.check.formats.sarif import sarif
 from paceline.check.formats.text import text
@@ -14,5 +14,5 @@ FORMATS: dict[str, Callable[[Report], str]] = {
     "text": text,
     "json": as_json,
     "sarif": sarif,
-    "github": annotations,
+    "github": github,
 }

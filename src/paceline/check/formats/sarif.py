@@ -25,8 +25,17 @@ def sarif(report: Report) -> str:
         }
         for rule in RULES.values()
     ]
-    driver = {"name": "paceline", "version": _version(), "informationUri": "https://pypi.org/project/paceline/", "rules": rules}
-    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": [_result(f) for f in report.findings]}
+    driver = {
+        "name": "paceline",
+        "version": _version(),
+        "informationUri": "https://pypi.org/project/paceline/",
+        "rules": rules,
+    }
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "results": [_result(f) for f in report.findings],
+    }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1)
 
 

@@ -10,8 +10,8 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import ASYNC_LOCKS
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.module import Function
 from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -44,7 +44,8 @@ def _tell(fn: Function, at: ast.Await, lock: str, line: int, confidence: float) 
     return finding(
         at,
         fn,
-        f"awaits with {lock} held since line {line}: another task of this loop that wants {lock} stops the loop, and nobody releases it",
+        f"awaits with {lock} held since line {line}: another task of this loop that wants {lock} stops the "
+        "loop, and nobody releases it",
         [
             Step("task A", line, f"{fn.qualname} takes {lock}"),
             Step("task A", at.lineno, "awaits: the loop goes on with others"),
@@ -53,7 +54,10 @@ def _tell(fn: Function, at: ast.Await, lock: str, line: int, confidence: float) 
         "use asyncio.Lock with `async with`, or release the lock before the await",
         lock,
         confidence,
-        [Wait("task A", f"took {lock}", "run the loop", "task B"), Wait("task B", "stopped the loop", f"release {lock}", "task A")],
+        [
+            Wait("task A", f"took {lock}", "run the loop", "task B"),
+            Wait("task B", "stopped the loop", f"release {lock}", "task A"),
+        ],
     )
 
 

@@ -25,14 +25,21 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         for mark in facts.walker.marks(fn):
             resource = mark.resource
-            if mark.kind != "wait" or mark.timeout or resource is None or not resource.sure or resource.kind not in KINDS:
+            if (
+                mark.kind != "wait"
+                or mark.timeout
+                or resource is None
+                or not resource.sure
+                or resource.kind not in KINDS
+            ):
                 continue
             if isinstance(parent(mark.node), ast.Await) or _is_done(mark.node, fn.calls):
                 continue
             yield finding(
                 mark.node,
                 fn,
-                f"{said(mark.node)} in a coroutine stops the event loop until {mark.waits_for.replace(' to ', ' has come to ')}: if that takes a task of this loop, it never will",
+                f"{said(mark.node)} in a coroutine stops the event loop until "
+                f"{mark.waits_for.replace(' to ', ' has come to ')}: if that takes a task of this loop, it never will",
                 [
                     Step("the loop", mark.line, f"runs {fn.qualname}, which waits for {mark.waits_for}"),
                     Step("the others", mark.line, "cannot run, since their loop stands still"),
@@ -48,7 +55,9 @@ def _is_done(node: ast.expr, calls: list[ast.Call]) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     name = ast.unparse(node.func.value)
-    return any(isinstance(c.func, ast.Attribute) and c.func.attr == "done" and ast.unparse(c.func.value) == name for c in calls)
+    return any(
+        isinstance(c.func, ast.Attribute) and c.func.attr == "done" and ast.unparse(c.func.value) == name for c in calls
+    )
 
 
 RULE = Rule(

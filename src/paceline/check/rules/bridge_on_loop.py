@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.findings import Finding, Step
+from paceline.check.declared import Function
+from paceline.check.findings import Finding
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import last, parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, led
@@ -39,7 +39,8 @@ def _bridges(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator
             yield finding(
                 at,
                 start,
-                f"{said(call)} is reached{by} in the coroutine {start.qualname}: the loop waits for what only the loop can run",
+                f"{said(call)} is reached{by} in the coroutine {start.qualname}: the loop waits for what only "
+                "the loop can run",
                 led("the loop", steps, "waits for the loop, which is itself"),
                 "await the coroutine here; use the bridge only from other threads",
                 said(call),
@@ -65,7 +66,10 @@ def _waits_for_loop(call: ast.Call, fn: Function, facts: Facts) -> bool:
     if not isinstance(value, ast.Call) or last(value.func) != "run_coroutine_threadsafe":
         return False
     loop = value.args[1] if len(value.args) > 1 else None
-    return isinstance(loop, ast.Call) or isinstance(loop, ast.Name) and isinstance(fn.bound.get(loop.id), ast.Call) and last(fn.bound[loop.id].func) in ("get_event_loop", "get_running_loop")  # type: ignore[attr-defined]
+    if isinstance(loop, ast.Name):
+        made = fn.bound.get(loop.id)
+        return isinstance(made, ast.Call) and last(made.func) in ("get_event_loop", "get_running_loop")
+    return isinstance(loop, ast.Call)
 
 
 RULE = Rule(

@@ -12,9 +12,9 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import CALLBACK_WORDS
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import Mark, said
-from paceline.check.module import Function
 from paceline.check.names import dotted, last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -26,14 +26,18 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         told: set[str] = set()
         for mark, held in facts.events(fn):
-            locks = [h for h in held if h.resource.sure and h.resource.kind in ("Lock", "RLock") and not h.resource.many]
+            locks = [
+                h for h in held if h.resource.sure and h.resource.kind in ("Lock", "RLock") and not h.resource.many
+            ]
             if not locks or mark.kind != "call" or mark.callee is not None:
                 continue
             what = _stranger(mark, fn, facts)
             first = next((h for h in locks if h.resource.once or what == "the callbacks of a future"), None)
             if not what or first is None or first.resource.id in told:
                 continue
-            other = next((f for f in facts.module.functions if f is not fn and _enters(f, first.resource.id, facts)), None)
+            other = next(
+                (f for f in facts.module.functions if f is not fn and _enters(f, first.resource.id, facts)), None
+            )
             if other is None:
                 continue
             told.add(first.resource.id)
@@ -41,7 +45,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield finding(
                 mark.node,
                 fn,
-                f"{said(mark.node)} runs {what} with {lock.id} held; if they come back here, or wait for a thread that does, nobody goes on",
+                f"{said(mark.node)} runs {what} with {lock.id} held; if they come back here, or wait for a "
+                "thread that does, nobody goes on",
                 [
                     Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
                     Step("thread A", mark.line, f"calls {said(mark.node)}: {what}"),
@@ -69,7 +74,6 @@ def _stranger(mark: Mark, fn: Function, facts: Facts) -> str:
         receiver = last(call.func.value).lower()
         if receiver in ("f", "fut", "future") or "future" in receiver:
             return "the callbacks of a future"
-    text = dotted(call.func)
     if name.endswith(CALLBACK_WORDS) and not _is_plain(call.func, fn):
         return "a callback"
     if isinstance(call.func, ast.Name):
@@ -79,7 +83,7 @@ def _stranger(mark: Mark, fn: Function, facts: Facts) -> str:
                 over = dotted(loop.iter).lower()  # type: ignore[union-attr]
                 if any(word.strip("_") in over for word in CALLBACK_WORDS):
                     return "callbacks"
-    return "" if not text else ""
+    return ""
 
 
 def _is_plain(function: ast.expr, fn: Function) -> bool:

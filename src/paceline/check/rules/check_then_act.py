@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from paceline.check.accesses import Access, catches, is_shared, of_class, own_locks
 from paceline.check.catalogue import ASYNC_LOCKS
+from paceline.check.declared import Class, Function
 from paceline.check.findings import Finding, Step
-from paceline.check.module import Class, Function
 from paceline.check.names import dotted, inside, last, parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -41,11 +41,17 @@ def _locked(facts: Facts) -> Iterator[Finding]:
             if lock is None or lock.kind in ASYNC_LOCKS:
                 continue
             for mark in facts.walker.marks(fn):
-                if mark.kind == "take" and mark.resource is not None and mark.resource.id == lock.id and inside(mark.node, ast.If) is test:
+                if (
+                    mark.kind == "take"
+                    and mark.resource is not None
+                    and mark.resource.id == lock.id
+                    and inside(mark.node, ast.If) is test
+                ):
                     yield finding(
                         mark.node,
                         fn,
-                        f"{lock.id} is asked whether it is taken (line {test.lineno}), and then taken: another thread may take it in between, and this one waits after all",
+                        f"{lock.id} is asked whether it is taken (line {test.lineno}), and then taken: "
+                        "another thread may take it in between, and this one waits after all",
                         [
                             Step("thread A", test.lineno, f"finds {lock.id} free"),
                             Step("thread B", mark.line, "takes it"),
@@ -71,11 +77,15 @@ def _filled(accesses: list[Access], cls: Class) -> Iterator[Finding]:
         if not isinstance(test, ast.If) or not isinstance(subscript, ast.Subscript):
             continue
         asked = [n for n in ast.walk(test.test) if isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.NotIn)]
-        if any(ast.unparse(n.left) == ast.unparse(subscript.slice) and dotted(n.comparators[0]) == dotted(subscript.value) for n in asked):
+        if any(
+            ast.unparse(n.left) == ast.unparse(subscript.slice) and dotted(n.comparators[0]) == dotted(subscript.value)
+            for n in asked
+        ):
             yield finding(
                 access.node,
                 access.fn,
-                f"{access.thing} is filled here after line {test.lineno} found nothing, without {common[0]}, under which others change it (line {guarded[0].line})",
+                f"{access.thing} is filled here after line {test.lineno} found nothing, without {common[0]}, "
+                f"under which others change it (line {guarded[0].line})",
                 [
                     Step("thread A", test.lineno, f"{access.fn.qualname} finds no such key"),
                     Step("thread B", test.lineno, "finds none either, and fills it"),
@@ -101,13 +111,16 @@ def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         use = next((a for a in accesses if a.fn is access.fn and a is not access and _used_in(a, test)), None)
         if use is None or catches(use.node, "AttributeError", "TypeError"):
             continue
-        other = next((a for a in gone if _meet(a.fn, access.fn, facts) and not a.locks & access.locks & use.locks), None)
+        other = next(
+            (a for a in gone if _meet(a.fn, access.fn, facts) and not a.locks & access.locks & use.locks), None
+        )
         if other is not None:
             told.add(bool(facts.threads_of(access.fn)))
             yield finding(
                 use.node,
                 access.fn,
-                f"{access.thing} is looked at (line {access.line}) and used here; {other.fn.qualname} may set it to None in between (line {other.line}), from another thread",
+                f"{access.thing} is looked at (line {access.line}) and used here; {other.fn.qualname} may set "
+                f"it to None in between (line {other.line}), from another thread",
                 [
                     Step("thread A", access.line, f"{access.fn.qualname} looks at {access.thing}: it is there"),
                     Step("thread B", other.line, f"{other.fn.qualname} sets it to None"),
@@ -136,10 +149,14 @@ def _test(node: ast.AST) -> ast.If | None:
 
 def _used_in(access: Access, test: ast.If) -> bool:
     """`x.something` or `x[...]` on the side where it was there."""
-    if not isinstance(parent(access.node), ast.Attribute | ast.Subscript) or access.changes and access.kind in ("write", "none"):
+    if not isinstance(parent(access.node), ast.Attribute | ast.Subscript) or (
+        access.changes and access.kind in ("write", "none")
+    ):
         return False
     body = test.body
-    negative = isinstance(test.test, ast.UnaryOp) or any(isinstance(n, ast.Is) for c in ast.walk(test.test) if isinstance(c, ast.Compare) for n in c.ops)
+    negative = isinstance(test.test, ast.UnaryOp) or any(
+        isinstance(n, ast.Is) for c in ast.walk(test.test) if isinstance(c, ast.Compare) for n in c.ops
+    )
     if negative:
         if test.orelse:
             body = test.orelse
@@ -184,7 +201,8 @@ def _removed(accesses: list[Access], cls: Class) -> Iterator[Finding]:
         yield finding(
             access.node,
             access.fn,
-            f"an item of {access.thing} is read without {lock}, under which {removal.fn.qualname} removes items (line {removal.line}): it may be gone since it was looked for",
+            f"an item of {access.thing} is read without {lock}, under which {removal.fn.qualname} removes "
+            f"items (line {removal.line}): it may be gone since it was looked for",
             [
                 Step("thread A", access.fn.line, f"{access.fn.qualname} makes sure that the item is there"),
                 Step("thread B", removal.line, f"{removal.fn.qualname} removes it, under {lock}"),

@@ -11,8 +11,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.module import Function
 from paceline.check.names import last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, Root, led
@@ -60,9 +60,12 @@ def _queues(root: Root, facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     call,
                     root.function,
-                    f"{RUNS[root.kind]} uses {found.id}, a queue.Queue: if the collector runs inside one of the queue's own methods, its lock is held already",
+                    f"{RUNS[root.kind]} uses {found.id}, a queue.Queue: if the collector runs inside one of "
+                    "the queue's own methods, its lock is held already",
                     [
-                        Step("thread A", call.lineno, f"is inside {found.id}, whose lock it holds, when an object dies"),
+                        Step(
+                            "thread A", call.lineno, f"is inside {found.id}, whose lock it holds, when an object dies"
+                        ),
                         Step("thread A", call.lineno, f"{root.function.qualname} waits for the same lock"),
                     ],
                     "use queue.SimpleQueue, whose put may be interrupted by itself",
@@ -80,7 +83,8 @@ def _tell(
     return finding(
         node,
         where,
-        f"{RUNS[root.kind]} takes {lock}; if the collector runs while {fn.qualname} holds it (line {held.line}), the thread waits for itself",
+        f"{RUNS[root.kind]} takes {lock}; if the collector runs while {fn.qualname} holds it (line "
+        f"{held.line}), the thread waits for itself",
         [
             Step("thread A", held.line, f"{fn.qualname} takes {lock}"),
             Step("thread A", event.mark.line, "an object dies here, and Python runs what is to run then"),

@@ -19,7 +19,9 @@ def find(facts: Facts) -> Iterator[Finding]:
     module, sequences = facts.module, facts.sequences
     if not facts.has_threads:
         return
-    everywhere = [(fn, c) for fn in module.functions for call in fn.calls if (c := sequences.collective(call, fn)) and not c.group]
+    everywhere = [
+        (fn, c) for fn in module.functions for call in fn.calls if (c := sequences.collective(call, fn)) and not c.group
+    ]
     outside = next(((fn, c) for fn, c in everywhere if not facts.threads_of(fn)), None)
     if outside is None:
         return
@@ -28,7 +30,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield finding(
                 found.call,
                 fn,
-                f"{said(found.call)} runs in a thread, and {said(outside[1].call)} at line {outside[1].call.lineno} outside of it, both in the default group: their order differs between ranks",
+                f"{said(found.call)} runs in a thread, and {said(outside[1].call)} at line "
+                f"{outside[1].call.lineno} outside of it, both in the default group: their order differs between ranks",
                 [
                     Step("rank 0", found.call.lineno, f"its thread calls {said(found.call)} first"),
                     Step("rank 1", outside[1].call.lineno, f"its main thread calls {said(outside[1].call)} first"),

@@ -19,7 +19,11 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         for lock, free in facts.drops(fn).items():
             again = next(
-                (m for m, _ in facts.events(fn) if m.kind == "take" and m.resource and m.resource.id == lock and m.line > free.line),
+                (
+                    m
+                    for m, _ in facts.events(fn)
+                    if m.kind == "take" and m.resource and m.resource.id == lock and m.line > free.line
+                ),
                 None,
             )
             if again is None:
@@ -31,7 +35,8 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     free.node,
                     fn,
-                    f"{lock} is released here and taken again at line {again.line}, but {caller.qualname} holds it around the call at line {event.mark.line}",
+                    f"{lock} is released here and taken again at line {again.line}, but {caller.qualname} "
+                    f"holds it around the call at line {event.mark.line}",
                     [
                         Step("thread A", held.line, f"{caller.qualname} takes {lock} for a whole block"),
                         Step("thread A", event.mark.line, f"calls {said(event.mark.node)}"),

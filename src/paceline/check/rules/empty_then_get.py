@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import Mark, said
-from paceline.check.module import Function
 from paceline.check.names import inside, last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -32,11 +32,15 @@ def _asked(mark: Mark, fn: Function, facts: Facts) -> int | None:
     around = inside(mark.node, ast.While, ast.If)
     while isinstance(around, ast.While | ast.If):
         for node in ast.walk(around.test):
-            if isinstance(node, ast.Call) and last(node.func) in ("empty", "qsize") and isinstance(node.func, ast.Attribute):
+            if (
+                isinstance(node, ast.Call)
+                and last(node.func) in ("empty", "qsize")
+                and isinstance(node.func, ast.Attribute)
+            ):
                 found = facts.module.resource(node.func.value, fn)
                 if found is not None and mark.resource is not None and found.id == mark.resource.id:
                     return around.lineno
-        around = inside(around, ast.While, ast.If)  # type: ignore[assignment]
+        around = inside(around, ast.While, ast.If)
     return None
 
 
@@ -45,7 +49,8 @@ def _tell(fn: Function, mark: Mark, line: int) -> Finding:
     return finding(
         mark.node,
         fn,
-        f"{said(mark.node)} waits without a timeout after line {line} found an item: another worker may take it in between, and this one waits for ever",
+        f"{said(mark.node)} waits without a timeout after line {line} found an item: another worker may take "
+        "it in between, and this one waits for ever",
         [
             Step("worker A", line, f"finds an item in {mark.resource.id}"),
             Step("worker B", mark.line, "takes it, the last one"),

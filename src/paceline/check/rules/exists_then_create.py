@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from paceline.check.accesses import catches
 from paceline.check.catalogue import RANK_CALLS
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import dotted, inside, is_constant, keyword, last
 from paceline.check.ranks import condition
 from paceline.check.rules.rule import Rule, finding
@@ -38,16 +38,21 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             path = ast.unparse(asked.args[0]) if asked.args else dotted(getattr(asked.func, "value", asked))
             for call in fn.calls:
-                if inside(call, ast.If) is test and _makes(call, path, ranks) and not catches(call, "FileExistsError", "FileNotFoundError", "OSError"):
+                if (
+                    inside(call, ast.If) is test
+                    and _makes(call, path, ranks)
+                    and not catches(call, "FileExistsError", "FileNotFoundError", "OSError")
+                ):
                     yield _tell(fn, test, call, path)
 
 
 def _ranks(facts: Facts) -> bool:
-    """Whether this file runs on all ranks of a job at once."""
-    origins = set(facts.module.imports.values())
-    if any(o.startswith(("torch.distributed", "mpi4py", "accelerate", "horovod")) for o in origins):
-        return True
-    return any(last(c.func) in RANK_CALLS or dotted(c.func).startswith("torch.distributed") for fn in facts.module.functions for c in fn.calls)
+    """Whether this file runs on all ranks of a job at once: it asks which it is, or calls an operation of all."""
+    return any(
+        last(c.func) in RANK_CALLS or facts.sequences.collective(c, fn)
+        for fn in facts.module.functions
+        for c in fn.calls
+    )
 
 
 def _processes(facts: Facts) -> bool:
@@ -83,14 +88,21 @@ def _tell(fn: Function, test: ast.If, call: ast.Call, path: str) -> Finding:
     return finding(
         call,
         fn,
-        f"{path} is looked for (line {test.lineno}), and then comes {said(call)}: when two processes look at once, the second fails, or spoils what the first has done",
+        f"{path} is looked for (line {test.lineno}), and then comes {said(call)}: when two processes look at "
+        "once, the second fails, or spoils what the first has done",
         [
             Step("rank 0", test.lineno, f"looks for {path}"),
             Step("rank 1", test.lineno, "looks too, and finds the same"),
             Step("rank 0", call.lineno, f"calls {said(call)}"),
-            Step("rank 1", call.lineno, "does it once more: an error, or a half-written file that the other already reads"),
+            Step(
+                "rank 1",
+                call.lineno,
+                "does it once more: an error, or a half-written file that the other already reads",
+            ),
         ],
-        f"do it without looking ({remedy})" if remedy else "let one rank do it and the others wait, or write to a name of its own and rename it",
+        f"do it without looking ({remedy})"
+        if remedy
+        else "let one rank do it and the others wait, or write to a name of its own and rename it",
         path,
         0.65,
     )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.check.accesses import Access, ends, of_class, own_locks
+from paceline.check.declared import Class
 from paceline.check.findings import Finding, Step
-from paceline.check.module import Class
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -37,7 +37,8 @@ def _tell(access: Access, guarded: Access, lock: str) -> Finding:
     return finding(
         access.node,
         access.fn,
-        f"{access.thing} is changed here without {lock}, which is held wherever else it is changed (line {guarded.line})",
+        f"{access.thing} is changed here without {lock}, which is held wherever else it is changed (line "
+        f"{guarded.line})",
         [
             Step("thread A", guarded.line, f"{guarded.fn.qualname} changes {access.thing} under {lock}"),
             Step("thread B", access.line, f"{access.fn.qualname} gets in between, since it does not hold {lock}"),

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Class, Function
 from paceline.check.findings import Finding, Step
-from paceline.check.module import Class, Function
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -28,8 +28,12 @@ def find(facts: Facts) -> Iterator[Finding]:
             made = [(m, fn) for value, fn in values if (m := module.made(value, fn))]
             if not made or made[0][0][0] not in ("Lock", "RLock", "Condition"):
                 continue
-            (kind, call), maker = made[0]
-            if not module.canonical(call.func).startswith(("threading.", "_thread.")) or len(made) > 1 or _again(maker, cls):
+            (_kind, call), maker = made[0]
+            if (
+                not module.canonical(call.func).startswith(("threading.", "_thread."))
+                or len(made) > 1
+                or _again(maker, cls)
+            ):
                 continue
             lock = f"{cls.name}.{attribute}"
             taker = next((fn for fn in cls.methods.values() if lock in facts.takes(fn)), None)
@@ -61,7 +65,8 @@ def _tell(call: ast.Call, maker: Function, asks: Function, taker: Function, lock
     return finding(
         call,
         maker,
-        f"{lock} is not made anew after a fork, though {asks.qualname} expects to run in a forked process: a child forked while it is held waits for ever at line {take.lineno}",
+        f"{lock} is not made anew after a fork, though {asks.qualname} expects to run in a forked process: a "
+        f"child forked while it is held waits for ever at line {take.lineno}",
         [
             Step("thread A", take.lineno, f"{taker.qualname} takes {lock}"),
             Step("thread B", asks.line, "forks; the child has the lock taken, but no thread A"),

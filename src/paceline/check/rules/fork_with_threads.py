@@ -29,10 +29,15 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     call,
                     fn,
-                    f"this process is forked, and it has threads (line {line}): a lock that one of them holds stays taken in the child for ever",
+                    f"this process is forked, and it has threads (line {line}): a lock that one of them holds "
+                    "stays taken in the child for ever",
                     [
                         Step("thread B", line, "runs, and holds some lock: of logging, of the allocator, of a queue"),
-                        Step("thread A", call.lineno, f"{fn.qualname} forks; the child has the lock taken, but no thread B"),
+                        Step(
+                            "thread A",
+                            call.lineno,
+                            f"{fn.qualname} forks; the child has the lock taken, but no thread B",
+                        ),
                         Step("the child", call.lineno, "waits for it"),
                     ],
                     "fork before the first thread is started, or use subprocess or the spawn method",

@@ -1,7 +1,8 @@
 """A child process that is joined before its queue is read.
 
-A `multiprocessing.Queue` is a pipe, and so is a `Pipe`. What does not fit into the pipe stays in the child, which cannot end before
-somebody reads it; and the parent, waiting for the end, does not read. A small result goes through, a large one hangs.
+A `multiprocessing.Queue` is a pipe, and so is a `Pipe`. What does not fit into the pipe stays in the child, which
+cannot end before somebody reads it; and the parent, waiting for the end, does not read. A small result goes through, a
+large one hangs.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import has_timeout
-from paceline.check.module import Function
 from paceline.check.names import dotted, keyword, last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.story import Wait
-
 
 READS = ("get", "get_nowait", "recv", "recv_bytes")
 
@@ -30,7 +30,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             uses = [c for c in fn.calls if c not in started and _touches(c, queue)]
             reads = [c.lineno for c in uses if isinstance(c.func, ast.Attribute) and c.func.attr in READS]
-            if any(c.lineno <= join.lineno for c in uses if c.lineno not in reads and last(c.func) not in ("put", "close")):
+            if any(
+                c.lineno <= join.lineno for c in uses if c.lineno not in reads and last(c.func) not in ("put", "close")
+            ):
                 continue
             if reads and min(reads) > join.lineno:
                 yield _tell(fn, join, queue, made, min(reads))
@@ -46,7 +48,7 @@ def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast
                 found[dotted(value)] = call
             if resource is not None and resource.kind == "Pipe" and isinstance(value, ast.Name):
                 ends = [n for n, v in fn.bound.items() if v is fn.bound.get(value.id) and n != value.id]
-                found.update({name: call for name in ends})
+                found.update(dict.fromkeys(ends, call))
     return found
 
 
@@ -103,9 +105,14 @@ def _tell(fn: Function, join: ast.Call, queue: str, started: ast.Call, read: int
     return finding(
         join,
         fn,
-        f"the child is joined before {queue} is read (line {read}): it cannot end while what it put does not fit into the pipe",
+        f"the child is joined before {queue} is read (line {read}): it cannot end while what it put does not "
+        "fit into the pipe",
         [
-            Step("the child", started.lineno, f"puts its result into {queue}, and waits at its end until that is in the pipe"),
+            Step(
+                "the child",
+                started.lineno,
+                f"puts its result into {queue}, and waits at its end until that is in the pipe",
+            ),
             Step("the parent", join.lineno, f"waits for the child to end, before it reads {queue} at line {read}"),
         ],
         f"read {queue} first, then join",

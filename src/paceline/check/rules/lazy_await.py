@@ -10,8 +10,8 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import ASYNC_LOCKS
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.module import Function
 from paceline.check.names import dotted, inside
 from paceline.check.rules.lazy_start import PLAIN, absent
 from paceline.check.rules.rule import Rule, finding
@@ -24,10 +24,18 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         for test in fn.tests:
             name = absent(test.test) if isinstance(test, ast.If) else ""
-            if not name or not (name.startswith(fn.me + ".") and fn.me or name in fn.globals) or _locked(test, fn, facts):
+            if (
+                not name
+                or not ((name.startswith(fn.me + ".") and fn.me) or name in fn.globals)
+                or _locked(test, fn, facts)
+            ):
                 continue
             for statement in test.body:
-                if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name and isinstance(statement.value, ast.Await):
+                if (
+                    isinstance(statement, ast.Assign)
+                    and dotted(statement.targets[0]) == name
+                    and isinstance(statement.value, ast.Await)
+                ):
                     yield _tell(fn, test, statement, name)
 
 
@@ -46,7 +54,8 @@ def _tell(fn: Function, test: ast.If | ast.While, made: ast.Assign, name: str) -
     return finding(
         made,
         fn,
-        f"{name} is made across an await after line {test.lineno} found it missing: a second task finds it missing too, and makes another",
+        f"{name} is made across an await after line {test.lineno} found it missing: a second task finds it "
+        "missing too, and makes another",
         [
             Step("task A", test.lineno, f"{fn.qualname} finds no {name}"),
             Step("task A", made.lineno, "awaits: the loop goes on with others"),

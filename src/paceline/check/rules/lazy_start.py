@@ -10,13 +10,28 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.accesses import BEGINNINGS, is_shared
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.module import Function
-from paceline.check.names import dotted, last
+from paceline.check.names import dotted
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
-PLAIN = ("start", "run", "open", "connect", "stop", "close", "main", "init", "launch", "begin", "restart", "resume", "setup", "__enter__")
+PLAIN = (
+    "start",
+    "run",
+    "open",
+    "connect",
+    "stop",
+    "close",
+    "main",
+    "init",
+    "launch",
+    "begin",
+    "restart",
+    "resume",
+    "setup",
+    "__enter__",
+)
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -40,7 +55,14 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     for statement in test.body:
         call = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(call, ast.Call) and dotted(call.func) == f"{fn.me}.start" and fn.cls.method("start") is None:
-            yield _tell(call, fn, "the thread is started at its first use", f"`{ast.unparse(test.test)}`", f"{fn.cls.name}.start", 0.65)
+            yield _tell(
+                call,
+                fn,
+                "the thread is started at its first use",
+                f"`{ast.unparse(test.test)}`",
+                f"{fn.cls.name}.start",
+                0.65,
+            )
 
 
 def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -54,7 +76,14 @@ def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
         return
     made = next((s for s in within.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
     if made is not None and not isinstance(within.body[0], ast.If):
-        yield _tell(made, fn, f"{name} is made under {lock.id}, without looking again whether it is there by now", f"`{ast.unparse(test.test)}`", name, 0.75)
+        yield _tell(
+            made,
+            fn,
+            f"{name} is made under {lock.id}, without looking again whether it is there by now",
+            f"`{ast.unparse(test.test)}`",
+            name,
+            0.75,
+        )
 
 
 def absent(test: ast.expr) -> str:
@@ -72,14 +101,23 @@ def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     name = absent(test.test)
     if not name or fn.cls is None or not name.startswith(fn.me + ".") or fn.name.strip("_").startswith(PLAIN):
         return
-    if not is_shared(fn.cls, facts) or fn.name.startswith("_") and facts.guards(fn):
+    if not is_shared(fn.cls, facts) or (fn.name.startswith("_") and facts.guards(fn)):
         return
-    has_lock = any((m := facts.module.made(v, f)) and m[0] in ("Lock", "RLock") for vs in fn.cls.values.values() for v, f in vs)
+    has_lock = any(
+        (m := facts.module.made(v, f)) and m[0] in ("Lock", "RLock") for vs in fn.cls.values.values() for v, f in vs
+    )
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name and has_lock:
             made = facts.module.made(statement.value, fn)
             if made is not None and made[0] == "Thread":
-                yield _tell(statement, fn, f"{name} is made and started at its first use, without the object's lock", f"`{ast.unparse(test.test)}`", name, 0.65)
+                yield _tell(
+                    statement,
+                    fn,
+                    f"{name} is made and started at its first use, without the object's lock",
+                    f"`{ast.unparse(test.test)}`",
+                    name,
+                    0.65,
+                )
 
 
 def _tell(at: ast.AST, fn: Function, what: str, asked: str, about: str, confidence: float) -> Finding:

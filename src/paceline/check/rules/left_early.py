@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import inside, last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
@@ -52,8 +52,20 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
         for body in (test.body, test.orelse):
             for node in (n for statement in body for n in ast.walk(statement)):
                 missed = sequences.missed(test, fn, asked[0])
-                if isinstance(node, ast.Raise) and inside(node, ast.If) is not test and missed and not _is_caught(node, test) and not _is_assertion(node):
-                    yield _tell(fn, node, missed[0], f"`if {ast.unparse(test.test)}` (line {test.lineno}) lets one rank raise", 0.5)
+                if (
+                    isinstance(node, ast.Raise)
+                    and inside(node, ast.If) is not test
+                    and missed
+                    and not _is_caught(node, test)
+                    and not _is_assertion(node)
+                ):
+                    yield _tell(
+                        fn,
+                        node,
+                        missed[0],
+                        f"`if {ast.unparse(test.test)}` (line {test.lineno}) lets one rank raise",
+                        0.5,
+                    )
                     return
 
 
@@ -69,10 +81,9 @@ def _is_caught(node: ast.AST, test: ast.If) -> bool:
 
 
 def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
-    whole = facts.sequences.whole(fn)
-    if not whole.items:
+    usual = facts.sequences.operations(fn)
+    if not usual:
         return
-    usual = [i for item in whole.items for i in flattened(item)]
     for node in ast.walk(fn.node):
         if not isinstance(node, ast.Try) or not node.handlers or not _broad(node.handlers[0]):
             continue

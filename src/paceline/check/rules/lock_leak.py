@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import Mark
-from paceline.check.module import Function
 from paceline.check.names import inside
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -32,7 +32,11 @@ def find(facts: Facts) -> Iterator[Finding]:
         dropped = facts.drops(fn)  # taken back at the end, since the caller expects it so
         for leak in sorted(walk.leaks, key=lambda leak: (leak.raised, leak.line)):
             lock = leak.held.resource
-            if lock.id in told or lock.id in dropped and dropped[lock.id].line < leak.held.line or leak.raised and fn is facts.module.top:
+            if (
+                lock.id in told
+                or (lock.id in dropped and dropped[lock.id].line < leak.held.line)
+                or (leak.raised and fn is facts.module.top)
+            ):
                 continue
             frees = [m for m, _ in walk.events if m.kind == "free" and m.resource and m.resource.id == lock.id]
             take = next((m for m, _ in walk.events if m.kind in ("take", "try") and m.line == leak.held.line), None)
@@ -69,7 +73,11 @@ def _tell(fn: Function, leak: Leak, take: Mark, freed: int) -> Finding:
         f"{lock.id} is taken here and stays taken on {way}; line {freed} releases it only on other paths",
         [
             Step("thread A", take.line, f"{fn.qualname} takes {lock.id}"),
-            Step("thread A", leak.line, "leaves by an exception without releasing it" if leak.raised else "leaves without releasing it"),
+            Step(
+                "thread A",
+                leak.line,
+                "leaves by an exception without releasing it" if leak.raised else "leaves without releasing it",
+            ),
             Step("thread B", take.line, f"waits for {lock.id}, which nobody will release"),
         ],
         f"take it with `with {leak.held.receiver}:`, or release it in a `finally`",

@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from paceline.check.catalogue import LOCKS
+from paceline.check.declared import Function, Resource
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function, Resource
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, led, runs_now
 from paceline.story import Wait
@@ -52,13 +52,11 @@ def _edges(facts: Facts) -> dict[tuple[str, str], list[Edge]]:
         for mark, held in facts.events(fn):
             if not held:
                 continue
-            reached = []
+            reached: list[tuple[Resource, tuple[tuple[Function, ast.expr], ...]]] = []
             if mark.kind == "take" and mark.resource is not None:
                 reached = [(mark.resource, ((fn, mark.node),))]
             elif mark.callee is not None and runs_now(mark):
-                reached = [
-                    (t.resource, ((fn, mark.node), *t.steps)) for t in facts.takes(mark.callee).values()
-                ]
+                reached = [(t.resource, ((fn, mark.node), *t.steps)) for t in facts.takes(mark.callee).values()]
             for resource, steps in reached:
                 for first in held:
                     if first.resource.id != resource.id and _counts(first.resource) and _counts(resource):

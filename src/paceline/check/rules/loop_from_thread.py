@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -32,7 +32,8 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     call,
                     fn,
-                    f"{said(call)} {what} from the thread started at line {root.line}: the loop is not woken, and may sleep on for ever",
+                    f"{said(call)} {what} from the thread started at line {root.line}: the loop is not woken, "
+                    "and may sleep on for ever",
                     [
                         Step("the loop", root.line, "sleeps until something is due"),
                         Step("thread B", call.lineno, f"calls {said(call)}, which does not wake it"),

@@ -10,9 +10,9 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import LOCKS
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -33,7 +33,9 @@ def find(facts: Facts) -> Iterator[Finding]:
             if made is None or made[0] not in ("Lock", "RLock", "AsyncLock") or not isinstance(target, ast.Name):
                 continue
             if target.id not in fn.globals and _stays(target.id, fn):
-                yield _tell(fn, value, f"the lock {target.id} never leaves {fn.qualname}: every call makes its own", target.id)
+                yield _tell(
+                    fn, value, f"the lock {target.id} never leaves {fn.qualname}: every call makes its own", target.id
+                )
 
 
 def _stays(name: str, fn: Function) -> bool:
@@ -47,9 +49,9 @@ def _stays(name: str, fn: Function) -> bool:
         around = parent(node)
         if _owner(node, fn) is not fn.node:
             return False
-        if isinstance(around, ast.withitem) and around.context_expr is node:
-            used = True
-        elif isinstance(around, ast.Attribute) and around.attr in ("acquire", "release", "locked"):
+        if (isinstance(around, ast.withitem) and around.context_expr is node) or (
+            isinstance(around, ast.Attribute) and around.attr in ("acquire", "release", "locked")
+        ):
             used = True
         else:
             return False

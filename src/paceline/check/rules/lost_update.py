@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from paceline.check.accesses import Access, is_shared, of_class, of_globals
 from paceline.check.catalogue import LOCKS
+from paceline.check.declared import Class
 from paceline.check.findings import Finding, Step
-from paceline.check.module import Class
 from paceline.check.names import dotted, last, parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -46,7 +46,8 @@ def _attribute(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     guarded = [a for a in accesses if a.changes and a.locks]
     for access in bare:
         returned = any(
-            r.value is not None and any(dotted(n) == dotted(access.node) for n in ast.walk(r.value)) for r in access.fn.returns
+            r.value is not None and any(dotted(n) == dotted(access.node) for n in ast.walk(r.value))
+            for r in access.fn.returns
         )
         if guarded or returned:
             yield _tell(access, guarded[0] if guarded else None)
@@ -80,10 +81,17 @@ def _global(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             a.fn is access.fn and not a.changes and a.line <= access.line for a in accesses
         )
         others = _others(access, inside, facts)
-        if others and (reads or access.kind == "write" and not _constant(access)):
+        if others and (reads or (access.kind == "write" and not _constant(access))):
             yield _tell(access, None, others)
             return
-        plain = [o for o in inside if o.fn is not access.fn and not o.locks and facts.threads_of(o.fn) != facts.threads_of(access.fn) and not _in_turn(facts.threads_of(o.fn) | facts.threads_of(access.fn), facts)]
+        plain = [
+            o
+            for o in inside
+            if o.fn is not access.fn
+            and not o.locks
+            and facts.threads_of(o.fn) != facts.threads_of(access.fn)
+            and not _in_turn(facts.threads_of(o.fn) | facts.threads_of(access.fn), facts)
+        ]
         if plain and access.kind == "write" and not _flag(access):
             yield _tell(access, None, plain[0].fn.qualname)
             return

@@ -11,9 +11,9 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import has_timeout, said
-from paceline.check.module import Function
 from paceline.check.names import dotted
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -33,7 +33,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                 if not _is(call, "wait"):
                     continue
                 event = _event(call, where, facts)
-                clear = next((s for s in reversed(steps[:index]) if _is(s[0], "clear") and _event(*s, facts) == event), None)
+                clear = next(
+                    (s for s in reversed(steps[:index]) if _is(s[0], "clear") and _event(*s, facts) == event), None
+                )
                 if event is None or clear is None or any(_is(s[0], "wait") for s in steps[: steps.index(clear)]):
                     continue
                 setter = _setter(event, flags, facts)
@@ -53,7 +55,15 @@ def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:
             event = _event(clear, fn, facts)
             if event is None or event != _event(wait, fn, facts) or has_timeout(wait, "wait"):
                 continue
-            setter = next(((f, c) for f in facts.module.functions for c in f.calls if f is not fn and _is(c, "set") and _event(c, f, facts) == event), None)
+            setter = next(
+                (
+                    (f, c)
+                    for f in facts.module.functions
+                    for c in f.calls
+                    if f is not fn and _is(c, "set") and _event(c, f, facts) == event
+                ),
+                None,
+            )
             if setter is not None:
                 yield _told(fn, clear, wait, event, setter)
 
@@ -69,7 +79,8 @@ def _told(fn: Function, clear: ast.Call, wait: ast.Call, event: str, setter: tup
     return finding(
         clear,
         fn,
-        f"{event} is cleared just before line {wait.lineno} waits for it: set while this loop was at work, it is thrown away",
+        f"{event} is cleared just before line {wait.lineno} waits for it: set while this loop was at work, it "
+        "is thrown away",
         [
             Step("thread A", clear.lineno, f"{fn.qualname} is at work"),
             Step("thread B", sets.lineno, f"{other.qualname} sets {event}"),
@@ -137,7 +148,8 @@ def _tell(
     return finding(
         call,
         where,
-        f"{event} is cleared after {flag} was looked at (line {loop.lineno}): set in between, it is lost, and line {wait.lineno} waits although {flag} has changed",
+        f"{event} is cleared after {flag} was looked at (line {loop.lineno}): set in between, it is lost, and "
+        f"line {wait.lineno} waits although {flag} has changed",
         [
             Step("thread A", loop.lineno, f"{fn.qualname} looks at {flag}: it may go on"),
             Step("thread B", sets.lineno, f"{other.qualname} changes {flag} and sets {event}"),

@@ -8,9 +8,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -24,8 +24,8 @@ def find(facts: Facts) -> Iterator[Finding]:
         for call in fn.calls:
             pool = _executor(call, fn, facts)
             task = facts.module.function_named(call.args[0], fn) if pool and call.args else None
-            inner = task and pool and _submits(task, pool, facts, 0)
-            if task is not None and inner:
+            inner = _submits(task, pool, facts, 0) if task is not None and pool is not None else None
+            if task is not None and pool is not None and inner is not None:
                 where, at = inner
                 yield _tell(where, at, task, pool, call)
 
@@ -40,7 +40,9 @@ def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
 def _submits(fn: Function, pool: str, facts: Facts, depth: int) -> tuple[Function, ast.Call] | None:
     """Where a task submits to its own executor and then waits for a result."""
     calls = [c for c in fn.calls if _executor(c, fn, facts) == pool]
-    waits = [m for m in facts.walker.marks(fn) if last(getattr(m.node, "func", m.node)) in ("result", "wait", "as_completed")]
+    waits = [
+        m for m in facts.walker.marks(fn) if last(getattr(m.node, "func", m.node)) in ("result", "wait", "as_completed")
+    ]
     if calls and waits:
         return fn, waits[0].node  # type: ignore[return-value]
     if depth < DEPTH:
@@ -56,7 +58,8 @@ def _tell(fn: Function, at: ast.Call, task: Function, pool: str, submitted: ast.
     return finding(
         at,
         fn,
-        f"{said(at)} waits for a task of {pool} inside a task of {pool} (submitted at line {submitted.lineno}): when every worker does so, nobody runs what they wait for",
+        f"{said(at)} waits for a task of {pool} inside a task of {pool} (submitted at line "
+        f"{submitted.lineno}): when every worker does so, nobody runs what they wait for",
         [
             Step("every worker", submitted.lineno, f"runs {task.qualname}"),
             Step("every worker", at.lineno, f"waits for another task of {pool}, which no worker is free to run"),
@@ -64,7 +67,10 @@ def _tell(fn: Function, at: ast.Call, task: Function, pool: str, submitted: ast.
         "call the inner function directly, or give the inner tasks an executor of their own",
         pool,
         0.85,
-        [Wait("worker A", f"runs {task.qualname}", "be free", "worker B"), Wait("worker B", f"runs {task.qualname}", "be free", "worker A")],
+        [
+            Wait("worker A", f"runs {task.qualname}", "be free", "worker B"),
+            Wait("worker B", f"runs {task.qualname}", "be free", "worker A"),
+        ],
     )
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.graph import may_raise
 from paceline.check.marks import Mark
-from paceline.check.module import Function
 from paceline.check.names import inside, last, parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, in_loop
@@ -31,10 +31,20 @@ def find(facts: Facts) -> Iterator[Finding]:
         if root.kind != "thread":
             continue
         for call in fn.calls:
-            if last(call.func) != "set" or not isinstance(call.func, ast.Attribute) or inside(call, ast.Try, ast.If) or in_loop(call, fn):
+            if (
+                last(call.func) != "set"
+                or not isinstance(call.func, ast.Attribute)
+                or inside(call, ast.Try, ast.If)
+                or in_loop(call, fn)
+            ):
                 continue
             found = facts.module.resource(call.func.value, fn)
-            if found is None or found.id not in waits or waits[found.id][0] is fn or _set_elsewhere(found.id, call, facts):
+            if (
+                found is None
+                or found.id not in waits
+                or waits[found.id][0] is fn
+                or _set_elsewhere(found.id, call, facts)
+            ):
                 continue
             before = [c for c in fn.calls if c.lineno < call.lineno and may_raise(c) and inside(c, ast.Try) is None]
             if before and isinstance(parent(call), ast.Expr):
@@ -56,7 +66,8 @@ def _tell(fn: Function, call: ast.Call, event: str, work: ast.Call, waiter: tupl
     return finding(
         call,
         fn,
-        f"{event} is set only when everything before it went well; if line {work.lineno} raises, {other.qualname} waits for it for ever (line {mark.line})",
+        f"{event} is set only when everything before it went well; if line {work.lineno} raises, "
+        f"{other.qualname} waits for it for ever (line {mark.line})",
         [
             Step("thread B", work.lineno, f"{fn.qualname} raises, and ends"),
             Step("thread A", mark.line, f"{other.qualname} waits for {event}, which nobody sets"),

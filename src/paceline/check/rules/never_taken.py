@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
+from paceline.check.marks import Mark, said
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    frees, takes = {}, set()
+    frees: dict[str, tuple[Function, Mark]] = {}
+    takes: set[str] = set()
     for fn in facts.module.functions:
         for mark, _ in facts.events(fn):
             if mark.resource is not None and mark.resource.sure and mark.resource.kind in ("Lock", "RLock"):
@@ -25,7 +27,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 elif mark.kind in ("take", "try"):
                     takes.add(mark.resource.id)
     for lock, (fn, mark) in frees.items():
-        if lock in takes or "." in lock and lock.rpartition(".")[0] in facts.module.classes:
+        if lock in takes or ("." in lock and lock.rpartition(".")[0] in facts.module.classes):
             continue
         if any(c.args and said(a) == lock for f in facts.module.functions for c in f.calls for a in c.args):
             continue

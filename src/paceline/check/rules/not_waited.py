@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import dotted, is_constant, keyword, last, parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
@@ -43,7 +43,7 @@ def _begins(call: ast.Call, fn: Function, facts: Facts) -> bool:
     if last(call.func) in BEGIN and isinstance(call.func, ast.Attribute):
         owner = dotted(call.func.value)
         mpi = any(name.startswith("mpi4py") for name in facts.module.imports.values())
-        return owner in ("dist", "torch.distributed") or mpi and "comm" in owner.lower()
+        return owner in ("dist", "torch.distributed") or (mpi and "comm" in owner.lower())
     return is_constant(keyword(call, "async_op"), True) and facts.sequences.collective(call, fn) is not None
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.module import Function
 from paceline.check.names import dotted, keyword, last, parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -24,7 +24,11 @@ def find(facts: Facts) -> Iterator[Finding]:
             name = facts.module.canonical(call.func)
             if name in ("subprocess.call", "subprocess.check_call") and _pipes(call):
                 yield _tell(call, call, fn, " and ".join(_pipes(call)), "subprocess.run(..., capture_output=True)")
-            if last(call.func) == "wait" and isinstance(call.func, ast.Attribute) and _makes(call.func.value, fn, facts):
+            if (
+                last(call.func) == "wait"
+                and isinstance(call.func, ast.Attribute)
+                and _makes(call.func.value, fn, facts)
+            ):
                 yield _tell(call, call.func.value, fn, " and ".join(_pipes(call.func.value)), "communicate()")  # type: ignore[arg-type]
         for target, value in fn.assigns:
             made = value.value if isinstance(value, ast.Await) else value
@@ -36,11 +40,16 @@ def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
     """A child process with a pipe for its output."""
     if not isinstance(node, ast.Call) or not _pipes(node):
         return False
-    return facts.module.kind_made(node, fn) == "Popen" or last(node.func) in ("create_subprocess_exec", "create_subprocess_shell")
+    return facts.module.kind_made(node, fn) == "Popen" or last(node.func) in (
+        "create_subprocess_exec",
+        "create_subprocess_shell",
+    )
 
 
 def _pipes(call: ast.Call) -> list[str]:
-    return [name for name in ("stdout", "stderr") if (given := keyword(call, name)) is not None and last(given) == "PIPE"]
+    return [
+        name for name in ("stdout", "stderr") if (given := keyword(call, name)) is not None and last(given) == "PIPE"
+    ]
 
 
 def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -51,7 +60,12 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
     functions = [fn] if local or fn.cls is None else list(fn.cls.methods.values())
     if local and any(_is(a, name) for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords))):
         return  # somebody else may read it
-    reads = [a for f in functions for a in f.attributes if dotted(a.value) == name and a.attr in ("stdout", "stderr", "communicate")]
+    reads = [
+        a
+        for f in functions
+        for a in f.attributes
+        if dotted(a.value) == name and a.attr in ("stdout", "stderr", "communicate")
+    ]
     for f in functions:
         for call in f.calls:
             if not isinstance(call.func, ast.Attribute) or call.func.attr != "wait" or dotted(call.func.value) != name:
@@ -97,7 +111,12 @@ def _one_only(reads: list[ast.Attribute], made: ast.Call) -> ast.Attribute | Non
     if not after or any(a.attr == "communicate" for a in after):
         return None
     around = parent(after[0])
-    if isinstance(around, ast.Attribute) and around.attr == "read" and isinstance(up := parent(around), ast.Call) and not up.args:
+    if (
+        isinstance(around, ast.Attribute)
+        and around.attr == "read"
+        and isinstance(up := parent(around), ast.Call)
+        and not up.args
+    ):
         return after[0]
     if isinstance(around, ast.For) and around.iter is after[0]:
         return after[0]
@@ -109,7 +128,8 @@ def _one(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Findin
     return finding(
         read,
         fn,
-        f"{name}.{read.attr} is read to its end while nobody reads {other}, which is a pipe too (line {made.lineno}): a child that fills it never ends",
+        f"{name}.{read.attr} is read to its end while nobody reads {other}, which is a pipe too (line "
+        f"{made.lineno}): a child that fills it never ends",
         [
             Step("the child", made.lineno, f"fills the pipe of {other}, and waits for a reader"),
             Step("the parent", read.lineno, f"reads {read.attr} until the child closes it"),
@@ -117,7 +137,10 @@ def _one(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Findin
         f"use {name}.communicate(), or send {other} elsewhere (STDOUT, DEVNULL, a file)",
         name,
         0.6,
-        [Wait("the child", f"filled {other}", f"read {other}", "the parent"), Wait("the parent", f"reads {read.attr}", "end", "the child")],
+        [
+            Wait("the child", f"filled {other}", f"read {other}", "the parent"),
+            Wait("the parent", f"reads {read.attr}", "end", "the child"),
+        ],
     )
 
 
@@ -125,7 +148,8 @@ def _tell(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str) 
     return finding(
         at,
         fn,
-        f"the child is waited for while nobody reads its {pipes} (a pipe since line {made.lineno}): when the pipe is full, neither goes on",
+        f"the child is waited for while nobody reads its {pipes} (a pipe since line {made.lineno}): when the "
+        "pipe is full, neither goes on",
         [
             Step("the child", made.lineno, f"fills the pipe of {pipes}, and waits for a reader"),
             Step("the parent", at.lineno, "waits for the child to end, and does not read"),
@@ -133,7 +157,10 @@ def _tell(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str) 
         f"use {instead}, which reads while it waits",
         dotted(made.func) + str(_order(made, fn)),
         0.85,
-        [Wait("the child", f"filled {pipes}", "read the pipe", "the parent"), Wait("the parent", "started the child", "end", "the child")],
+        [
+            Wait("the child", f"filled {pipes}", "read the pipe", "the parent"),
+            Wait("the parent", "started the child", "end", "the child"),
+        ],
     )
 
 

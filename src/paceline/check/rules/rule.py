@@ -6,8 +6,8 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.module import Function
 from paceline.check.summaries import Facts
 from paceline.story import Wait
 

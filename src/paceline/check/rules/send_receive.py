@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import dotted, inside, keyword, last, parent
 from paceline.check.ranks import condition, of_rank
 from paceline.check.rules.rule import Rule, finding
@@ -89,7 +89,11 @@ def _neighbour(call: ast.Call, fn: Function, facts: Facts) -> bool:
     sending = _kind(call) == "send"
     other = keyword(call, "dest" if sending else "source") or keyword(call, "dst" if sending else "src")
     if other is None:
-        other = call.args[0 if not sending and last(call.func) == "recv" else 1] if len(call.args) > 1 or (call.args and last(call.func) == "recv") else None
+        other = (
+            call.args[0 if not sending and last(call.func) == "recv" else 1]
+            if len(call.args) > 1 or (call.args and last(call.func) == "recv")
+            else None
+        )
     if isinstance(other, ast.Name):
         other = fn.bound.get(other.id, other)
     if isinstance(other, ast.BinOp) and isinstance(other.op, ast.Mod):
@@ -107,7 +111,11 @@ def _tell(fn: Function, one: ast.Call, two: ast.Call, line: int) -> Finding:
         one,
         fn,
         f"both sides {kind} first ({said(one)} at line {one.lineno}, {said(two)} at line {two.lineno}): "
-        + ("neither ever sends" if sure else "each waits for the other to receive once a message no longer fits the buffer"),
+        + (
+            "neither ever sends"
+            if sure
+            else "each waits for the other to receive once a message no longer fits the buffer"
+        ),
         [
             Step("rank 0", one.lineno, f"calls {said(one)}, and waits for rank 1 to {waits}"),
             Step("rank 1", two.lineno, f"calls {said(two)}, and waits for rank 0 to {waits}"),
@@ -115,7 +123,10 @@ def _tell(fn: Function, one: ast.Call, two: ast.Call, line: int) -> Finding:
         "let one side receive first, or use sendrecv, or isend and irecv with a wait for both",
         f"{said(one)} {said(two)}",
         0.9 if sure else 0.7,
-        [Wait("rank 0", f"called {said(one)}", waits, "rank 1"), Wait("rank 1", f"called {said(two)}", waits, "rank 0")],
+        [
+            Wait("rank 0", f"called {said(one)}", waits, "rank 1"),
+            Wait("rank 1", f"called {said(two)}", waits, "rank 0"),
+        ],
     )
 
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
 
-MADE_OF_DATA, MADE_OF_SIZE = ("tensor", "LongTensor", "FloatTensor", "IntTensor", "as_tensor", "array"), ("empty", "zeros", "ones")
+MADE_OF_DATA, MADE_OF_SIZE = (
+    ("tensor", "LongTensor", "FloatTensor", "IntTensor", "as_tensor", "array"),
+    ("empty", "zeros", "ones"),
+)
 SENT = ("broadcast", "bcast", "Bcast")
 
 
@@ -30,7 +33,12 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             name = call.args[0].id
             for test in fn.tests:
-                if isinstance(test, ast.If) and test.orelse and test.lineno < call.lineno and facts.sequences.conditions(test.test, fn):
+                if (
+                    isinstance(test, ast.If)
+                    and test.orelse
+                    and test.lineno < call.lineno
+                    and facts.sequences.conditions(test.test, fn)
+                ):
                     one, two = _made(name, test.body), _made(name, test.orelse)
                     of_data = next((v for v in (one, two) if v is not None and _of_list(v)), None)
                     of_size = next((v for v in (one, two) if v is not None and _of_size(v)), None)
@@ -41,9 +49,17 @@ def find(facts: Facts) -> Iterator[Finding]:
 def _made(name: str, body: list[ast.stmt]) -> ast.Call | None:
     found = None
     for statement in body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name) and statement.targets[0].id == name:
+        if (
+            isinstance(statement, ast.Assign)
+            and isinstance(statement.targets[0], ast.Name)
+            and statement.targets[0].id == name
+        ):
             value = statement.value
-            while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Call):
+            while (
+                isinstance(value, ast.Call)
+                and isinstance(value.func, ast.Attribute)
+                and isinstance(value.func.value, ast.Call)
+            ):
                 value = value.func.value  # .view(-1), .to(device)
             found = value if isinstance(value, ast.Call) else None
     return found
@@ -62,7 +78,8 @@ def _padded(made: ast.Call, test: ast.If) -> bool:
     name = made.args[0].id  # type: ignore[attr-defined]
     for node in ast.walk(test):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and isinstance(node.right, ast.Call):
-            if last(node.right.func) == "len" and ast.unparse(node.right.args[0]) == name:
+            padding = node.right
+            if last(padding.func) == "len" and ast.unparse(padding.args[0]) == name:
                 return True
     return False
 
@@ -71,7 +88,8 @@ def _tell(fn: Function, call: ast.Call, of_data: ast.Call, of_size: ast.Call) ->
     return finding(
         call,
         fn,
-        f"{said(call)} sends a tensor as long as the data of one rank (line {of_data.lineno}) into one of a fixed size on the others (line {of_size.lineno})",
+        f"{said(call)} sends a tensor as long as the data of one rank (line {of_data.lineno}) into one of a "
+        f"fixed size on the others (line {of_size.lineno})",
         [
             Step("rank 0", of_data.lineno, f"makes it by {said(of_data)}, as long as its data"),
             Step("rank 1", of_size.lineno, f"makes it by {said(of_size)}, of a fixed size"),

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import dotted, last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, led
@@ -34,7 +34,8 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     node,
                     where,
-                    f"{lock} is taken in a signal handler; if the main thread holds it when the signal comes, it waits for itself",
+                    f"{lock} is taken in a signal handler; if the main thread holds it when the signal comes, "
+                    "it waits for itself",
                     [
                         Step("main thread", take.resource.line or root.line, f"holds {lock} when the signal comes"),
                         *led("main thread", take.steps, f"waits for {lock}, which its own thread holds"),
@@ -50,17 +51,28 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
     for call in fn.calls:
-        if last(call.func) not in ("put", "get", "put_nowait", "get_nowait") or not isinstance(call.func, ast.Attribute):
+        if last(call.func) not in ("put", "get", "put_nowait", "get_nowait") or not isinstance(
+            call.func, ast.Attribute
+        ):
             continue
         found = facts.module.resource(call.func.value, fn)
         if found is not None and found.kind == "Queue" and found.sure:
             yield finding(
                 call,
                 fn,
-                f"{said(call)} in a signal handler: the queue has a lock inside, which the main thread may hold when the signal comes",
+                f"{said(call)} in a signal handler: the queue has a lock inside, which the main thread may "
+                "hold when the signal comes",
                 [
-                    Step("main thread", found.line or call.lineno, f"is inside a method of {found.id} when the signal comes"),
-                    Step("main thread", call.lineno, f"{fn.qualname} waits for the queue's lock, which its own thread holds"),
+                    Step(
+                        "main thread",
+                        found.line or call.lineno,
+                        f"is inside a method of {found.id} when the signal comes",
+                    ),
+                    Step(
+                        "main thread",
+                        call.lineno,
+                        f"{fn.qualname} waits for the queue's lock, which its own thread holds",
+                    ),
                 ],
                 "use queue.SimpleQueue, or write a byte to a descriptor that the main loop reads",
                 found.id,
@@ -83,12 +95,20 @@ def _writes(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[
     for call in fn.calls:
         name = dotted(call.func)
         buffered = name in ("sys.stdout.write", "sys.stderr.write", "sys.stdout.flush", "sys.stderr.flush")
-        if name == "print" or buffered or (last(call.func) in LOGS and name.split(".")[0].lower() in ("logging", "log", "logger", "_log", "_logger")):
+        if (
+            name == "print"
+            or buffered
+            or (
+                last(call.func) in LOGS
+                and name.split(".")[0].lower() in ("logging", "log", "logger", "_log", "_logger")
+            )
+        ):
             steps = (*way, (fn, call))
             yield finding(
                 call,
                 fn,
-                f"{said(call)} in a signal handler: if the signal comes while the main thread is writing to the same stream, it raises or waits for itself",
+                f"{said(call)} in a signal handler: if the signal comes while the main thread is writing to "
+                "the same stream, it raises or waits for itself",
                 [
                     Step("main thread", call.lineno, "is writing to the stream when the signal comes"),
                     *led("main thread", steps, f"writes to the same stream by {said(call)}"),

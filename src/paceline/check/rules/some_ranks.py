@@ -12,11 +12,11 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import RANK_DECORATORS
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.sequences import Difference, Item, flattened
+from paceline.check.sequences import Difference, Item
 from paceline.check.summaries import Facts
 from paceline.story import Wait
 
@@ -26,7 +26,7 @@ RANK_WORDS = ("torch", "mpi4py", "MPI", "accelerat", "lightning", "horovod", "de
 def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         if fn.decorated(*RANK_DECORATORS):
-            for item in [i for item in facts.sequences.whole(fn).items for i in flattened(item)][:1]:
+            for item in facts.sequences.operations(fn)[:1]:
                 yield _tell(fn, item, f"{fn.qualname} runs on one rank only (line {fn.line})", fn.line, 0.85)
         told = 0
         for difference in facts.sequences.differences(fn):
@@ -39,7 +39,11 @@ def _difference(found: Difference) -> Finding:
     asked = ast.unparse(found.test.test)
     why = "what this rank holds" if found.condition.local else "the rank"
     return _tell(
-        found.fn, found.items[0], f"`if {asked}` at line {found.test.lineno} depends on {why}", found.test.lineno, 0.7 if found.condition.local else 0.85
+        found.fn,
+        found.items[0],
+        f"`if {asked}` at line {found.test.lineno} depends on {why}",
+        found.test.lineno,
+        0.7 if found.condition.local else 0.85,
     )
 
 
@@ -50,7 +54,8 @@ def _tell(fn: Function, item: Item, why: str, line: int, confidence: float) -> F
     return finding(
         at,
         fn,
-        f"{by}{within} must be called by every rank, but {why}: the ranks that do not come here leave the others waiting",
+        f"{by}{within} must be called by every rank, but {why}: the ranks that do not come here leave the "
+        "others waiting",
         [
             Step("rank 0", line, "goes one way"),
             Step("rank 0", getattr(at, "lineno", line), f"calls {by}, and waits for all ranks"),

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import dotted
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, led, runs_now, same_object
@@ -36,9 +36,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                 elif mark.callee is not None and runs_now(mark) and same_object(mark, fn):
                     take = facts.takes(mark.callee).get(lock.id)
                     mine = first.receiver.startswith((fn.me + ".", "cls.")) if fn.me else "." not in first.receiver
-                    if take is not None and take.same and (mine or "." not in first.receiver):
-                        if not any(lock.id in facts.drops(f) for f, _ in take.steps):
-                            steps = ((fn, mark.node), *take.steps)
+                    same = take is not None and take.same and (mine or "." not in first.receiver)
+                    if take is not None and same and not any(lock.id in facts.drops(f) for f, _ in take.steps):
+                        steps = ((fn, mark.node), *take.steps)
                 if steps is not None and (lock.id, mark.line) not in told:
                     told.add((lock.id, mark.line))
                     yield _tell(fn, first, steps)
@@ -46,17 +46,19 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _tell(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], ...]) -> Finding:
     lock = first.resource
-    where, last = steps[-1]
+    where, _last = steps[-1]
     by = "" if len(steps) == 1 else f" by {said(steps[0][1])}"
     return finding(
         steps[0][1],
         fn,
-        f"{lock.id} is taken again{by} while it is held since line {first.line}: it is no RLock, so the thread waits for itself",
+        f"{lock.id} is taken again{by} while it is held since line {first.line}: it is no RLock, so the "
+        "thread waits for itself",
         [
             Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
             *led("thread A", steps, f"waits for {lock.id}, which it holds itself"),
         ],
-        f"call it after the lock is released, split off a part of {where.qualname} that expects the lock held, or make it an RLock",
+        f"call it after the lock is released, split off a part of {where.qualname} that expects the lock "
+        "held, or make it an RLock",
         lock.id,
         0.9,
         [Wait("thread A", f"took {lock.id} at line {first.line}", f"release {lock.id}", "thread A")],

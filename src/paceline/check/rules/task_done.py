@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.graph import may_raise
 from paceline.check.marks import Mark
-from paceline.check.module import Function
 from paceline.check.names import inside, parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, in_loop
@@ -23,7 +23,9 @@ def find(facts: Facts) -> Iterator[Finding]:
         (fn, mark)
         for fn in facts.module.functions
         for mark in facts.walker.marks(fn)
-        if mark.kind == "wait" and mark.waits_for == "every item to be marked done" and not isinstance(mark.node, ast.Name)
+        if mark.kind == "wait"
+        and mark.waits_for == "every item to be marked done"
+        and not isinstance(mark.node, ast.Name)
     ]
     if not joins:
         return
@@ -40,17 +42,26 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _is_get(mark: Mark, join: Mark) -> bool:
-    return mark.resource is not None and join.resource is not None and mark.resource.id == join.resource.id and mark is not join
+    return (
+        mark.resource is not None
+        and join.resource is not None
+        and mark.resource.id == join.resource.id
+        and mark is not join
+    )
 
 
 def _skipped(fn: Function, call: ast.Call, facts: Facts) -> bool:
     """Between get and task_done something may raise, nothing catches it, and no `finally` marks the item."""
-    gets = [m for m in facts.walker.marks(fn) if m.kind == "wait" and m.waits_for == "somebody to put an item" and m.line < call.lineno]
+    gets = [
+        m
+        for m in facts.walker.marks(fn)
+        if m.kind == "wait" and m.waits_for == "somebody to put an item" and m.line < call.lineno
+    ]
     if not gets or not in_loop(call, fn) or inside(call, ast.ExceptHandler):
         return False
     at: ast.AST | None = call
     while at is not None and at is not fn.node and not isinstance(at, ast.While | ast.For):
-        if isinstance(around := parent(at), ast.Try):
+        if isinstance(parent(at), ast.Try):
             return False
         at = parent(at)
     others = [c for c in fn.calls if gets[-1].line < c.lineno < call.lineno and may_raise(c) and in_loop(c, fn)]
@@ -77,7 +88,8 @@ def _tell_skipped(fn: Function, call: ast.Call, join: Mark) -> Finding:
     return finding(
         call,
         fn,
-        f"an exception between get() and this task_done() ends the worker and leaves the item unmarked; join() at line {join.line} then waits for ever",
+        "an exception between get() and this task_done() ends the worker and leaves the item unmarked; "
+        f"join() at line {join.line} then waits for ever",
         [
             Step("thread B", call.lineno, f"{fn.qualname} raises before it marks the item, and ends"),
             Step("thread A", join.line, "waits for every item to be marked done"),

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.check.accesses import Access, catches, ends, is_shared, iterates, of_class, of_globals, own_locks
+from paceline.check.declared import Class
 from paceline.check.findings import Finding, Step
-from paceline.check.module import Class
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -41,7 +41,10 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
     for change in changes:
         if change.fn is loop.fn:
             continue
-        if any(r.kind in ("del", "gc") and r.function is change.fn for r in facts.roots) and change.fn.name != "__del__":
+        if (
+            any(r.kind in ("del", "gc") and r.function is change.fn for r in facts.roots)
+            and change.fn.name != "__del__"
+        ):
             return change, "a weak reference's callback, which runs wherever an object dies,", 0.7
     guarded = [c for c in changes if c.locks]
     if guarded and len(guarded) == len(changes) and (cls is None or is_shared(cls, facts)):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import dotted, last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
@@ -37,13 +37,25 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
     ordered = isinstance(over, ast.Call) and last(over.func) == "sorted"
-    while isinstance(over, ast.Call) and last(over.func) in ("sorted", "list", "tuple", "enumerate", "reversed") and over.args:
+    while (
+        isinstance(over, ast.Call)
+        and last(over.func) in ("sorted", "list", "tuple", "enumerate", "reversed")
+        and over.args
+    ):
         over = over.args[0]
-    if not ordered and isinstance(over, ast.Call) and last(over.func) in ("listdir", "glob", "iglob", "iterdir", "scandir"):
+    if (
+        not ordered
+        and isinstance(over, ast.Call)
+        and last(over.func) in ("listdir", "glob", "iglob", "iterdir", "scandir")
+    ):
         return "the files of a folder, whose order differs between machines"
     if not ordered and _is_set(over, fn):
         return "a set, whose order differs between processes"
-    if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) and over.func.attr in ("items", "keys", "values"):
+    if (
+        isinstance(over, ast.Call)
+        and isinstance(over.func, ast.Attribute)
+        and over.func.attr in ("items", "keys", "values")
+    ):
         owner = over.func.value
         if isinstance(owner, ast.Name) and _filled_here(owner.id, fn, facts):
             return f"{owner.id}, a dictionary that every rank fills by itself"
@@ -69,7 +81,9 @@ def _filled_here(name: str, fn: Function, facts: Facts) -> bool:
     start = top.bound.get(name)
     if start is None or any(name in scope.bound for scope in fn.scopes() if scope is not top):
         return False
-    empty = isinstance(start, ast.Dict) and not start.keys or isinstance(start, ast.Call) and last(start.func) in ("dict", "defaultdict", "OrderedDict")
+    empty = (isinstance(start, ast.Dict) and not start.keys) or (
+        isinstance(start, ast.Call) and last(start.func) in ("dict", "defaultdict", "OrderedDict")
+    )
     return empty and any(dotted(s.value) == name for f in facts.module.functions if f is not top for s in f.subscripts)
 
 
@@ -81,7 +95,9 @@ def _tell(fn: Function, loop: ast.For | ast.AsyncFor, call: ast.Call, why: str) 
         [
             Step("rank 0", loop.lineno, "goes through it in one order"),
             Step("rank 1", loop.lineno, "goes through it in another, or finds other keys"),
-            Step("rank 0", call.lineno, f"calls {said(call)} for one item, while rank 1 does for another, or not at all"),
+            Step(
+                "rank 0", call.lineno, f"calls {said(call)} for one item, while rank 1 does for another, or not at all"
+            ),
         ],
         "gather the keys of all ranks first and go through them sorted",
         said(call),

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import dotted
 from paceline.check.rules.join_before_drain import arguments
 from paceline.check.rules.rule import Rule, finding
@@ -53,7 +53,8 @@ def _tell(fn: Function, at: ast.expr, resource: str, what: str, started: ast.Cal
     return finding(
         at,
         fn,
-        f"{said(at)} waits without a timeout for the process started at line {started.lineno}; if that dies, nobody will ever answer",
+        f"{said(at)} waits without a timeout for the process started at line {started.lineno}; if that dies, "
+        "nobody will ever answer",
         [
             Step("the child", started.lineno, "dies: out of memory, a signal, an exception"),
             Step("the parent", at.lineno, f"waits for {what}, without a timeout"),

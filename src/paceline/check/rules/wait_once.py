@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
-from paceline.check.module import Function
 from paceline.check.names import inside
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, in_loop
@@ -28,7 +28,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             if any(in_loop(event.mark.node, caller) for caller, event in facts.callers.get(id(fn), ())):
                 continue  # the caller's loop looks again
             call = mark.node
-            assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+            assert isinstance(call, ast.Call)
+            assert isinstance(call.func, ast.Attribute)
             if call.func.attr != "wait" or not mark.resource.sure:
                 continue
             if inside(call, ast.While, ast.For, ast.AsyncFor) is not None:
@@ -38,7 +39,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield finding(
                 call,
                 fn,
-                f"{said(call)} is not in a loop that looks again: it may return too early, and waits for ever when the notification came before it",
+                f"{said(call)} is not in a loop that looks again: it may return too early, and waits for ever "
+                "when the notification came before it",
                 [
                     Step("thread B", mark.line, f"notifies {mark.resource.id} before anybody waits"),
                     Step("thread A", mark.line, f"{fn.qualname} waits for a notification that has been"),
@@ -64,7 +66,8 @@ def _outside(fn: Function, call: ast.Call, condition: str) -> Finding:
     return finding(
         call,
         fn,
-        f"what {said(call)} waits for is looked at (line {line}) before {condition} is taken: a notification in between is lost",
+        f"what {said(call)} waits for is looked at (line {line}) before {condition} is taken: a notification "
+        "in between is lost",
         [
             Step("thread A", line, f"{fn.qualname} looks: it must wait"),
             Step("thread B", call.lineno, f"changes it and notifies {condition}, where nobody waits yet"),

@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.marks import Mark, said
-from paceline.check.module import Function
-from paceline.check.names import dotted, is_constant, keyword, last
+from paceline.check.names import is_constant, keyword, last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, led, runs_now
 from paceline.check.walk import Held
@@ -32,7 +32,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             for wait, steps in _waits(mark, fn, facts):
                 for first in held:
                     lock = first.resource.id
-                    if lock in told or wait.resource is not None and wait.resource.id == lock:
+                    if lock in told or (wait.resource is not None and wait.resource.id == lock):
                         continue
                     way = _needed(wait, lock, fn, facts)
                     if way is not None:
@@ -113,7 +113,12 @@ def _tell(fn: Function, first: Held, wait: Mark, steps: Steps, way: tuple[str, S
         lock.id,
         0.85 if wait.resource is not None and lock.sure else 0.6,
         [
-            Wait("thread A", f"took {lock.id} at line {first.line}", wait.waits_for.partition(" to ")[2] or "end", "thread B"),
+            Wait(
+                "thread A",
+                f"took {lock.id} at line {first.line}",
+                wait.waits_for.partition(" to ")[2] or "end",
+                "thread B",
+            ),
             Wait("thread B", f"runs {other}", f"release {lock.id}", "thread A"),
         ],
     )

@@ -6,7 +6,7 @@ from paceline.check.findings import Finding
 from paceline.check.run import Report
 
 
-def annotations(report: Report) -> str:
+def github(report: Report) -> str:
     return "\n".join(_line(finding) for finding in report.findings)
 
 
