@@ -222,7 +222,7 @@ class _Builder:
             follow = self.block(statement.finalbody, follow, outer)
         inside = exits
         if statement.handlers:
-            dispatch = self.node("step", None, statement.lineno)
+            dispatch = self.node("step", None, 0)
             for handler in statement.handlers:
                 caught = self.block(handler.body, follow, exits)
                 dispatch.next.append(self.node("handler", handler, handler.lineno, caught))

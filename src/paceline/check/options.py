@@ -25,7 +25,6 @@ class Options:
     baseline: str = ""
     feedback: str = ""
     cache: bool = True
-    ranker: bool = False
 
     def rules(self) -> list[Rule]:
         return [r for r in RULES.values() if self.says(r.code)]

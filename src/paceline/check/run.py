@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.check.baseline import read_baseline
 from paceline.check.cache import Cache
 from paceline.check.engine import UNREADABLE, check_text
+from paceline.check.feedback import ranked, read_marks
 from paceline.check.findings import Finding
 from paceline.check.options import NEVER, Options
 from paceline.check.source import Unreadable, read
@@ -35,15 +36,15 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
     report = Report()
     cache = Cache(Path.cwd()) if options.cache else None
     known = read_baseline(Path(options.baseline)) if options.baseline else set()
+    found: list[Finding] = []
     for file in files_under(paths, options.exclude):
         report.files += 1
-        for finding in _check(file, cache, report):
-            if not options.says(finding.rule) or finding.confidence < options.min_confidence:
-                continue
-            if finding.fingerprint in known:
-                report.known += 1
-            else:
-                report.findings.append(finding)
+        found += [finding for finding in _check(file, cache, report) if options.says(finding.rule)]
+    if options.feedback:
+        found = ranked(found, read_marks(Path(options.feedback)))
+    found = [finding for finding in found if finding.confidence >= options.min_confidence]
+    report.findings = [finding for finding in found if finding.fingerprint not in known]
+    report.known = len(found) - len(report.findings)
     return report
 
 
