@@ -7,7 +7,6 @@ in `__init__` does not count, since nobody else has the object yet.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from paceline.check.declared import Class, Function
@@ -51,7 +50,10 @@ class Access(NamedTuple):
 
 def of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
     """Attribute -> its accesses through `self` in the methods of this class, and in functions inside them."""
+    if cls.name in facts.kept:
+        return facts.kept[cls.name]
     found: dict[str, list[Access]] = {}
+    facts.kept[cls.name] = found
     for fn in facts.module.functions:
         if fn.cls is not cls or fn.name in BEGINNINGS or not fn.me:
             continue
@@ -66,17 +68,20 @@ def of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
 
 def of_globals(facts: Facts) -> dict[str, list[Access]]:
     """Global -> its accesses in functions; only of globals that some function assigns, and of containers."""
+    if "" in facts.kept:
+        return facts.kept[""]
     module = facts.module
     shared = {name for fn in module.functions if fn is not module.top for name in fn.globals}
     shared |= {name for name, value in module.top.bound.items() if _is_container(value)}
     found: dict[str, list[Access]] = {}
+    facts.kept[""] = found
     if not shared:
         return found
     for fn in module.functions:
         if fn is module.top:
             continue
         own = {n.id for n in fn.stores} - fn.globals | set(fn.parameters)
-        for node in _names(fn):
+        for node in fn.names:
             if node.id in shared and node.id not in own:
                 found.setdefault(node.id, []).append(Access(node.id, kind_of(node), node, fn, facts.held_at(node, fn)))
     return found
@@ -93,16 +98,6 @@ def _is_container(value: ast.expr) -> bool:
         "defaultdict",
         "OrderedDict",
     )
-
-
-def _names(fn: Function) -> Iterator[ast.Name]:
-    todo: list[ast.AST] = list(fn.body)
-    while todo:
-        node = todo.pop(0)
-        if isinstance(node, ast.Name):
-            yield node
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            todo += ast.iter_child_nodes(node)
 
 
 def kind_of(node: ast.Attribute | ast.Name) -> str:

@@ -75,6 +75,7 @@ class Function:
     withs: list[ast.With | ast.AsyncWith] = field(default_factory=list)
     awaits: list[ast.Await] = field(default_factory=list)
     returns: list[ast.Return] = field(default_factory=list)
+    names: list[ast.Name] = field(default_factory=list)
     stores: list[ast.Name] = field(default_factory=list)
     bound: dict[str, ast.expr] = field(default_factory=dict)
     globals: set[str] = field(default_factory=set)
@@ -148,6 +149,7 @@ class Declared:
             return
         node.up = up  # type: ignore[attr-defined]
         if kind is ast.Name:
+            fn.names.append(node)  # type: ignore[arg-type]
             if type(node.ctx) is not ast.Load:  # type: ignore[attr-defined]
                 fn.stores.append(node)  # type: ignore[arg-type]
             return

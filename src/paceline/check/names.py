@@ -52,12 +52,17 @@ def imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
 def same(name: str) -> str:
     """A canonical name under the module's usual name."""
     name = name.removeprefix(".six.moves.").removeprefix("six.moves.")
+    if name.partition(".")[0] not in _HEADS:
+        return name
     for other, usual in SAME.items():
         if name == other:
             return usual
         if name.startswith(other) and name[len(other)] == ".":
             return usual + name[len(other) :]
     return name
+
+
+_HEADS = {name.partition(".")[0] for name in SAME}
 
 
 def parent(node: ast.AST) -> ast.AST | None:

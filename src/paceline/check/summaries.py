@@ -20,6 +20,7 @@ from paceline.check.names import dotted, is_constant, keyword, last, parent
 from paceline.check.walk import Event, Walk, Walker
 
 if TYPE_CHECKING:
+    from paceline.check.accesses import Access
     from paceline.check.sequences import Sequences
 
 DEPTH = 5  # calls inside calls
@@ -55,6 +56,7 @@ class Facts:
         self._takes: dict[int, dict[str, Take]] = {}
         self._waits: dict[int, dict[str, Wait]] = {}
         self._guards: dict[int, frozenset[str]] = {}
+        self.kept: dict[str, dict[str, list[Access]]] = {}  # class, or nothing for globals -> what accesses.py found
 
     def walk(self, fn: Function) -> Walk:
         return self.walker.walk(fn)

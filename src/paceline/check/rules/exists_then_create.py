@@ -26,9 +26,7 @@ REMOVES = ("remove", "unlink", "rmtree", "rmdir")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    ranks = _ranks(facts)
-    if not ranks and not _processes(facts):
-        return
+    ranks: bool | None = None  # asked only when there is something to say
     for fn in facts.module.functions:
         for test in fn.tests:
             if not isinstance(test, ast.If):
@@ -36,6 +34,10 @@ def find(facts: Facts) -> Iterator[Finding]:
             asked = next((n for n in ast.walk(test.test) if isinstance(n, ast.Call) and last(n.func) in ASKS), None)
             if asked is None or _one_rank(test, fn, facts) or facts.held_at(test, fn):
                 continue
+            if ranks is None:
+                ranks = _ranks(facts)
+                if not ranks and not _processes(facts):
+                    return
             path = ast.unparse(asked.args[0]) if asked.args else dotted(getattr(asked.func, "value", asked))
             for call in fn.calls:
                 if (

@@ -93,4 +93,5 @@ RULE = Rule(
                 with self._lock:
                     self._names[new] = old
     """,
+    needs=("ock", "utex", "ondition"),
 )

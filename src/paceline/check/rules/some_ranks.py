@@ -20,7 +20,7 @@ from paceline.check.sequences import Difference, Item
 from paceline.check.summaries import Facts
 from paceline.story import Wait
 
-RANK_WORDS = ("torch", "mpi4py", "MPI", "accelerat", "lightning", "horovod", "deepspeed", "dist", "fabric")
+RANK_WORDS = ("torch", "mpi4py", "accelerat", "lightning", "horovod", "deepspeed", "dist.", "distributed", "fabric")
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -112,4 +112,5 @@ RULE = Rule(
                 with self._lock:
                     return sum(value for value in self._data.values())
     """,
+    needs=("ock", "utex", "hread", "weakref", "gc.callbacks"),
 )
