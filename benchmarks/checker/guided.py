@@ -162,7 +162,11 @@ def _shared(rows: list[tuple[tuple[int, ...], bool]], i: int, j: int) -> float:
     """The mutual information of two features, given whether the state is bad."""
     n = len(rows)
     both = Counter((v[i], v[j], bad) for v, bad in rows)
-    one, two, cls = Counter((v[i], b) for v, b in rows), Counter((v[j], b) for v, b in rows), Counter(b for _, b in rows)
+    one, two, cls = (
+        Counter((v[i], b) for v, b in rows),
+        Counter((v[j], b) for v, b in rows),
+        Counter(b for _, b in rows),
+    )
     return sum(c / n * float(np.log(c * cls[b] / (one[x, b] * two[y, b]))) for (x, y, b), c in both.items())
 
 

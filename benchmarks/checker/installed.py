@@ -99,7 +99,9 @@ def mutant(text: str, chance: random.Random) -> str:
     if kind == 3:
         line = lines[first]
         at = chance.randrange(len(line) + 1)
-        lines[first] = line[:at] + chance.choice(["lock.acquire()", "(", "await ", "self", ":", "\x00", " if x else "]) + line[at:]
+        lines[first] = (
+            line[:at] + chance.choice(["lock.acquire()", "(", "await ", "self", ":", "\x00", " if x else "]) + line[at:]
+        )
         return "\n".join(lines[max(0, first - 60) : first + 60])
     chance.shuffle(middle := lines[first:last])
     return "\n".join(lines[max(0, first - 40) : first] + middle)

@@ -41,6 +41,7 @@ LARGEST = 2_000  # lines of a file that is mutated
 PER_PROJECT = 40  # mutants kept of a project
 FAMILIES = ("PC1", "PC2", "PC3", "PC4", "PC5")
 SAMPLES = 2_000
+WAYS = ("plain", "rule counts", "logistic")
 
 
 class Example(NamedTuple):
@@ -133,7 +134,12 @@ def _wrong(node: ast.stmt) -> tuple[str, list[ast.stmt]] | None:
         return "finally taken away", [*node.body, *node.finalbody]
     if isinstance(node, ast.Assign) and said.endswith("threading.RLock()"):
         return "RLock made a Lock", ast.parse(said.replace("RLock()", "Lock()")).body
-    if isinstance(node, ast.While) and ".wait(" in said and not isinstance(node.test, ast.Constant) and len(node.body) == 1:
+    if (
+        isinstance(node, ast.While)
+        and ".wait(" in said
+        and not isinstance(node.test, ast.Constant)
+        and len(node.body) == 1
+    ):
         return "while made an if", [ast.If(node.test, node.body, [])]
     if isinstance(node, ast.With) and "lock" in ast.unparse(node.items[0].context_expr).lower():
         return "with lock taken away", node.body
@@ -182,28 +188,24 @@ def ranker(examples: list[Example]) -> dict[str, object]:
             "rule counts": [(4 * e.plain + sum(seen[e.rule])) / (4 + len(seen[e.rule])) for e in mine],
             "logistic": list(model.decision_function([e.features for e in mine])),
         }
-    names = sorted(scores)
+    names = sorted(name for name, s in scores.items() if len(set(s["true"])) == 2)
+    aucs = {n: {way: float(roc_auc_score(scores[n]["true"], scores[n][way])) for way in WAYS} for n in names}
     result: dict[str, object] = {
         "labels": len(examples),
         "true": sum(e.true for e in examples),
-        "projects": len(names),
+        "projects": len(scores),
+        "projects_with_both_kinds": len(names),
     }
     chance = random.Random(0)
     draws = [[chance.choice(names) for _ in names] for _ in range(SAMPLES)]
-    for way in ("plain", "rule counts", "logistic"):
-        lifts = sorted(auc(scores, draw, way) - auc(scores, draw, "plain") for draw in draws)
+    for way in WAYS:
+        lifts = sorted(float(np.mean([aucs[n][way] - aucs[n]["plain"] for n in draw])) for draw in draws)
         result[way] = {
-            "auc": round(auc(scores, names, way), 3),
+            "auc": round(float(np.mean([aucs[n][way] for n in names])), 3),
             "lift_over_plain_95%": [round(lifts[int(q * SAMPLES)], 3) for q in (0.025, 0.975)],
         }
     print(result)
     return result
-
-
-def auc(scores: dict[str, dict[str, list[float]]], names: list[str], way: str) -> float:
-    """The mean over the projects that have both kinds, so that no project's scale counts against another's."""
-    found = [roc_auc_score(s["true"], s[way]) for n in names if len(set((s := scores[n])["true"])) == 2]
-    return float(np.mean(found)) if found else 0.5
 
 
 # -- the walk under a budget
@@ -251,11 +253,14 @@ def spend(work: list[tuple[str, dict[str, float], str]], way: str, each: float) 
             order = list(RULES)
         elif way == "counts":
             others = [(c, w) for p, c, w in work if p != project]
-            value = {code: sum(w == code for _, w in others) / (1e-5 + sum(c[code] for c, _ in others)) for code in RULES}
+            value = {
+                code: sum(w == code for _, w in others) / (1e-5 + sum(c[code] for c, _ in others)) for code in RULES
+            }
             order = sorted(RULES, key=lambda code: -value[code])
         else:
             draw = {
-                c: chance.betavariate(1 + won[c], 1 + tried[c] - won[c]) / (spent[c] / max(1.0, tried[c])) for c in RULES
+                c: chance.betavariate(1 + won[c], 1 + tried[c] - won[c]) / (spent[c] / max(1.0, tried[c]))
+                for c in RULES
             }
             order = sorted(RULES, key=lambda code: -draw[code])
         left = each

@@ -16,6 +16,7 @@ import argparse
 import csv
 import difflib
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -23,7 +24,11 @@ from paceline.check.engine import check_text
 from paceline.check.findings import Finding
 from paceline.check.source import read
 
+sys.path[:0] = [str(Path(__file__).parents[1])]
+from record import write  # noqa: E402
+
 NEAR = 10
+STRICTLY = 3
 FAMILIES = {
     "LOCK": ("PC1",),
     "SELF": ("PC1",),
@@ -54,7 +59,7 @@ def main() -> None:
     with given.table.open() as file:
         cases = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     by_kind: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    found = won = visible = 0
+    found = won = strictly = visible = 0
     lines = noise = 0
     noisy: dict[str, int] = defaultdict(int)
     for case in cases:
@@ -72,6 +77,8 @@ def main() -> None:
             visible += 1
             found += bool(hits)
             won += bool(gone)
+            exact = [f for f in gone if any(abs(f.line - line) <= STRICTLY for line in labelled(case["lines"]))]
+            strictly += bool(exact)
             row = by_kind[case["kind"]]
             row[0], row[1], row[2] = row[0] + 1, row[1] + bool(hits), row[2] + bool(gone)
         if given.verbose:
@@ -84,9 +91,24 @@ def main() -> None:
                 print(f"        {'*' if f in hits else ' '} {f.rule} {f.line} {f.function}: {f.message[:110]}")
     for kind, (total, hit, clean) in sorted(by_kind.items()):
         print(f"{kind:<18} {hit}/{total} found, {clean}/{total} won")
+    figures = {
+        "cases": len(cases),
+        "visible_in_one_file": visible,
+        "found": found,
+        "recall": round(found / visible, 3),
+        "won": won,
+        "pairs_won": round(won / visible, 3),
+        "won_with_its_own_line_at_a_labelled_one": strictly,
+        "fixed_lines": lines,
+        "findings_in_fixed_files": noise,
+        "per_1000_lines": round(1000 * noise / lines, 2),
+        "by_rule": dict(sorted(noisy.items())),
+        "by_kind (cases, found, won)": dict(sorted(by_kind.items())),
+    }
+    write(Path(__file__).parent, figures)
     print(
         f"visible in one file: {found}/{visible} found ({found / visible:.2f}), {won}/{visible} won "
-        f"({won / visible:.2f})"
+        f"({won / visible:.2f}), {strictly} of these with the finding's own line within {STRICTLY} of a labelled one"
     )
     print(f"fixed files: {noise} findings in {lines} lines ({1000 * noise / lines:.2f} per 1,000): {dict(noisy)}")
 
