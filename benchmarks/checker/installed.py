@@ -33,7 +33,8 @@ def main() -> None:
     options.add_argument("--mutants", type=int, default=100_000)
     given = options.parse_args()
     spec = find_spec("torch.distributed")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     everything = [f for f in sorted(LIBRARY.rglob("*.py")) if "site-packages" not in f.parts]
     figures = {
         "concurrency in the standard library": noise([f for part in PARTS for f in _files(LIBRARY / part)]),

@@ -2,11 +2,11 @@
 
     python benchmarks/checker/learn.py CASES.tsv FOLDER PROJECTS...
 
-Labels: of the cases (see run.py), a finding near the bug is true and one that is left in the fixed file is false; and of
-PROJECTS, folders with a project each, whose code is taken to be right: what is found in it is false, and what a mutant
-of it adds is true (a `finally` taken away, an RLock made a Lock, a collective put under `if rank == 0`, a `while` around
-a wait made an `if`, a `with lock` taken away). No file name and no history is a feature. Every project is judged by a
-model that has not seen it; intervals are bootstrapped over projects.
+Labels: of the cases (see run.py), a finding near the bug is true and one that is left in the fixed file is false; and
+of PROJECTS, folders with a project each, whose code is taken to be right: what is found in it is false, and what a
+mutant of it adds is true (a `finally` taken away, an RLock made a Lock, a collective put under `if rank == 0`, a
+`while` around a wait made an `if`, a `with lock` taken away). No file name and no history is a feature. Every project
+is judged by a model that has not seen it; intervals are bootstrapped over projects.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def from_cases(table: Path, folder: Path) -> Iterator[Example]:
         after = check_text("x.py", fixed)
         left = {(f.rule, f.function, f.about) for f in after}
         for found in check_text("x.py", buggy):
-            if found.rule.startswith(families(case["kind"])) and is_near(found, wanted):
-                if (found.rule, found.function, found.about) not in left:
-                    yield example(case["repository"], found, True)
+            near = found.rule.startswith(families(case["kind"])) and is_near(found, wanted)
+            if near and (found.rule, found.function, found.about) not in left:
+                yield example(case["repository"], found, True)
         for found in after:
             yield example(case["repository"], found, False)
 

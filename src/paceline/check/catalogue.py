@@ -130,7 +130,7 @@ OBJECT_COLLECTIVES: dict[str, dict[str, str]] = {
         name: name
         for name in (
             "wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes", "save_state",
-            "load_state",
+            "load_state", "get_state_dict",
         )
     },
     "partial_state": {"wait_for_everyone": "wait_for_everyone"},

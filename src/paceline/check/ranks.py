@@ -96,6 +96,8 @@ def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | N
     for name, methods in catalogue.OBJECT_COLLECTIVES.items():
         if owner.strip("_") == name and function.attr in methods:
             return methods[function.attr]
+    if function.attr == "state_dict" and "model" in owner and any("FullyShard" in n for n in module.imports.values()):
+        return "state_dict"  # gathers the shards of all ranks
     if function.attr in catalogue.UNMISTAKABLE:
         return function.attr
     if (
@@ -196,6 +198,8 @@ def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tup
         if name in catalogue.RANK_CALLS:
             group = keyword(node, "group", 0) if name == "get_rank" else None
             return dotted(node.func) + "()", _said(group), name.startswith(BOOLEAN)
+        if name == "rank" and not node.args and not node.keywords and isinstance(node.func, ast.Attribute):
+            return dotted(node.func) + "()", "", False
         if not node.args and not node.keywords and _GROUP_RANK.fullmatch(name):
             return dotted(node.func) + "()", _GROUP_RANK.sub(r"\1", name), False
         if name == "int" and node.args:

@@ -211,6 +211,8 @@ class Facts:
                     yield Root("gc", found, call.lineno, True)
             return
         kind, argument, position = STARTS[name]
+        if name == "map" and not self._is_executor(call, fn):
+            return
         if name in OF_MODULE and OF_MODULE[name] not in self.module.canonical(call.func).split("."):
             return
         value = keyword(call, argument, position)
@@ -220,9 +222,13 @@ class Facts:
             value = call.keywords[0].value if call.keywords else None
         found = None if value is None else self.module.function_named(value, fn)
         if found is not None:
-            many = name in ("submit", "apply_async") and not self._one_worker
-            several = many or (in_loop(call, fn) and name != "submit")
+            many = name in ("submit", "map", "apply_async") and not self._one_worker
+            several = many or (in_loop(call, fn) and name not in ("submit", "map"))
             yield Root(kind, found, call.lineno, several, not several and joined_at_once(call, fn))
+
+    def _is_executor(self, call: ast.Call, fn: Function) -> bool:
+        found = self.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
+        return found is not None and found.kind == "Executor"
 
     @cached_property
     def _one_worker(self) -> bool:
@@ -308,6 +314,7 @@ STARTS: dict[str, tuple[str, str, int]] = {
     "Timer": ("thread", "function", 1),
     "start_new_thread": ("thread", "function", 0),
     "submit": ("thread", "fn", 0),
+    "map": ("thread", "fn", 0),
     "run_in_executor": ("thread", "func", 1),
     "to_thread": ("thread", "func", 0),
     "Process": ("process", "target", 1),

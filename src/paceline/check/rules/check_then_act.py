@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, catches, is_shared, of_class, own_locks
+from paceline.check.accesses import Access, catches, is_shared, of_class, of_globals, own_locks
 from paceline.check.catalogue import ASYNC_LOCKS
 from paceline.check.declared import Class, Function
 from paceline.check.findings import Finding, Step
@@ -27,6 +27,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _vanishes(accesses, facts)
             yield from _removed(accesses, cls)
             yield from _filled(accesses, cls)
+    for accesses in of_globals(facts).values():
+        yield from _filled(accesses, None)
     yield from _locked(facts)
 
 
@@ -63,7 +65,7 @@ def _locked(facts: Facts) -> Iterator[Finding]:
                     )
 
 
-def _filled(accesses: list[Access], cls: Class) -> Iterator[Finding]:
+def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
     """`if key not in d: d[key] = ...` without the lock under which others change it."""
     guarded = [a for a in accesses if a.changes and a.locks]
     if not guarded:

@@ -20,6 +20,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     module = facts.module
     if any(a.attr == "register_at_fork" for fn in module.functions for a in fn.attributes):
         return
+    yield from _globals(facts)
     for cls in module.classes.values():
         asks = [fn for fn in cls.methods.values() if _asks(fn, facts)]
         if not asks or not any(isinstance(n, ast.Compare) and _has_pid(n) for fn in asks for n in ast.walk(fn.node)):
@@ -39,6 +40,21 @@ def find(facts: Facts) -> Iterator[Finding]:
             taker = next((fn for fn in cls.methods.values() if lock in facts.takes(fn)), None)
             if taker is not None:
                 yield _tell(call, maker, asks[0], taker, lock, facts)
+
+
+def _globals(facts: Facts) -> Iterator[Finding]:
+    """The same of a global lock, in a function that compares the process's number."""
+    top = facts.module.top
+    for fn in facts.module.functions:
+        if not _asks(fn, facts) or not any(isinstance(n, ast.Compare) and _has_pid(n) for n in ast.walk(fn.node)):
+            continue
+        for lock, take in facts.takes(fn).items():
+            made = facts.module.made(top.bound[lock], top) if lock in top.bound else None
+            again = any(lock in other.globals for other in facts.module.functions if other is not top)
+            if made is None or again or not take.resource.sure:
+                continue
+            if facts.module.canonical(made[1].func).startswith(("threading.", "_thread.")):
+                yield _tell(made[1], top, fn, fn, lock, facts)
 
 
 def _asks(fn: Function, facts: Facts) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
@@ -53,7 +54,7 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
             for node in (n for statement in body for n in ast.walk(statement)):
                 missed = sequences.missed(test, fn, asked[0])
                 if (
-                    isinstance(node, ast.Raise)
+                    _leaves(node)
                     and inside(node, ast.If) is not test
                     and missed
                     and not _is_caught(node, test)
@@ -69,8 +70,17 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
                     return
 
 
-def _is_assertion(node: ast.Raise) -> bool:
+def _leaves(node: ast.AST) -> TypeGuard[ast.Raise | ast.Expr]:
+    """A raise, or `sys.exit()`."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return last(node.value.func) in ("exit", "_exit")
+    return isinstance(node, ast.Raise)
+
+
+def _is_assertion(node: ast.Raise | ast.Expr) -> bool:
     """What can only be raised by a mistake in the program, which every rank has."""
+    if isinstance(node, ast.Expr):
+        return False
     raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
     return raised is None or last(raised) in ("AssertionError", "NotImplementedError", "TypeError")
 

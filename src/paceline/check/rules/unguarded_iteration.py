@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from paceline.check.accesses import Access, catches, ends, is_shared, iterates, of_class, of_globals, own_locks
 from paceline.check.declared import Class
 from paceline.check.findings import Finding, Step
+from paceline.check.names import last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -55,9 +56,18 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
     mine = facts.threads_of(loop.fn)
     for change in changes:
         theirs = facts.threads_of(change.fn)
+        if mine and not theirs and not change.locks | loop.locks and _may_come_later(change, facts):
+            return change, f"{change.fn.qualname}, outside of this thread,", 0.55
         if theirs and not mine and not change.locks & loop.locks:
             return change, f"{change.fn.qualname}, in another thread,", 0.6
     return None
+
+
+def _may_come_later(change: Access, facts: Facts) -> bool:
+    """A public method that does not itself start the threads: it may be called while they run."""
+    name = change.fn.name
+    starts = any(last(call.func) == "start" for call in change.fn.calls)
+    return not name.startswith("_") and not starts and not ends(change.fn) and change.fn is not facts.module.top
 
 
 def _tell(loop: Access, change: Access, who: str, confidence: float) -> Finding:

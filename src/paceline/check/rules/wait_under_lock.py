@@ -47,8 +47,18 @@ def _waits(mark: Mark, fn: Function, facts: Facts) -> Iterator[tuple[Mark, Steps
     elif mark.callee is not None and runs_now(mark):
         for wait in facts.waits(mark.callee).values():
             yield wait.mark, ((fn, mark.node), *wait.steps)
+    elif _maps(mark.node, fn, facts):
+        yield Mark("wait", mark.node, None, None, "every task to end"), ((fn, mark.node),)
     elif _shuts_down(mark.node):
         yield Mark("wait", mark.node, None, None, "every submitted task to end"), ((fn, mark.node),)
+
+
+def _maps(call: ast.expr, fn: Function, facts: Facts) -> bool:
+    """`executor.map` in the executor's own `with`, which ends only when all tasks have."""
+    if not isinstance(call, ast.Call) or last(call.func) != "map" or not isinstance(call.func, ast.Attribute):
+        return False
+    found = facts.module.resource(call.func.value, fn)
+    return found is not None and found.kind == "Executor"
 
 
 def _shuts_down(call: ast.expr) -> bool:
