@@ -40,7 +40,7 @@ from run import changed, families, is_near, labelled  # noqa: E402
 LARGEST = 2_000  # lines of a file that is mutated
 PER_PROJECT = 40  # mutants kept of a project
 FAMILIES = ("PC1", "PC2", "PC3", "PC4", "PC5")
-SAMPLES = 2_000
+SAMPLES = 400
 WAYS = ("plain", "rule counts", "logistic")
 
 
@@ -50,6 +50,7 @@ class Example(NamedTuple):
     plain: float
     true: bool
     rule: str
+    real: bool  # of a case; else of a mutant, or of code taken to be right
 
 
 def main() -> None:
@@ -82,9 +83,9 @@ def from_cases(table: Path, folder: Path) -> Iterator[Example]:
         for found in check_text("x.py", buggy):
             near = found.rule.startswith(families(case["kind"])) and is_near(found, wanted)
             if near and (found.rule, found.function, found.about) not in left:
-                yield example(case["repository"], found, True)
+                yield example(case["repository"], found, True, True)
         for found in after:
-            yield example(case["repository"], found, False)
+            yield example(case["repository"], found, False, True)
 
 
 def from_project(project: Path, mutants: list[tuple[str, str, str]]) -> Iterator[Example]:
@@ -103,13 +104,13 @@ def from_project(project: Path, mutants: list[tuple[str, str, str]]) -> Iterator
         before = check_text("x.py", ast.unparse(tree))
         known = {(f.rule, f.function, f.about) for f in before}
         for found in before:
-            yield example(project.name, found, False)
+            yield example(project.name, found, False, False)
         for kind, mutant in mutated(tree):
             new = [f for f in check_text("x.py", mutant) if (f.rule, f.function, f.about) not in known]
             if new and made < PER_PROJECT:
                 made += 1
                 mutants.append((project.name, mutant, new[0].rule))
-                yield example(project.name, new[0], True)
+                yield example(project.name, new[0], True, False)
             del kind
 
 
@@ -150,7 +151,7 @@ def _wrong(node: ast.stmt) -> tuple[str, list[ast.stmt]] | None:
     return None
 
 
-def example(project: str, found: Finding, true: bool) -> Example:
+def example(project: str, found: Finding, true: bool, real: bool) -> Example:
     lines = [found.line, *(step.line for step in found.story)]
     features = [
         found.confidence,
@@ -163,7 +164,7 @@ def example(project: str, found: Finding, true: bool) -> Example:
         float("exception" in found.message),
         *(float(found.rule.startswith(family)) for family in FAMILIES),
     ]
-    return Example(project, features, found.confidence, true, found.rule)
+    return Example(project.replace("+", "/"), features, found.confidence, true, found.rule, real)
 
 
 # -- the ranker
@@ -184,27 +185,43 @@ def ranker(examples: list[Example]) -> dict[str, object]:
             seen[e.rule].append(e.true)
         scores[project] = {
             "true": [float(e.true) for e in mine],
+            "real": [float(e.real) for e in mine],
             "plain": [e.plain for e in mine],
             "rule counts": [(4 * e.plain + sum(seen[e.rule])) / (4 + len(seen[e.rule])) for e in mine],
             "logistic": list(model.decision_function([e.features for e in mine])),
         }
-    names = sorted(name for name, s in scores.items() if len(set(s["true"])) == 2)
-    aucs = {n: {way: float(roc_auc_score(scores[n]["true"], scores[n][way])) for way in WAYS} for n in names}
-    result: dict[str, object] = {
+    return {
         "labels": len(examples),
-        "true": sum(e.true for e in examples),
+        "labels of cases": sum(e.real for e in examples),
         "projects": len(scores),
-        "projects_with_both_kinds": len(names),
+        "judged on all labels": judged(scores, False),
+        "judged on the labels of cases alone": judged(scores, True),
     }
+
+
+def judged(scores: dict[str, dict[str, list[float]]], real: bool) -> dict[str, object]:
+    """The chance that a true finding comes before a false one, over the projects' findings taken together."""
+    rows = {name: [i for i in range(len(s["true"])) if s["real"][i] or not real] for name, s in scores.items()}
+    names = sorted(name for name, mine in rows.items() if mine)
     chance = random.Random(0)
     draws = [[chance.choice(names) for _ in names] for _ in range(SAMPLES)]
+
+    def auc(some: list[str], way: str) -> float:
+        true = [scores[n]["true"][i] for n in some for i in rows[n]]
+        return (
+            float(roc_auc_score(true, [scores[n][way][i] for n in some for i in rows[n]]))
+            if len(set(true)) == 2
+            else 0.5
+        )
+
+    result: dict[str, object] = {}
     for way in WAYS:
-        lifts = sorted(float(np.mean([aucs[n][way] - aucs[n]["plain"] for n in draw])) for draw in draws)
+        lifts = sorted(auc(draw, way) - auc(draw, "plain") for draw in draws)
         result[way] = {
-            "auc": round(float(np.mean([aucs[n][way] for n in names])), 3),
-            "lift_over_plain_95%": [round(lifts[int(q * SAMPLES)], 3) for q in (0.025, 0.975)],
+            "auc": round(auc(names, way), 3),
+            "lift_over_plain_95%": [round(lifts[int(q * len(lifts))], 3) for q in (0.025, 0.975)],
         }
-    print(result)
+    print("cases alone" if real else "all", result)
     return result
 
 
