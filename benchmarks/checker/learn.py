@@ -1,6 +1,6 @@
 """Is a learned order better than the plain one? And does learning help to spend a budget of walking?
 
-    python benchmarks/checker/learn.py CASES.tsv FOLDER PROJECTS...
+    python benchmarks/checker/learn.py CASES.tsv FOLDER [PROJECTS...]
 
 Labels: of the cases (see run.py), a finding near the bug is true and one that is left in the fixed file is false; and
 of PROJECTS, folders with a project each, whose code is taken to be right: what is found in it is false, and what a
@@ -57,7 +57,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("table", type=Path)
     options.add_argument("folder", type=Path)
-    options.add_argument("projects", type=Path, nargs="+")
+    options.add_argument("projects", type=Path, nargs="*")
     given = options.parse_args()
     examples = list(from_cases(given.table, given.folder))
     real = len(examples)
@@ -65,8 +65,11 @@ def main() -> None:
     for project in given.projects:
         examples += from_project(project, mutants)
     print(f"{real} labels of cases, {len(examples) - real} of mutants and code taken to be right")
-    figures = {"ranker": ranker(examples), "walk under a budget": budget(mutants)}
-    write(Path(__file__).parent, figures, "learn.json")
+    if given.projects:
+        figures = {"ranker": ranker(examples), "walk under a budget": budget(mutants)}
+        write(Path(__file__).parent, figures, "learn-mutants.json")
+    else:
+        write(Path(__file__).parent, {"ranker": ranker(examples)}, "learn.json")
 
 
 # -- labels
