@@ -15,6 +15,7 @@ check: $(VENV)/.ready         ## style, types, architecture
 	$(BIN)/ruff check src tests examples benchmarks docs
 	$(BIN)/ruff format --check src tests examples benchmarks docs
 	$(BIN)/mypy
+	$(BIN)/paceline check src
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 docs: $(VENV)/.ready          ## the site, in site/; a warning is an error
@@ -32,6 +33,8 @@ bench: $(VENV)/.ready         ## the measured claims, at full size (most of an h
 	$(BIN)/python benchmarks/embedding_rows/run.py
 	$(BIN)/python benchmarks/published-downpour/run.py
 	$(BIN)/python benchmarks/staleness/run.py --quick
+	$(BIN)/python benchmarks/checker/installed.py
+	$(BIN)/python benchmarks/checker/guided.py
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -56,6 +56,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("scripts", {"stand_in", "errors"}, {"torch.distributed"}),
     ("overhead", {"tally", "trace"}, {"torch"}),
     ("comparison", {"errors", "overhead", "training", "job", "plan", "run", "report"}, set()),
+    ("check", {"check", "story", "errors"}, {"torch", "numpy", "importlib.util", "runpy", "pkgutil"}),
     ("testing", {"testing", "training", "engines", "core", "job", "plan", "run", "trace"}, set()),
 ]
 HOMES = (

@@ -1,8 +1,8 @@
-"""The command line: a file per command, no logic. What is for people goes to standard error, `--json` and drawings to
-standard output.
+"""The command line: a file per command, no logic. What is for people goes to standard error; `--json`, drawings and
+what `check` finds to standard output.
 
-Exit codes: 0 done, 1 a failed run, a replay that diverged or a proof that failed, 2 wrong use, 130 interrupted, 143
-stopped by SIGTERM.
+Exit codes: 0 done, 1 a failed run, a replay that diverged, a proof that failed or something found by `check`, 2 wrong
+use, 130 interrupted, 143 stopped by SIGTERM.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _debug = False
 @cache
 def register() -> None:
     """Tell `app` its commands."""
-    from paceline.cli import compare, draw, prove, replay, report, train
+    from paceline.cli import check, compare, draw, prove, replay, report, train
 
     app.command()(train.train)
     app.command()(compare.compare)
@@ -50,6 +50,7 @@ def register() -> None:
     app.command()(draw.draw)
     app.command()(prove.prove)
     app.command()(report.report)
+    app.command()(check.check)
 
 
 def main() -> None:

@@ -1,0 +1,170 @@
+"""What the checker knows of libraries, as data: what makes a lock or a queue, what waits, what all ranks must call.
+
+Names are canonical: `import torch.distributed as dist` makes `dist.barrier` into `torch.distributed.barrier`.
+"""
+
+from __future__ import annotations
+
+LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "AsyncLock", "AsyncCondition", "AsyncSemaphore"}
+ASYNC_LOCKS = {"AsyncLock", "AsyncCondition", "AsyncSemaphore"}
+ONCE = {"Lock", "AsyncLock"}  # the holder waits for itself when it takes one again
+
+_THREADING = {
+    "Lock": "Lock", "RLock": "RLock", "Condition": "Condition", "Semaphore": "Semaphore",
+    "BoundedSemaphore": "Semaphore", "Event": "Event", "Thread": "Thread", "Timer": "Thread", "Barrier": "Barrier",
+    "local": "Local",
+}  # fmt: skip
+_PROCESSES = {
+    "Lock": "Lock", "RLock": "RLock", "Condition": "Condition", "Semaphore": "Semaphore",
+    "BoundedSemaphore": "Semaphore", "Event": "ProcessEvent", "Process": "Process", "Queue": "ProcessQueue",
+    "JoinableQueue": "ProcessQueue", "SimpleQueue": "ProcessQueue", "Pool": "Pool", "Barrier": "Barrier",
+    "Pipe": "Pipe",
+}  # fmt: skip
+_ASYNCIO = {
+    "Lock": "AsyncLock", "Condition": "AsyncCondition", "Semaphore": "AsyncSemaphore",
+    "BoundedSemaphore": "AsyncSemaphore", "Event": "AsyncEvent", "Queue": "AsyncQueue",
+    "PriorityQueue": "AsyncQueue", "LifoQueue": "AsyncQueue",
+}  # fmt: skip
+
+# What a constructor makes.
+MAKES: dict[str, str] = {
+    **{f"threading.{name}": kind for name, kind in _THREADING.items()},
+    **{f"multiprocessing.{name}": kind for name, kind in _PROCESSES.items()},
+    **{f"asyncio.{name}": kind for name, kind in _ASYNCIO.items()},
+    "thread.allocate_lock": "Lock",
+    "_thread.allocate_lock": "Lock",
+    "_thread.RLock": "RLock",
+    "queue.Queue": "Queue",
+    "queue.LifoQueue": "Queue",
+    "queue.PriorityQueue": "Queue",
+    "queue.SimpleQueue": "SimpleQueue",
+    "Queue.Queue": "Queue",
+    "multiprocessing.pool.ThreadPool": "Pool",
+    "concurrent.futures.ThreadPoolExecutor": "Executor",
+    "concurrent.futures.ProcessPoolExecutor": "Executor",
+    "concurrent.futures.thread.ThreadPoolExecutor": "Executor",
+    "concurrent.futures.Future": "Future",
+    "subprocess.Popen": "Popen",
+}
+
+# Modules that are others under another name.
+SAME = {
+    "torch.multiprocessing": "multiprocessing",
+    "billiard": "multiprocessing",
+    "multiprocess": "multiprocessing",
+    "torch.distributed.distributed_c10d": "torch.distributed",
+    "deepspeed.comm": "torch.distributed",
+    "deepspeed.comm.comm": "torch.distributed",
+    "thread": "_thread",
+    "dummy_threading": "threading",
+}
+
+# A waiting call of a known resource, by (kind, method), and for whom it waits.
+WAITS: dict[tuple[str, str], str] = {
+    ("Thread", "join"): "the thread to end",
+    ("Process", "join"): "the process to end",
+    ("Queue", "join"): "every item to be marked done",
+    ("ProcessQueue", "join"): "every item to be marked done",
+    ("Queue", "get"): "somebody to put an item",
+    ("SimpleQueue", "get"): "somebody to put an item",
+    ("ProcessQueue", "get"): "somebody to put an item",
+    ("Event", "wait"): "somebody to set the event",
+    ("ProcessEvent", "wait"): "somebody to set the event",
+    ("Barrier", "wait"): "everybody to reach the barrier",
+    ("Executor", "shutdown"): "every submitted task to end",
+    ("Pool", "join"): "every worker of the pool to end",
+    ("Future", "result"): "the task to end",
+    ("Future", "exception"): "the task to end",
+    ("Popen", "wait"): "the child process to end",
+    ("Popen", "communicate"): "the child process to end",
+}
+
+# What every rank of a group must call, and in the same order. The value is the name under which it is compared.
+_TORCH = (
+    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single",
+    "barrier", "monitored_barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce",
+    "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "new_group", "new_subgroups",
+    "all_reduce_coalesced", "all_gather_coalesced", "_all_gather_base", "_reduce_scatter_base",
+    "init_process_group", "split_group", "init_device_mesh",
+)  # fmt: skip
+_MPI = (
+    "barrier", "bcast", "scatter", "gather", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan",
+    "reduce_scatter", "reduce_scatter_block", "scatterv", "gatherv", "allgatherv", "alltoallv", "alltoallw", "split",
+    "dup", "ibarrier", "ibcast",
+)  # fmt: skip
+COLLECTIVES: dict[str, str] = {f"torch.distributed.{name}": name for name in _TORCH}
+COLLECTIVES.update(
+    {
+        "torch.distributed.nn.all_reduce": "all_reduce",
+        "torch.distributed.nn.functional.all_reduce": "all_reduce",
+        "torch.distributed.nn.functional.all_gather": "all_gather",
+        "accelerate.utils.broadcast_object_list": "broadcast_object_list",
+        "accelerate.utils.broadcast": "broadcast",
+        "accelerate.utils.gather": "gather",
+        "accelerate.utils.gather_object": "gather_object",
+        "accelerate.utils.reduce": "reduce",
+        "accelerate.utils.wait_for_everyone": "wait_for_everyone",
+        "accelerate.utils.pad_across_processes": "pad_across_processes",
+        "torch.distributed.checkpoint.save": "checkpoint.save",
+        "torch.distributed.checkpoint.load": "checkpoint.load",
+        "horovod.torch.allreduce": "allreduce",
+        "horovod.torch.allgather": "allgather",
+        "horovod.torch.broadcast": "broadcast",
+        "horovod.torch.broadcast_object": "broadcast_object",
+        "horovod.torch.broadcast_parameters": "broadcast_parameters",
+        "horovod.torch.broadcast_optimizer_state": "broadcast_optimizer_state",
+        "horovod.torch.barrier": "barrier",
+        "detectron2.utils.comm.synchronize": "synchronize",
+        "detectron2.utils.comm.gather": "gather",
+        "jax.experimental.multihost_utils.sync_global_devices": "sync_global_devices",
+        "torch.nn.parallel.DistributedDataParallel": "DistributedDataParallel",
+        "torch_xla.core.xla_model.rendezvous": "rendezvous",
+        "torch_xla.core.xla_model.all_reduce": "all_reduce",
+    }
+)
+MPI_COLLECTIVES = {name: name for name in _MPI} | {name.capitalize(): name for name in _MPI}
+MPI_COLLECTIVES |= {"Allreduce": "allreduce", "Reduce_scatter": "reduce_scatter"}
+# Methods of an object with such a name that all ranks must call.
+OBJECT_COLLECTIVES: dict[str, dict[str, str]] = {
+    "accelerator": {
+        name: name
+        for name in (
+            "wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes", "save_state",
+            "load_state", "get_state_dict",
+        )
+    },
+    "partial_state": {"wait_for_everyone": "wait_for_everyone"},
+    "fabric": {name: name for name in ("barrier", "all_gather", "all_reduce", "broadcast")},
+    "trainer": {"save_checkpoint": "save_checkpoint"},
+    "model_engine": {"save_checkpoint": "save_checkpoint", "load_checkpoint": "load_checkpoint"},
+    "strategy": {name: name for name in ("barrier", "broadcast", "all_gather", "reduce", "reduce_boolean_decision")},
+}  # fmt: skip
+
+# Names that mean an operation of all ranks wherever they come from.
+UNMISTAKABLE = {"all_reduce", "allreduce", "all_gather", "allgather", "all_gather_object", "reduce_scatter",
+                "broadcast_object_list", "wait_for_everyone", "barrier", "all_to_all", "broadcast_object",
+                "gather_object", "sync_global_devices", "reduce_dict", "all_gather_list", "synchronize_processes",
+                "dist_barrier", "block_all", "all_reduce_dict"}  # fmt: skip
+FOR_ALL = {"dist", "distributed", "comm", "comms", "misc", "coordinator", "parallel", "hvd", "bps", "xm", "ops",
+           "env", "backend", "self", "engine", "model_engine", "dist_manager", "context", "ctx"}  # fmt: skip
+
+# Who this is among the ranks.
+RANK_CALLS = {"get_rank", "Get_rank", "get_local_rank", "is_main_process", "is_rank_0",
+              "is_rank_zero", "is_master", "is_global_zero", "process_index", "local_rank", "get_node_rank",
+              "is_main_rank", "is_master_process", "is_local_main_process", "is_last_rank", "global_rank",
+              "is_leader_rank", "is_world_process_zero", "is_local_process_zero", "is_coordinator_rank"}  # fmt: skip
+RANK_NAMES = {"rank", "local_rank", "global_rank", "world_rank", "process_index", "local_process_index", "node_rank",
+              "is_main_process", "is_local_main_process", "is_global_zero", "is_rank_zero", "is_master",
+              "is_main", "myrank", "my_rank", "mpi_rank", "is_master_process", "is_world_process_zero",
+              "rank_zero", "rank0", "is_rank0", "is_root", "is_chief", "is_leader", "main_process", "is_primary",
+              "is_first_rank", "dp_rank", "tp_rank", "pp_rank", "data_parallel_rank", "is_main_rank",
+              "is_rank_0", "is_last_process", "rank_id", "dist_rank", "proc_id"}  # fmt: skip
+RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "GLOBAL_RANK", "NODE_RANK"}
+RANK_DECORATORS = {"rank_zero_only", "main_process_only", "on_main_process", "master_only", "is_main_process_only",
+                   "on_local_main_process", "rank_zero"}  # fmt: skip
+# A block that all ranks enter, one group after the other; the collectives inside are its own.
+GOES_FIRST = {"main_process_first", "local_main_process_first", "rank_zero_first", "torch_distributed_zero_first"}
+
+LOCK_WORDS = ("lock", "mutex", "mutx")
+CONDITION_WORDS = ("condition", "_cond", "_cv")
+CALLBACK_WORDS = ("callback", "_cb", "listener", "observer", "hook", "handler", "subscriber")

@@ -1,0 +1,18 @@
+"""What a report looks like: text for people, JSON, SARIF 2.1.0, annotations of GitHub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.check.formats.github import github
+from paceline.check.formats.objects import as_json
+from paceline.check.formats.sarif import sarif
+from paceline.check.formats.text import text
+from paceline.check.run import Report
+
+FORMATS: dict[str, Callable[[Report], str]] = {
+    "text": text,
+    "json": as_json,
+    "sarif": sarif,
+    "github": github,
+}

@@ -1,0 +1,17 @@
+"""One JSON object with all findings."""
+
+from __future__ import annotations
+
+import json
+
+from paceline.check.run import Report
+
+
+def as_json(report: Report) -> str:
+    found = {
+        "findings": [finding.as_dict() for finding in report.findings],
+        "files": report.files,
+        "lines": report.lines,
+        "known": report.known,
+    }
+    return json.dumps(found, indent=1)

@@ -1,0 +1,128 @@
+"""Marks: what a call means to the other threads and processes.
+
+lock.acquire()          take (or try, with a timeout or without waiting)
+lock.release()          free
+queue.get()             wait: for somebody else, for ever unless it has a timeout
+self._callback(x)       a call: of a function of this file, or of a stranger
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from paceline.check.catalogue import LOCKS, WAITS
+from paceline.check.declared import Function, Resource
+from paceline.check.module import Module
+from paceline.check.names import dotted, is_constant, keyword
+
+
+@dataclass(eq=False, slots=True)
+class Mark:
+    kind: str  # take, try, free, wait, call
+    node: ast.expr
+    resource: Resource | None = None
+    callee: Function | None = None
+    waits_for: str = ""  # of a wait: whose move is awaited
+    timeout: bool = False
+
+    @property
+    def line(self) -> int:
+        return self.node.lineno
+
+
+def mark(call: ast.Call, fn: Function, module: Module) -> Mark:
+    """What one call means."""
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        method = function.attr
+        if method in ("acquire", "release", "acquire_lock", "release_lock", "__enter__", "__exit__"):
+            found = module.resource(function.value, fn)
+            if found is not None and found.kind in LOCKS:
+                if method in ("release", "release_lock", "__exit__"):
+                    return Mark("free", call, found)
+                return Mark("try" if gives_up(call) else "take", call, found)
+        elif method in _WAITING:
+            found = module.resource(function.value, fn)
+            if found is not None:
+                whom = WAITS.get((found.kind, method))
+                if whom is not None:
+                    return Mark("wait", call, found, None, whom, has_timeout(call, method))
+                if method in ("wait", "wait_for") and found.kind in ("Condition", "AsyncCondition"):
+                    return Mark("wait", call, found, None, "somebody to notify", has_timeout(call, method))
+    return Mark("call", call, None, module.callee(call, fn))
+
+
+def hidden(fn: Function) -> list[Mark]:
+    """Calls that do not look like calls: a property of the own object, `self[key]`, `len(self)`."""
+    cls = fn.cls
+    if cls is None or not fn.me:
+        return []
+    properties = {name for c in cls.ancestry for name in c.properties}
+    length = cls.method("__len__")
+    found = [
+        Mark("call", node, None, cls.method(node.attr))
+        for node in (fn.attributes if properties else ())
+        if node.attr in properties and isinstance(node.ctx, ast.Load) and _is_me(node.value, fn)
+    ]
+    found += [
+        Mark("call", item, None, method)
+        for item in fn.subscripts
+        if _is_me(item.value, fn) and (method := cls.method(_ITEMS[type(item.ctx)])) is not None
+    ]
+    found += [
+        Mark("call", call, None, length)
+        for call in (fn.calls if length is not None else ())
+        if isinstance(call.func, ast.Name) and call.func.id == "len" and call.args and _is_me(call.args[0], fn)
+    ]
+    return found
+
+
+def _is_me(node: ast.expr, fn: Function) -> bool:
+    return isinstance(node, ast.Name) and node.id == fn.me
+
+
+def gives_up(call: ast.Call) -> bool:
+    """An acquire that does not wait for ever."""
+    blocking = keyword(call, "blocking", 0)
+    timeout = keyword(call, "timeout", 1)
+    if keyword(call, "block") is not None:
+        blocking = keyword(call, "block")
+    if blocking is not None and not (is_constant(blocking, True) or _is_one(blocking)):
+        return True
+    return timeout is not None and not is_constant(timeout, None) and not _is_minus_one(timeout)
+
+
+def has_timeout(call: ast.Call, method: str) -> bool:
+    """A wait that does not last for ever."""
+    if method == "shutdown":
+        wait = keyword(call, "wait", 0)
+        return is_constant(wait, False)
+    if method in ("get", "put"):
+        block = keyword(call, "block", 0 if method == "get" else 1)
+        if is_constant(block, False):
+            return True
+        timeout = keyword(call, "timeout", 1 if method == "get" else 2)
+    elif method == "wait_for":
+        timeout = keyword(call, "timeout", 1)
+    else:
+        timeout = keyword(call, "timeout", 0)
+    return timeout is not None and not is_constant(timeout, None)
+
+
+def _is_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 1
+
+
+def _is_minus_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+
+
+def said(node: ast.expr) -> str:
+    """A call or name as one would say it: `self._lock.acquire()`."""
+    text = dotted(node.func if isinstance(node, ast.Call) else node)
+    return text + "()" if isinstance(node, ast.Call) else text
+
+
+_ITEMS = {ast.Load: "__getitem__", ast.Store: "__setitem__", ast.Del: "__delitem__"}
+_WAITING = {method for _, method in WAITS} | {"wait", "wait_for"}

@@ -1,0 +1,74 @@
+"""What to check and what to say: from the command line, else from `[tool.paceline.check]` in pyproject.toml."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.check.rules import RULES
+from paceline.check.rules.rule import Rule
+from paceline.errors import UsageError, suggest
+
+NEVER = (".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", "build", "dist", ".tox", ".nox", ".eggs")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The fields are the keys of the table, with dashes for underscores."""
+
+    select: tuple[str, ...] = ("PC",)
+    ignore: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    min_confidence: float = 0.5
+    baseline: str = ""
+    feedback: str = ""
+    cache: bool = True
+
+    def rules(self) -> list[Rule]:
+        return [r for r in RULES.values() if self.says(r.code)]
+
+    def says(self, code: str) -> bool:
+        return code.startswith(self.select) and not (self.ignore and code.startswith(self.ignore))
+
+
+def read_options(start: Path, **given: Any) -> Options:
+    """The table of the nearest pyproject.toml, overridden by what was given (None for what was not)."""
+    table = _table(start)
+    known = {field.name: field for field in dataclasses.fields(Options)}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise UsageError(f"[tool.paceline.check] has no key {key!r}: {suggest(name, known)}")
+        values[name] = tuple(value) if isinstance(value, list) else value
+    values.update({name: value for name, value in given.items() if value is not None})
+    options = Options(**values)
+    for code in (*options.select, *options.ignore):
+        if not any(known_code.startswith(code) for known_code in (*RULES, "PC001", "PC002")):
+            raise UsageError(f"no rule begins with {code!r}: {suggest(code, RULES)}")
+    return options
+
+
+def codes(given: str | None) -> tuple[str, ...] | None:
+    """`PC1,PC501` as a tuple."""
+    return None if given is None else tuple(code.strip() for code in given.split(",") if code.strip())
+
+
+def _table(start: Path) -> dict[str, Any]:
+    for folder in (start, *start.parents):
+        file = folder / "pyproject.toml"
+        if file.is_file():
+            try:
+                import tomllib
+            except ModuleNotFoundError:  # Python 3.10
+                return {}
+            try:
+                found = tomllib.loads(file.read_text()).get("tool", {}).get("paceline", {}).get("check", {})
+            except tomllib.TOMLDecodeError as error:
+                raise UsageError(f"{file} is no valid TOML: {error}") from None
+            if not isinstance(found, dict):
+                raise UsageError(f"[tool.paceline.check] of {file} is no table")
+            return found
+    return {}

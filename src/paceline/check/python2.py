@@ -1,0 +1,57 @@
+"""Python 2 statements read as Python 3, line by line, so that old files can be checked too.
+
+Only what the parser refuses: `except X, e`, `raise X, y`, `print x`, `exec x in y`, `0777`, `ur""`, `<>` and
+backquotes. Lines keep their numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+ATTEMPTS = 60
+
+_CHANGES: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(r"\blambda\s+\([^()]*\)\s*:"), r"lambda _given:"),
+    (re.compile(r"^(\s*def\s+\w+\s*\(.*?)\([^()]*\)(?=\s*[,)])"), r"\1_given"),
+    (re.compile(r"^(\s*except\s+)([\w.]+|\([^()]*\))\s*,\s*([\w.]+|\([^()]*\))\s*:"), r"\1\2 as _caught:"),
+    (re.compile(r"^(\s*)(.*:\s*)?raise\s+([\w.]+)\s*,\s*([^,]+?)(\s*,.*)?$"), r"\1\2raise \3(\4)"),
+    (re.compile(r"^(\s*)(.*:\s*)?print\s*>>\s*([^,]+),?\s*(.*?),?\s*$"), r"\1\2print(\4)"),
+    (re.compile(r"^(\s*)(.*:\s*)?print\s+(?!\()(.*?),?\s*$"), r"\1\2print(\3)"),
+    (re.compile(r"^(\s*)print\s*(\(.*\)\s*%.*)$"), r"\1print(\2)"),
+    (re.compile(r"^(\s*)exec\s+(.+?)\s+in\s+(.+?)\s*$"), r"\1exec(\2)"),
+    (re.compile(r"^(\s*)exec\s+(?!\()(.+?)\s*$"), r"\1exec(\2)"),
+    (re.compile(r"(?<![\w.])0([0-7]+)(?![\w.])"), r"0o\1"),
+    (re.compile(r"(?<![\w.])(\d+)[lL]\b"), r"\1"),
+    (re.compile(r"\b[uU][rR](?=['\"])"), r"r"),
+    (re.compile(r"<>"), r"!="),
+    (re.compile(r"`([^`]+)`"), r"repr(\1)"),
+]
+_CAUGHT = _CHANGES[2]
+
+
+def repaired(text: str, line: int) -> str:
+    """The text with the line that the parser refuses rewritten, as often as that helps."""
+    lines = text.replace("\t", "        ").split("\n")
+    for number, content in enumerate(lines):
+        lines[number] = _CAUGHT[0].sub(_CAUGHT[1], content)
+    for _ in range(ATTEMPTS):
+        try:
+            ast.parse("\n".join(lines))
+            break
+        except SyntaxError as error:
+            number = (error.lineno or line) - 1
+        except (ValueError, RecursionError, MemoryError):
+            break
+        if number >= len(lines) or not _rewrite(lines, number):
+            break
+    return "\n".join(lines)
+
+
+def _rewrite(lines: list[str], number: int) -> bool:
+    for pattern, better in _CHANGES:
+        changed = pattern.sub(better, lines[number])
+        if changed != lines[number]:
+            lines[number] = changed
+            return True
+    return False

@@ -1,0 +1,288 @@
+"""What differs between ranks, and what every rank must call.
+
+A condition is *of the rank* when it asks who this is (`rank == 0`, `is_main_process`), directly, through a variable or
+through an attribute; it is *of local data* when it asks about a list that this rank has filled by itself. Everything
+else is taken to be the same on every rank: the configuration, the arguments, the number of steps.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import NamedTuple
+
+from paceline.check import catalogue
+from paceline.check.declared import Function
+from paceline.check.module import Module
+from paceline.check.names import dotted, inside, keyword, last
+
+ALIASES = 3
+# The rank in one of several groups: `get_data_parallel_rank()`; not the number of another rank.
+_GROUP_RANK = re.compile(r"get_(?!.*(?:src|next|prev|first|last|world|num))(\w+)_rank")
+BOOLEAN = ("is_", "on_", "should_", "save_", "master", "main")
+
+
+class Collective(NamedTuple):
+    name: str
+    call: ast.Call
+    group: str  # as written; empty for the default group
+    root: str  # as written; empty when there is none
+
+
+class Condition(NamedTuple):
+    """A test that may come out differently on different ranks."""
+
+    key: str  # the same for `rank == 0` and, with the other sign, `rank != 0`
+    sign: bool  # the value of the key for which the test holds
+    local: bool  # of local data rather than of the rank
+    group: str  # the group whose rank it asks for; empty for all ranks
+
+
+def collective(call: ast.Call, fn: Function, module: Module) -> Collective | None:
+    """The operation of all ranks that a call is; None when it is none."""
+    function = call.func
+    name = _by_name(module.canonical(function))
+    if (
+        name is None
+        and isinstance(function, ast.Name)
+        and function.id in catalogue.UNMISTAKABLE
+        and function.id in module.imports
+    ):
+        name = function.id
+    if name is None and isinstance(function, ast.Attribute):
+        name = _by_object(function, fn, module)
+        if name == "log" and not _truly(keyword(call, "sync_dist")):
+            return None
+    if name is None or keyword(call, "no_dist") is not None:
+        return None
+    group = keyword(call, "group") or keyword(call, "process_group")
+    if (
+        group is None
+        and isinstance(function, ast.Attribute)
+        and name in catalogue.UNMISTAKABLE
+        and not _usual(function, fn, module)
+    ):
+        group = function.value  # an operation of a communicator of its own
+    root = keyword(call, "src") or keyword(call, "root") or keyword(call, "dst")
+    if root is None and name in ("broadcast", "reduce", "bcast") and len(call.args) > 1:
+        root = call.args[1]
+    return Collective(name, call, _said(group), _said(root))
+
+
+def _usual(function: ast.Attribute, fn: Function, module: Module) -> bool:
+    """A module or object that speaks for all ranks."""
+    owner = last(function.value).lower().strip("_")
+    head = dotted(function.value).split(".")[0]
+    known = owner in catalogue.OBJECT_COLLECTIVES or owner in catalogue.FOR_ALL or owner.endswith("utils")
+    return known or owner == fn.me or _by_name(module.canonical(function)) is not None or head in module.imports
+
+
+def _by_name(name: str) -> str | None:
+    found = catalogue.COLLECTIVES.get(name)
+    if found is not None:
+        return found
+    head, _, short = name.rpartition(".")
+    if head.split(".")[-1] in ("distributed", "dist") and not head.startswith(("self", "scipy", "spatial")):
+        return catalogue.COLLECTIVES.get("torch.distributed." + short)
+    return None
+
+
+def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | None:
+    owner = last(function.value).lower()
+    if "mpi4py" in " ".join(module.imports.values()):
+        comm = dotted(function.value)
+        if comm.endswith("COMM_WORLD") or owner == "comm" or owner.endswith("comm") or owner.startswith("comm"):
+            return catalogue.MPI_COLLECTIVES.get(function.attr)
+    for name, methods in catalogue.OBJECT_COLLECTIVES.items():
+        if owner.strip("_") == name and function.attr in methods:
+            return methods[function.attr]
+    if function.attr == "state_dict" and "model" in owner and any("FullyShard" in n for n in module.imports.values()):
+        return "state_dict"  # gathers the shards of all ranks
+    if function.attr in catalogue.UNMISTAKABLE:
+        return function.attr
+    if (
+        fn.cls is not None
+        and isinstance(function.value, ast.Name)
+        and function.value.id == fn.me
+        and fn.cls.is_a(
+            "LightningModule",
+            "lightning.LightningModule",
+            "pytorch_lightning.LightningModule",
+            "L.LightningModule",
+            "pl.LightningModule",
+        )
+    ):
+        return function.attr if function.attr in ("all_gather", "log") else None
+    return None
+
+
+def _truly(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def _said(node: ast.expr | None) -> str:
+    return "" if node is None or (isinstance(node, ast.Constant) and node.value is None) else ast.unparse(node)
+
+
+# -- conditions
+
+
+def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> Condition | None:
+    """A test without `and` and `or` as a condition, if it may differ between ranks."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        found = condition(test.operand, fn, module, depth)
+        return found and found._replace(sign=not found.sign)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _compared(test, fn, module, depth)
+    if isinstance(test, ast.Call) and (broken := _broken(test, fn, module)) is not None:
+        return broken
+    if isinstance(test, ast.Call) and last(test.func) in ("len", "any", "all", "bool"):
+        return _local(test, test, True, fn)
+    who = of_rank(test, fn, module, depth)
+    if who is not None:
+        text, group, truth = who
+        if not truth:  # `if rank:` is `if rank != 0:`
+            return Condition(f"{text} == 0", False, False, group)
+        return Condition(text, True, False, group)
+    return _local(test, test, True, fn)
+
+
+def _compared(test: ast.Compare, fn: Function, module: Module, depth: int) -> Condition | None:
+    left, op, right = test.left, test.ops[0], test.comparators[0]
+    if isinstance(op, ast.Is | ast.IsNot) or _is_number(right, -1):
+        return None
+    who = of_rank(left, fn, module, depth)
+    if who is None and isinstance(op, ast.Eq | ast.NotEq) and (who := of_rank(right, fn, module, depth)) is not None:
+        left, right = right, left
+    if who is None:
+        return (
+            _local(test, left, isinstance(op, ast.Gt | ast.NotEq | ast.GtE), fn)
+            if _is_number(right, 0) or _is_number(right, 1)
+            else None
+        )
+    text, group, _ = who
+    if of_rank(right, fn, module, depth) is not None and not isinstance(right, ast.Constant):
+        return None  # one rank against another: which ranks these are is not known here
+    zero = _is_number(right, 0)
+    if isinstance(op, ast.GtE | ast.Lt) and zero:
+        return None  # `rank >= 0`: whether there are ranks at all
+    if (isinstance(op, ast.Gt) and zero) or (isinstance(op, ast.GtE) and _is_number(right, 1)):
+        return Condition(f"{text} == 0", False, False, group)
+    if isinstance(op, ast.In | ast.NotIn) and _is_zero_or_none(right):
+        return Condition(f"{text} == 0", isinstance(op, ast.In), False, group)
+    if isinstance(op, ast.NotEq | ast.NotIn):
+        sign_, said = False, "==" if isinstance(op, ast.NotEq) else "in"
+    else:
+        sign_, said = (
+            True,
+            {ast.Eq: "==", ast.In: "in", ast.Lt: "<", ast.Gt: ">", ast.LtE: "<=", ast.GtE: ">="}.get(type(op), "?"),
+        )
+    if isinstance(right, ast.Constant) and right.value in (True, False) and isinstance(right.value, bool):
+        return Condition(text, sign_ == right.value, False, group)
+    return Condition(f"{text} {said} {ast.unparse(right)}", sign_, False, group)
+
+
+def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tuple[str, str, bool] | None:
+    """What of the rank an expression is: as written, of which group, and whether it is a yes or no."""
+    if isinstance(node, ast.BinOp):
+        found = of_rank(node.left, fn, module, depth)
+        return found and (ast.unparse(node), found[1], False)
+    if isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp) and depth:
+        parts = [node.left] if isinstance(node, ast.Compare) else getattr(node, "values", None) or [node.operand]  # type: ignore[union-attr]
+        if isinstance(node, ast.Compare) and (len(node.ops) > 1 or condition(node, fn, module, depth) is None):
+            return None
+        found = next((f for part in parts if (f := of_rank(part, fn, module, depth))), None)
+        return found and (ast.unparse(node), found[1], True)
+    if isinstance(node, ast.Call):
+        name = last(node.func)
+        if name in catalogue.RANK_CALLS:
+            group = keyword(node, "group", 0) if name == "get_rank" else None
+            return dotted(node.func) + "()", _said(group), name.startswith(BOOLEAN)
+        if name == "rank" and not node.args and not node.keywords and isinstance(node.func, ast.Attribute):
+            return dotted(node.func) + "()", "", False
+        if not node.args and not node.keywords and _GROUP_RANK.fullmatch(name):
+            return dotted(node.func) + "()", _GROUP_RANK.sub(r"\1", name), False
+        if name == "int" and node.args:
+            return of_rank(node.args[0], fn, module, depth)
+        if name in ("get", "getenv") and node.args and _names_rank(node.args[0]):
+            return "rank", "", False
+        return None
+    if isinstance(node, ast.Subscript):
+        return ("rank", "", False) if _names_rank(node.slice) and last(node.value) == "environ" else None
+    if isinstance(node, ast.Name):
+        return _name_of_rank(node, fn, module, depth)
+    if isinstance(node, ast.Attribute):
+        if node.attr.lower().strip("_") in catalogue.RANK_NAMES:
+            return dotted(node), "", node.attr.startswith(BOOLEAN)
+        if fn.cls is not None and isinstance(node.value, ast.Name) and node.value.id == fn.me and depth < ALIASES:
+            for cls in fn.cls.ancestry:
+                for value, scope in cls.values.get(node.attr, ()):
+                    found = of_rank(value, scope, module, depth + 1)
+                    if found is not None:
+                        return dotted(node), found[1], found[2]
+    return None
+
+
+def _name_of_rank(node: ast.Name, fn: Function, module: Module, depth: int) -> tuple[str, str, bool] | None:
+    for scope in fn.scopes():
+        value = scope.bound.get(node.id)
+        if value is not None and depth < ALIASES:
+            found = of_rank(value, scope, module, depth + 1)
+            if found is not None:
+                return (node.id if found[2] else found[0]), found[1], found[2]
+            return None
+        if node.id in scope.parameters:
+            break
+    if node.id.lower().strip("_") in catalogue.RANK_NAMES:
+        return node.id, "", node.id.startswith(BOOLEAN)
+    return None
+
+
+def _names_rank(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value in catalogue.RANK_VARIABLES
+
+
+def _is_number(node: ast.expr, number: int) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        return bool(node.operand.value == -number)
+    return isinstance(node, ast.Constant) and type(node.value) is int and node.value == number
+
+
+def _is_zero_or_none(node: ast.expr) -> bool:
+    """`[-1, 0]`: the first rank, or no ranks at all."""
+    return (
+        isinstance(node, ast.List | ast.Tuple | ast.Set)
+        and any(_is_number(e, 0) for e in node.elts)
+        and all(_is_number(e, 0) or _is_number(e, -1) for e in node.elts)
+    )
+
+
+def _broken(node: ast.expr, fn: Function, module: Module) -> Condition | None:
+    """Whether this rank's own number is broken: `torch.isnan(loss)`, before it was added up over the ranks."""
+    at: ast.AST = node
+    while isinstance(at, ast.Call) and isinstance(at.func, ast.Attribute) and at.func.attr in ("any", "all", "item"):
+        at = at.func.value
+    if not isinstance(at, ast.Call) or last(at.func) not in ("isnan", "isinf", "isfinite"):
+        return None
+    name = dotted(at.args[0]) if at.args else dotted(getattr(at.func, "value", at.func))
+    for call in fn.calls:
+        if call.lineno < node.lineno and any(dotted(a) == name for a in call.args) and collective(call, fn, module):
+            return None
+    return Condition(f"{last(at.func)}({name})", True, True, "") if name else None
+
+
+def _local(test: ast.expr, node: ast.expr, sign: bool, fn: Function) -> Condition | None:
+    """A question about a list that this function fills by itself, under conditions of its own."""
+    while isinstance(node, ast.Call) and last(node.func) in ("len", "any", "all", "bool") and len(node.args) == 1:
+        node = node.args[0]
+    if not isinstance(node, ast.Name):
+        return None
+    start = fn.bound.get(node.id)
+    empty = (isinstance(start, ast.List) and not start.elts) or (isinstance(start, ast.Dict) and not start.keys)
+    if not empty:
+        return None
+    for call in fn.calls:
+        fills = dotted(call.func) in (f"{node.id}.append", f"{node.id}.extend", f"{node.id}.add")
+        if fills and inside(call, ast.For) and inside(call, ast.If):
+            return Condition(f"len({node.id}) > 0", sign, True, "")
+    return None

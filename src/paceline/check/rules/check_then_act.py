@@ -1,0 +1,267 @@
+"""A look at something shared and a use of it, with room for another thread in between.
+
+`if self.buffer is not None: self.buffer.flush()` reads the attribute twice; when another thread sets it to None in
+between, the second read fails. So does `if key in self.d: ... self.d[key]` when another thread removes the key. Read
+it once into a local variable, or hold the lock over both.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.accesses import Access, catches, is_shared, of_class, of_globals, own_locks
+from paceline.check.catalogue import ASYNC_LOCKS
+from paceline.check.declared import Class, Function
+from paceline.check.findings import Finding, Step
+from paceline.check.names import dotted, inside, last, parent
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.summaries import Facts
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    for cls in facts.module.classes.values():
+        if not is_shared(cls, facts):
+            continue
+        for accesses in of_class(cls, facts).values():
+            yield from _vanishes(accesses, facts)
+            yield from _removed(accesses, cls)
+            yield from _filled(accesses, cls)
+    for accesses in of_globals(facts).values():
+        yield from _filled(accesses, None)
+    yield from _locked(facts)
+
+
+def _locked(facts: Facts) -> Iterator[Finding]:
+    """`if not lock.locked(): lock.acquire()`."""
+    for fn in facts.module.functions:
+        for test in fn.tests:
+            asked = next((n for n in ast.walk(test.test) if isinstance(n, ast.Call) and last(n.func) == "locked"), None)
+            if asked is None or not isinstance(test, ast.If) or not isinstance(asked.func, ast.Attribute):
+                continue
+            lock = facts.module.resource(asked.func.value, fn)
+            if lock is None or lock.kind in ASYNC_LOCKS:
+                continue
+            for mark in facts.walker.marks(fn):
+                if (
+                    mark.kind == "take"
+                    and mark.resource is not None
+                    and mark.resource.id == lock.id
+                    and inside(mark.node, ast.If) is test
+                ):
+                    yield finding(
+                        mark.node,
+                        fn,
+                        f"{lock.id} is asked whether it is taken (line {test.lineno}), and then taken: "
+                        "another thread may take it in between, and this one waits after all",
+                        [
+                            Step("thread A", test.lineno, f"finds {lock.id} free"),
+                            Step("thread B", mark.line, "takes it"),
+                            Step("thread A", mark.line, "waits for it"),
+                        ],
+                        "use acquire(blocking=False), which asks and takes in one step",
+                        lock.id,
+                        0.7,
+                    )
+
+
+def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
+    """`if key not in d: d[key] = ...` without the lock under which others change it."""
+    guarded = [a for a in accesses if a.changes and a.locks]
+    if not guarded:
+        return
+    common = own_locks(frozenset.intersection(*(a.locks for a in guarded)), cls)
+    for access in accesses:
+        if access.kind != "grow" or access.locks or not common:
+            continue
+        test = inside(access.node, ast.If)
+        subscript = parent(access.node)
+        if not isinstance(test, ast.If) or not isinstance(subscript, ast.Subscript):
+            continue
+        asked = [n for n in ast.walk(test.test) if isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.NotIn)]
+        if any(
+            ast.unparse(n.left) == ast.unparse(subscript.slice) and dotted(n.comparators[0]) == dotted(subscript.value)
+            for n in asked
+        ):
+            yield finding(
+                access.node,
+                access.fn,
+                f"{access.thing} is filled here after line {test.lineno} found nothing, without {common[0]}, "
+                f"under which others change it (line {guarded[0].line})",
+                [
+                    Step("thread A", test.lineno, f"{access.fn.qualname} finds no such key"),
+                    Step("thread B", test.lineno, "finds none either, and fills it"),
+                    Step("thread A", access.line, "fills it again: thread B goes on with another object"),
+                ],
+                f"hold {common[0]} over the look and the change, or use setdefault()",
+                access.thing,
+                0.65,
+            )
+            return
+
+
+def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """Looked at and used, while another thread may set it to None."""
+    gone = [a for a in accesses if a.kind == "none"]
+    if not gone:
+        return
+    told: set[bool] = set()  # one place in a thread and one outside of it are enough of a thing
+    for access in accesses:
+        test = _test(access.node)
+        if test is None or access.changes or bool(facts.threads_of(access.fn)) in told:
+            continue
+        use = next((a for a in accesses if a.fn is access.fn and a is not access and _used_in(a, test)), None)
+        if use is None or catches(use.node, "AttributeError", "TypeError"):
+            continue
+        other = next(
+            (a for a in gone if _meet(a.fn, access.fn, facts) and not a.locks & access.locks & use.locks), None
+        )
+        if other is not None:
+            told.add(bool(facts.threads_of(access.fn)))
+            yield finding(
+                use.node,
+                access.fn,
+                f"{access.thing} is looked at (line {access.line}) and used here; {other.fn.qualname} may set "
+                f"it to None in between (line {other.line}), from another thread",
+                [
+                    Step("thread A", access.line, f"{access.fn.qualname} looks at {access.thing}: it is there"),
+                    Step("thread B", other.line, f"{other.fn.qualname} sets it to None"),
+                    Step("thread A", use.line, "uses it, and finds None"),
+                ],
+                f"read {access.thing} once into a local variable, or hold one lock over both",
+                access.thing,
+                0.65,
+            )
+
+
+def _test(node: ast.AST) -> ast.If | None:
+    """The `if` whose test asks whether this is there."""
+    at: ast.AST | None = node
+    while at is not None and not isinstance(at, ast.stmt):
+        up = parent(at)
+        if isinstance(up, ast.Compare) and not any(isinstance(op, ast.Is | ast.IsNot) for op in up.ops):
+            return None
+        if isinstance(up, ast.Attribute | ast.Call | ast.Subscript):
+            return None
+        if isinstance(up, ast.If) and up.test is at:
+            return up
+        at = up
+    return None
+
+
+def _used_in(access: Access, test: ast.If) -> bool:
+    """`x.something` or `x[...]` on the side where it was there."""
+    if not isinstance(parent(access.node), ast.Attribute | ast.Subscript) or (
+        access.changes and access.kind in ("write", "none")
+    ):
+        return False
+    body = test.body
+    negative = isinstance(test.test, ast.UnaryOp) or any(
+        isinstance(n, ast.Is) for c in ast.walk(test.test) if isinstance(c, ast.Compare) for n in c.ops
+    )
+    if negative:
+        if test.orelse:
+            body = test.orelse
+        elif isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue):
+            return access.line > (test.end_lineno or 0)
+        else:
+            return False
+    return body[0].lineno <= access.line <= (body[-1].end_lineno or 0)
+
+
+def _meet(one: Function, two: Function, facts: Facts) -> bool:
+    """Whether two functions may run at the same time: one of them in a thread in which the other does not only run."""
+    if one is two:
+        return False
+    first, second = facts.threads_of(one), facts.threads_of(two)
+    return bool(first) != bool(second) or bool(first and second and first != second)
+
+
+def _removed(accesses: list[Access], cls: Class) -> Iterator[Finding]:
+    """An item read without the lock under which items are removed."""
+    removals = [a for a in accesses if a.kind == "shrink" and a.locks]
+    if any(a.kind == "grow" and not a.locks for a in accesses):
+        return  # told by the one that fills it
+    if not removals or any(a.kind == "shrink" and not a.locks for a in accesses):
+        return
+    guard = frozenset(own_locks(frozenset.intersection(*(a.locks for a in removals)), cls))
+    told: set[int] = set()
+    for access in accesses:
+        if access.kind != "item" or access.locks & guard or not guard or id(access.fn) in told:
+            continue
+        if catches(access.node, "KeyError", "IndexError", "LookupError"):
+            continue
+        subscript = parent(access.node)
+        assert isinstance(subscript, ast.Subscript)
+        if isinstance(subscript.slice, ast.Constant | ast.Slice) or any(r.fn is access.fn for r in removals):
+            continue
+        if not _looked_up(subscript, access):
+            continue
+        told.add(id(access.fn))
+        lock = min(guard)
+        removal = removals[0]
+        yield finding(
+            access.node,
+            access.fn,
+            f"an item of {access.thing} is read without {lock}, under which {removal.fn.qualname} removes "
+            f"items (line {removal.line}): it may be gone since it was looked for",
+            [
+                Step("thread A", access.fn.line, f"{access.fn.qualname} makes sure that the item is there"),
+                Step("thread B", removal.line, f"{removal.fn.qualname} removes it, under {lock}"),
+                Step("thread A", access.line, "reads it, and it is gone"),
+            ],
+            f"hold {lock}, or read it once with .get() and look at what comes",
+            access.thing,
+            0.6,
+        )
+
+
+def _looked_up(subscript: ast.Subscript, access: Access) -> bool:
+    """Whether the same key is asked about before, in this function or by one that it calls with the key."""
+    key = ast.unparse(subscript.slice)
+    for test in access.fn.tests:
+        if test.lineno <= access.line and any(
+            isinstance(n, ast.Call | ast.Compare) and key in ast.unparse(n) for n in ast.walk(test.test)
+        ):
+            return True
+    return False
+
+
+RULE = Rule(
+    "PC401",
+    "check-then-act",
+    "a look at something shared and a use of it, with room in between",
+    find,
+    bad="""
+        import threading
+
+        class Recorder:
+            def __init__(self):
+                self.buffer = []
+                self.thread = threading.Thread(target=self._run)
+
+            def _run(self):
+                if self.buffer is not None:
+                    self.buffer.append(1)
+
+            def stop(self):
+                self.buffer = None
+    """,
+    good="""
+        import threading
+
+        class Recorder:
+            def __init__(self):
+                self.buffer = []
+                self.thread = threading.Thread(target=self._run)
+
+            def _run(self):
+                buffer = self.buffer
+                if buffer is not None:
+                    buffer.append(1)
+
+            def stop(self):
+                self.buffer = None
+    """,
+    needs=("threading", "Thread", "thread", "Lock"),
+)

@@ -1,0 +1,77 @@
+"""An operation of the default group in a thread of its own.
+
+Ranks match their operations by order, and a thread's operations fall in between the main thread's in an order that
+differs from rank to rank. A thread needs a group of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.check.findings import Finding, Step
+from paceline.check.marks import said
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.some_ranks import RANK_WORDS
+from paceline.check.summaries import Facts
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    module, sequences = facts.module, facts.sequences
+    if not facts.has_threads:
+        return
+    everywhere = [
+        (fn, c) for fn in module.functions for call in fn.calls if (c := sequences.collective(call, fn)) and not c.group
+    ]
+    outside = next(((fn, c) for fn, c in everywhere if not facts.threads_of(fn)), None)
+    if outside is None:
+        return
+    for fn, found in everywhere:
+        if facts.threads_of(fn) and not any(other is fn for other, event in facts.callers.get(id(fn), ())):
+            yield finding(
+                found.call,
+                fn,
+                f"{said(found.call)} runs in a thread, and {said(outside[1].call)} at line "
+                f"{outside[1].call.lineno} outside of it, both in the default group: their order differs between ranks",
+                [
+                    Step("rank 0", found.call.lineno, f"its thread calls {said(found.call)} first"),
+                    Step("rank 1", outside[1].call.lineno, f"its main thread calls {said(outside[1].call)} first"),
+                ],
+                "give the thread a group of its own (new_group), made by all ranks before it starts",
+                said(found.call),
+                0.6,
+            )
+            return
+
+
+RULE = Rule(
+    "PC507",
+    "collective-in-thread",
+    "an operation of the default group in a thread of its own",
+    find,
+    bad="""
+        import threading
+        import torch.distributed as dist
+
+        def report(value):
+            dist.all_reduce(value)
+
+        def train(steps, value):
+            threading.Thread(target=report, args=(value,)).start()
+            for step in steps:
+                dist.all_reduce(step)
+    """,
+    good="""
+        import threading
+        import torch.distributed as dist
+
+        def report(value, group):
+            dist.all_reduce(value, group=group)
+
+        def train(steps, value):
+            group = dist.new_group()
+            threading.Thread(target=report, args=(value, group)).start()
+            for step in steps:
+                dist.all_reduce(step)
+    """,
+    needs=RANK_WORDS,
+)

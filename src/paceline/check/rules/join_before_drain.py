@@ -1,0 +1,155 @@
+"""A child process that is joined before its queue is read.
+
+A `multiprocessing.Queue` is a pipe, and so is a `Pipe`. What does not fit into the pipe stays in the child, which
+cannot end before somebody reads it; and the parent, waiting for the end, does not read. A small result goes through, a
+large one hangs.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.declared import Function
+from paceline.check.findings import Finding, Step
+from paceline.check.marks import has_timeout
+from paceline.check.names import dotted, keyword, last
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.summaries import Facts
+from paceline.story import Wait
+
+READS = ("get", "get_nowait", "recv", "recv_bytes")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    for fn in facts.module.functions:
+        started = [c for c in fn.calls if facts.module.kind_made(c, fn) == "Process"]
+        for queue, made in _given(started, fn, facts).items():
+            join = next((c for c in fn.calls if c.lineno > made.lineno and _joins(c, fn, facts)), None)
+            if join is None:
+                continue
+            uses = [c for c in fn.calls if c not in started and _touches(c, queue)]
+            reads = [c.lineno for c in uses if isinstance(c.func, ast.Attribute) and c.func.attr in READS]
+            if any(
+                c.lineno <= join.lineno for c in uses if c.lineno not in reads and last(c.func) not in ("put", "close")
+            ):
+                continue
+            if reads and min(reads) > join.lineno:
+                yield _tell(fn, join, queue, made, min(reads))
+
+
+def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast.Call]:
+    """Own end or queue -> the call that hands it, or the pipe's other end, to a child process."""
+    found: dict[str, ast.Call] = {}
+    for call in started:
+        for value in arguments(call, fn):
+            resource = facts.module.resource(value, fn)
+            if resource is not None and resource.kind == "ProcessQueue":
+                found[dotted(value)] = call
+            if resource is not None and resource.kind == "Pipe" and isinstance(value, ast.Name):
+                ends = [n for n, v in fn.bound.items() if v is fn.bound.get(value.id) and n != value.id]
+                found.update(dict.fromkeys(ends, call))
+    return found
+
+
+def arguments(call: ast.Call, fn: Function) -> list[ast.expr]:
+    """What a Process or Thread is given: `args=` and `kwargs=`, also by the name of a tuple."""
+    found: list[ast.expr] = []
+    for name, position in (("args", 3), ("kwargs", 4)):
+        given = keyword(call, name, position)
+        if isinstance(given, ast.Name):
+            given = fn.bound.get(given.id)
+        if isinstance(given, ast.Tuple | ast.List):
+            found += given.elts
+        elif isinstance(given, ast.Dict):
+            found += given.values
+    return found
+
+
+def _joins(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "join" or has_timeout(call, "join") or call.args:
+        return False
+    found = facts.module.resource(call.func.value, fn)
+    if found is not None:
+        return found.kind == "Process"
+    if not isinstance(call.func.value, ast.Name):
+        return False
+    for loop in fn.loops:
+        target = getattr(loop, "target", None)
+        if isinstance(target, ast.Name) and target.id == call.func.value.id and isinstance(loop.iter, ast.Name):  # type: ignore[union-attr]
+            return _holds_processes(loop.iter.id, fn, facts)  # type: ignore[union-attr]
+    return False
+
+
+def _holds_processes(name: str, fn: Function, facts: Facts) -> bool:
+    """Whether a list is filled with processes, here."""
+    start = fn.bound.get(name)
+    inside = [n for n in ast.walk(start) if isinstance(n, ast.Call)] if start is not None else []
+    for call in fn.calls:
+        if dotted(call.func) == f"{name}.append" and call.args:
+            given = call.args[0]
+            found = facts.module.resource(given, fn)
+            if found is not None and found.kind == "Process":
+                return True
+            inside += [given] if isinstance(given, ast.Call) else []
+    return any(facts.module.kind_made(call, fn) == "Process" for call in inside)
+
+
+def _touches(call: ast.Call, queue: str) -> bool:
+    if isinstance(call.func, ast.Attribute) and dotted(call.func.value) == queue:
+        return True
+    return any(dotted(a) == queue for a in (*call.args, *(k.value for k in call.keywords)))
+
+
+def _tell(fn: Function, join: ast.Call, queue: str, started: ast.Call, read: int) -> Finding:
+    return finding(
+        join,
+        fn,
+        f"the child is joined before {queue} is read (line {read}): it cannot end while what it put does not "
+        "fit into the pipe",
+        [
+            Step(
+                "the child",
+                started.lineno,
+                f"puts its result into {queue}, and waits at its end until that is in the pipe",
+            ),
+            Step("the parent", join.lineno, f"waits for the child to end, before it reads {queue} at line {read}"),
+        ],
+        f"read {queue} first, then join",
+        queue,
+        0.85,
+        [
+            Wait("the child", "put its result", "read the pipe", "the parent"),
+            Wait("the parent", "started the child", "end", "the child"),
+        ],
+    )
+
+
+RULE = Rule(
+    "PC201",
+    "join-before-drain",
+    "a child process joined before its queue is read",
+    find,
+    bad="""
+        from multiprocessing import Process, Queue
+
+        def run(work):
+            results = Queue()
+            child = Process(target=work, args=(results,))
+            child.start()
+            child.join()
+            return results.get(timeout=5)
+    """,
+    good="""
+        from multiprocessing import Process, Queue
+
+        def run(work):
+            results = Queue()
+            child = Process(target=work, args=(results,))
+            child.start()
+            result = results.get(timeout=5)
+            child.join()
+            return result
+    """,
+    needs=("Process",),
+)

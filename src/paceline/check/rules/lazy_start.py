@@ -1,0 +1,178 @@
+"""Something made or started at its first use, by two threads at once.
+
+Two threads find that it is not there yet, and both make it: two connections, two threads where one was meant, or
+`threads can only be started once`. A lock that is taken only after the look does not help, unless it looks again.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.accesses import BEGINNINGS, is_shared
+from paceline.check.declared import Function
+from paceline.check.findings import Finding, Step
+from paceline.check.names import dotted
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.summaries import Facts
+
+PLAIN = (
+    "start",
+    "run",
+    "open",
+    "connect",
+    "stop",
+    "close",
+    "main",
+    "init",
+    "launch",
+    "begin",
+    "restart",
+    "resume",
+    "setup",
+    "__enter__",
+)
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    for fn in facts.module.functions:
+        if fn.name in BEGINNINGS or fn is facts.module.top:
+            continue
+        for test in fn.tests:
+            if not isinstance(test, ast.If) or facts.held_at(test, fn):
+                continue
+            yield from _starts(test, fn, facts)
+            yield from _looks_once(test, fn, facts)
+            yield from _single(test, fn, facts)
+
+
+def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`if not self.running: self.start()` of a thread, in a method that does something else."""
+    if fn.cls is None or not fn.cls.is_a("threading.Thread", "Thread") or fn.name.strip("_").startswith(PLAIN):
+        return
+    if "is_alive" in ast.unparse(test.test) or "isAlive" in ast.unparse(test.test):
+        return
+    for statement in test.body:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and dotted(call.func) == f"{fn.me}.start" and fn.cls.method("start") is None:
+            yield _tell(
+                call,
+                fn,
+                "the thread is started at its first use",
+                f"`{ast.unparse(test.test)}`",
+                f"{fn.cls.name}.start",
+                0.65,
+            )
+
+
+def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A lock taken after the look, that does not look again."""
+    name = absent(test.test)
+    if not name or len(test.body) != 1 or not isinstance(test.body[0], ast.With):
+        return
+    within = test.body[0]
+    lock = facts.module.resource(within.items[0].context_expr, fn)
+    if lock is None or "Async" in lock.kind:
+        return
+    made = next((s for s in within.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
+    if made is not None and not isinstance(within.body[0], ast.If):
+        yield _tell(
+            made,
+            fn,
+            f"{name} is made under {lock.id}, without looking again whether it is there by now",
+            f"`{ast.unparse(test.test)}`",
+            name,
+            0.75,
+        )
+
+
+def absent(test: ast.expr) -> str:
+    """What `x is None` or `not x` asks for."""
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Is):
+        right = test.comparators[0]
+        return dotted(test.left) if isinstance(right, ast.Constant) and right.value is None else ""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return dotted(test.operand) if isinstance(test.operand, ast.Attribute | ast.Name) else ""
+    return ""
+
+
+def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A thread of an object that has a lock, started at first use without it."""
+    name = absent(test.test)
+    if not name or fn.cls is None or not name.startswith(fn.me + ".") or fn.name.strip("_").startswith(PLAIN):
+        return
+    if not is_shared(fn.cls, facts) or (fn.name.startswith("_") and facts.guards(fn)):
+        return
+    has_lock = any(
+        (m := facts.module.made(v, f)) and m[0] in ("Lock", "RLock") for vs in fn.cls.values.values() for v, f in vs
+    )
+    for statement in test.body:
+        if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name and has_lock:
+            made = facts.module.made(statement.value, fn)
+            if made is not None and made[0] == "Thread":
+                yield _tell(
+                    statement,
+                    fn,
+                    f"{name} is made and started at its first use, without the object's lock",
+                    f"`{ast.unparse(test.test)}`",
+                    name,
+                    0.65,
+                )
+
+
+def _tell(at: ast.AST, fn: Function, what: str, asked: str, about: str, confidence: float) -> Finding:
+    line = getattr(at, "lineno", fn.line)
+    return finding(
+        at,
+        fn,
+        f"{what}: two threads may find {asked} true at the same time, and both do it",
+        [
+            Step("thread A", line, f"{fn.qualname} finds {asked} true"),
+            Step("thread B", line, "finds the same, before thread A has changed it"),
+            Step("both", line, "go on to make it or start it"),
+        ],
+        "look and make under one lock, or look again once it is held",
+        about,
+        confidence,
+    )
+
+
+RULE = Rule(
+    "PC405",
+    "lazy-start",
+    "something made or started at first use, by two threads at once",
+    find,
+    bad="""
+        import threading
+
+        class Timer(threading.Thread):
+            running = False
+
+            def run(self):
+                self.running = True
+
+            def enter(self, entry):
+                if not self.running:
+                    self.start()
+                return entry
+    """,
+    good="""
+        import threading
+
+        class Timer(threading.Thread):
+            def __init__(self):
+                super().__init__()
+                self._lock = threading.Lock()
+                self.running = False
+
+            def run(self):
+                self.running = True
+
+            def enter(self, entry):
+                with self._lock:
+                    if not self.running:
+                        self.start()
+                return entry
+    """,
+    needs=("thread", "Thread", "Lock"),
+)

@@ -1,0 +1,162 @@
+"""A rank that leaves before an operation of all ranks.
+
+One rank returns, continues or raises early, because of its number, of what it holds, or of an exception that only it
+has seen; the others go on to the next collective and wait for it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TypeGuard
+
+from paceline.check.declared import Function
+from paceline.check.findings import Finding, Step
+from paceline.check.marks import said
+from paceline.check.names import inside, last
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.some_ranks import RANK_WORDS
+from paceline.check.sequences import Item, flattened
+from paceline.check.summaries import Facts
+from paceline.story import Wait
+
+# An exception that comes on one rank alone; a missing module is missing everywhere.
+ITS_OWN = ("Exception", "BaseException", "RuntimeError", "OSError", "IOError", "FileNotFoundError", "StopIteration")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    for fn in facts.module.functions:
+        for difference in facts.sequences.differences(fn):
+            if difference.exit and difference.missed:
+                dies = difference.exit == "raise"
+                yield _tell(
+                    fn,
+                    difference.test,
+                    difference.missed[0],
+                    f"`if {ast.unparse(difference.test.test)}` makes one rank {difference.exit}",
+                    0.5 if dies else 0.7 if difference.condition.local else 0.8,
+                )
+        yield from _caught(fn, facts)
+        yield from _raised(fn, facts)
+
+
+def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """A raise on one side of a question about the rank, under a condition of its own."""
+    sequences = facts.sequences
+    if not sequences.whole(fn).items:
+        return
+    for test in fn.tests:
+        asked = sequences.conditions(test.test, fn) if isinstance(test, ast.If) else []
+        if not asked or asked[0].local or asked[0].group:
+            continue
+        assert isinstance(test, ast.If)
+        for body in (test.body, test.orelse):
+            for node in (n for statement in body for n in ast.walk(statement)):
+                missed = sequences.missed(test, fn, asked[0])
+                if (
+                    _leaves(node)
+                    and inside(node, ast.If) is not test
+                    and missed
+                    and not _is_caught(node, test)
+                    and not _is_assertion(node)
+                ):
+                    yield _tell(
+                        fn,
+                        node,
+                        missed[0],
+                        f"`if {ast.unparse(test.test)}` (line {test.lineno}) lets one rank raise",
+                        0.5,
+                    )
+                    return
+
+
+def _leaves(node: ast.AST) -> TypeGuard[ast.Raise | ast.Expr]:
+    """A raise, or `sys.exit()`."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return last(node.value.func) in ("exit", "_exit")
+    return isinstance(node, ast.Raise)
+
+
+def _is_assertion(node: ast.Raise | ast.Expr) -> bool:
+    """What can only be raised by a mistake in the program, which every rank has."""
+    if isinstance(node, ast.Expr):
+        return False
+    raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+    return raised is None or last(raised) in ("AssertionError", "NotImplementedError", "TypeError")
+
+
+def _is_caught(node: ast.AST, test: ast.If) -> bool:
+    around = inside(node, ast.Try)
+    return isinstance(around, ast.Try) and around.lineno > test.lineno and bool(around.handlers)
+
+
+def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
+    usual = facts.sequences.operations(fn)
+    if not usual:
+        return
+    for node in ast.walk(fn.node):
+        if not isinstance(node, ast.Try) or not node.handlers or not _broad(node.handlers[0]):
+            continue
+        final = node.handlers[0].body[-1]
+        if not isinstance(final, ast.Return | ast.Continue | ast.Break):
+            continue
+        unusual = facts.sequences.body(fn.body, fn, (f"except {node.lineno}", True))
+        reached = [i for item in unusual.items for i in flattened(item)]
+        missed = [i for i in usual if getattr(i.at, "lineno", 0) > (node.end_lineno or 0) and i not in reached]
+        if missed:
+            how = type(final).__name__.lower()
+            yield _tell(fn, final, missed[0], f"an exception that only one rank sees makes it {how}", 0.65)
+
+
+def _broad(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(last(kind) in ITS_OWN for kind in kinds)
+
+
+def _tell(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Finding:
+    line = getattr(item.at, "lineno", at.lineno)
+    by = said(item.at) if isinstance(item.at, ast.Call) else item.name
+    return finding(
+        at,
+        fn,
+        f"{why} before {by} at line {line}, which every rank must call: the others wait there",
+        [
+            Step("rank 0", at.lineno, f"leaves {fn.qualname}, or this turn of its loop"),
+            Step("rank 1", line, f"calls {by}, and waits for all ranks"),
+        ],
+        f"let every rank reach {item.name}: tell the others of it first, or leave after it",
+        item.name,
+        confidence,
+        [
+            Wait("rank 1", f"called {item.name}", f"call {item.name}", "rank 0"),
+            Wait("rank 0", "went on", "come to the next operation", "rank 1"),
+        ],
+    )
+
+
+RULE = Rule(
+    "PC502",
+    "left-before-collective",
+    "a rank that leaves before an operation of all ranks",
+    find,
+    bad="""
+        import torch.distributed as dist
+
+        def save(model, path):
+            if dist.get_rank() != 0:
+                return
+            model.write(path)
+            dist.barrier()
+    """,
+    good="""
+        import torch.distributed as dist
+
+        def save(model, path):
+            if dist.get_rank() == 0:
+                model.write(path)
+            dist.barrier()
+    """,
+    needs=RANK_WORDS,
+)

@@ -1,0 +1,209 @@
+"""An event that is cleared after what it tells of was looked at.
+
+A loop looks at a flag, clears the event, works, and waits. Who sets the flag and the event between the look and the
+clear is not heard: the event is cleared away, and the loop waits although the flag is set. Clear right after the wait,
+or look at the flag between the clear and the wait.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import pairwise
+
+from paceline.check.declared import Function
+from paceline.check.findings import Finding, Step
+from paceline.check.marks import has_timeout, said
+from paceline.check.names import dotted
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.summaries import Facts
+
+DEPTH = 2
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    for fn in facts.module.functions:
+        yield from _just_before(fn, facts)
+        for loop in fn.loops:
+            if not isinstance(loop, ast.While):
+                continue
+            flags = {dotted(n) for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)} - {fn.me, ""}
+            steps = list(_in_order(loop, fn, facts, 0))
+            for index, (call, where) in enumerate(steps):
+                if not _is(call, "wait"):
+                    continue
+                event = _event(call, where, facts)
+                clear = next(
+                    (s for s in reversed(steps[:index]) if _is(s[0], "clear") and _event(*s, facts) == event), None
+                )
+                if event is None or clear is None or any(_is(s[0], "wait") for s in steps[: steps.index(clear)]):
+                    continue
+                setter = _setter(event, flags, facts)
+                if setter is not None and not _looked_at(loop, clear[0], call, setter[1], where, clear[1]):
+                    yield _tell(fn, loop, clear, call, event, setter)
+
+
+def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """`event.clear()` and then at once `event.wait()`, in a loop: what was set while it worked is thrown away."""
+    for loop in fn.loops:
+        if not isinstance(loop, ast.While):
+            continue
+        for first, second in pairwise(loop.body):
+            clear, wait = _call_of(first), _call_of(second)
+            if clear is None or wait is None or not _is(clear, "clear") or not _is(wait, "wait"):
+                continue
+            event = _event(clear, fn, facts)
+            if event is None or event != _event(wait, fn, facts) or has_timeout(wait, "wait"):
+                continue
+            setter = next(
+                (
+                    (f, c)
+                    for f in facts.module.functions
+                    for c in f.calls
+                    if f is not fn and _is(c, "set") and _event(c, f, facts) == event
+                ),
+                None,
+            )
+            if setter is not None:
+                yield _told(fn, clear, wait, event, setter)
+
+
+def _call_of(statement: ast.stmt) -> ast.Call | None:
+    value = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
+    value = value.value if isinstance(value, ast.Await) else value
+    return value if isinstance(value, ast.Call) else None
+
+
+def _told(fn: Function, clear: ast.Call, wait: ast.Call, event: str, setter: tuple[Function, ast.Call]) -> Finding:
+    other, sets = setter
+    return finding(
+        clear,
+        fn,
+        f"{event} is cleared just before line {wait.lineno} waits for it: set while this loop was at work, it "
+        "is thrown away",
+        [
+            Step("thread A", clear.lineno, f"{fn.qualname} is at work"),
+            Step("thread B", sets.lineno, f"{other.qualname} sets {event}"),
+            Step("thread A", clear.lineno, f"clears {event}, unseen"),
+            Step("thread A", wait.lineno, "waits for the next one, which may never come"),
+        ],
+        "wait first, then clear, then look for work",
+        event,
+        0.7,
+    )
+
+
+def _in_order(node: ast.AST, fn: Function, facts: Facts, depth: int) -> Iterator[tuple[ast.Call, Function]]:
+    """The calls of a loop in the order of its lines, with those of the functions it calls in their place."""
+    inside = {id(n) for n in ast.walk(node) if isinstance(n, ast.Call)}
+    for mark in facts.walker.marks(fn):
+        if id(mark.node) in inside and isinstance(mark.node, ast.Call):
+            if mark.callee is not None and depth < DEPTH:
+                yield from _in_order(mark.callee.node, mark.callee, facts, depth + 1)
+            yield mark.node, fn
+
+
+def _is(call: ast.Call, method: str) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == method
+
+
+def _event(call: ast.Call, fn: Function, facts: Facts) -> str | None:
+    assert isinstance(call.func, ast.Attribute)
+    found = facts.module.resource(call.func.value, fn)
+    return found.id if found is not None and found.kind in ("Event", "ProcessEvent", "AsyncEvent") else None
+
+
+def _setter(event: str, flags: set[str], facts: Facts) -> tuple[Function, str, ast.Call] | None:
+    """Who changes a flag that the loop looks at and then sets the event, without a lock around both."""
+    for fn in facts.module.functions:
+        if fn.name == "__init__":
+            continue
+        for call in fn.calls:
+            if _is(call, "set") and _event(call, fn, facts) == event and not facts.held_at(call, fn):
+                for target, _ in fn.assigns:
+                    if dotted(target) in flags and target.lineno <= call.lineno:
+                        return fn, dotted(target), call
+    return None
+
+
+def _looked_at(loop: ast.While, clear: ast.Call, wait: ast.Call, flag: str, fn: Function, clearing: Function) -> bool:
+    """Whether the flag is looked at again between the clear and the wait."""
+    first = clear.lineno if clearing is fn else loop.lineno + 1
+    return any(
+        isinstance(n, ast.Attribute | ast.Name) and dotted(n) == flag and first < n.lineno <= wait.lineno
+        for n in ast.walk(loop)
+    ) or (clearing is not fn and any(dotted(a) == flag and a.lineno > clear.lineno for a in clearing.attributes))
+
+
+def _tell(
+    fn: Function,
+    loop: ast.While,
+    clear: tuple[ast.Call, Function],
+    wait: ast.Call,
+    event: str,
+    setter: tuple[Function, str, ast.Call],
+) -> Finding:
+    call, where = clear
+    other, flag, sets = setter
+    return finding(
+        call,
+        where,
+        f"{event} is cleared after {flag} was looked at (line {loop.lineno}): set in between, it is lost, and "
+        f"line {wait.lineno} waits although {flag} has changed",
+        [
+            Step("thread A", loop.lineno, f"{fn.qualname} looks at {flag}: it may go on"),
+            Step("thread B", sets.lineno, f"{other.qualname} changes {flag} and sets {event}"),
+            Step("thread A", call.lineno, f"{where.qualname} clears {event} by {said(call)}"),
+            Step("thread A", wait.lineno, f"waits for {event}, which was already set and cleared away"),
+        ],
+        "clear the event right after the wait, before looking at what it tells of",
+        event,
+        0.75,
+    )
+
+
+RULE = Rule(
+    "PC205",
+    "lost-wakeup",
+    "an event cleared after what it tells of was looked at",
+    find,
+    bad="""
+        import threading
+
+        class Poller:
+            def __init__(self):
+                self._wake = threading.Event()
+                self._closed = False
+                threading.Thread(target=self._loop).start()
+
+            def _loop(self):
+                while not self._closed:
+                    self._wake.clear()
+                    self.poll()
+                    self._wake.wait(60)
+
+            def close(self):
+                self._closed = True
+                self._wake.set()
+    """,
+    good="""
+        import threading
+
+        class Poller:
+            def __init__(self):
+                self._wake = threading.Event()
+                self._closed = False
+                threading.Thread(target=self._loop).start()
+
+            def _loop(self):
+                while not self._closed:
+                    self.poll()
+                    self._wake.wait(60)
+                    self._wake.clear()
+
+            def close(self):
+                self._closed = True
+                self._wake.set()
+    """,
+    needs=("clear",),
+)

@@ -1,0 +1,112 @@
+"""A task that waits for another task of the same executor.
+
+When every worker runs such a task, nobody is left to run what they wait for.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.declared import Function
+from paceline.check.findings import Finding, Step
+from paceline.check.marks import said
+from paceline.check.names import last
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.summaries import Facts
+from paceline.story import Wait
+
+DEPTH = 3
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            pool = _executor(call, fn, facts)
+            task = facts.module.function_named(call.args[0], fn) if pool and call.args else None
+            inner = _submits(task, pool, facts, 0) if task is not None and pool is not None else None
+            if task is not None and pool is not None and inner is not None:
+                where, at = inner
+                yield _tell(where, at, task, pool, call)
+
+
+def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
+    if last(call.func) not in ("submit", "map") or not isinstance(call.func, ast.Attribute):
+        return None
+    found = facts.module.resource(call.func.value, fn)
+    return found.id if found is not None and found.kind == "Executor" else None
+
+
+def _submits(fn: Function, pool: str, facts: Facts, depth: int) -> tuple[Function, ast.Call] | None:
+    """Where a task submits to its own executor and then waits for a result."""
+    calls = [c for c in fn.calls if _executor(c, fn, facts) == pool]
+    waits = [
+        m for m in facts.walker.marks(fn) if last(getattr(m.node, "func", m.node)) in ("result", "wait", "as_completed")
+    ]
+    if calls and waits:
+        return fn, waits[0].node  # type: ignore[return-value]
+    if depth < DEPTH:
+        for mark in facts.runs(fn):
+            assert mark.callee is not None
+            found = _submits(mark.callee, pool, facts, depth + 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _tell(fn: Function, at: ast.Call, task: Function, pool: str, submitted: ast.Call) -> Finding:
+    return finding(
+        at,
+        fn,
+        f"{said(at)} waits for a task of {pool} inside a task of {pool} (submitted at line "
+        f"{submitted.lineno}): when every worker does so, nobody runs what they wait for",
+        [
+            Step("every worker", submitted.lineno, f"runs {task.qualname}"),
+            Step("every worker", at.lineno, f"waits for another task of {pool}, which no worker is free to run"),
+        ],
+        "call the inner function directly, or give the inner tasks an executor of their own",
+        pool,
+        0.85,
+        [
+            Wait("worker A", f"runs {task.qualname}", "be free", "worker B"),
+            Wait("worker B", f"runs {task.qualname}", "be free", "worker A"),
+        ],
+    )
+
+
+RULE = Rule(
+    "PC207",
+    "nested-submit",
+    "a task that waits for another task of the same executor",
+    find,
+    bad="""
+        from concurrent.futures import ThreadPoolExecutor
+
+        pool = ThreadPoolExecutor(2)
+
+        def leaf(item):
+            return item + 1
+
+        def tree(items):
+            futures = [pool.submit(leaf, item) for item in items]
+            return [future.result() for future in futures]
+
+        def run(trees):
+            return [pool.submit(tree, items) for items in trees]
+    """,
+    good="""
+        from concurrent.futures import ThreadPoolExecutor
+
+        pool = ThreadPoolExecutor(2)
+
+        def leaf(item):
+            return item + 1
+
+        def tree(items):
+            return [leaf(item) for item in items]
+
+        def run(trees):
+            return [pool.submit(tree, items) for items in trees]
+    """,
+    needs=("submit",),
+)

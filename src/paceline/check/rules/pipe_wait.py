@@ -1,0 +1,195 @@
+"""A child process that is waited for while nobody reads its output.
+
+With `stdout=PIPE` the child's output goes into a pipe of some 64 KB. When it is full the child waits for a reader,
+and the parent, in `wait()`, waits for the child. `communicate()` reads both pipes while it waits. The same happens
+when both are pipes and only one is read to its end.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.declared import Function
+from paceline.check.findings import Finding, Step
+from paceline.check.names import dotted, keyword, last, parent
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.summaries import Facts
+from paceline.story import Wait
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            name = facts.module.canonical(call.func)
+            if name in ("subprocess.call", "subprocess.check_call") and _pipes(call):
+                yield _tell(call, call, fn, " and ".join(_pipes(call)), "subprocess.run(..., capture_output=True)")
+            if (
+                last(call.func) == "wait"
+                and isinstance(call.func, ast.Attribute)
+                and _makes(call.func.value, fn, facts)
+            ):
+                yield _tell(call, call.func.value, fn, " and ".join(_pipes(call.func.value)), "communicate()")  # type: ignore[arg-type]
+        for target, value in fn.assigns:
+            made = value.value if isinstance(value, ast.Await) else value
+            if isinstance(made, ast.Call) and _makes(made, fn, facts):
+                yield from _child(target, made, fn, facts)
+
+
+def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
+    """A child process with a pipe for its output."""
+    if not isinstance(node, ast.Call) or not _pipes(node):
+        return False
+    return facts.module.kind_made(node, fn) == "Popen" or last(node.func) in (
+        "create_subprocess_exec",
+        "create_subprocess_shell",
+    )
+
+
+def _pipes(call: ast.Call) -> list[str]:
+    return [
+        name for name in ("stdout", "stderr") if (given := keyword(call, name)) is not None and last(given) == "PIPE"
+    ]
+
+
+def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+    name, pipes = dotted(target), _pipes(made)
+    if not name:
+        return
+    local = isinstance(target, ast.Name)
+    functions = [fn] if local or fn.cls is None else list(fn.cls.methods.values())
+    if local and any(_is(a, name) for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords))):
+        return  # somebody else may read it
+    reads = [
+        a
+        for f in functions
+        for a in f.attributes
+        if dotted(a.value) == name and a.attr in ("stdout", "stderr", "communicate")
+    ]
+    for f in functions:
+        for call in f.calls:
+            if not isinstance(call.func, ast.Attribute) or call.func.attr != "wait" or dotted(call.func.value) != name:
+                continue
+            if local and call.lineno < made.lineno:
+                continue
+            before = [a for a in reads if not local or _earlier(a, call, made)]
+            if not before and not _timeout(call):
+                yield _tell(call, made, f, " and ".join(pipes), f"{name}.communicate()")
+                return
+    polled = _polled(name, fn, made, reads) if local else None
+    if polled is not None:
+        yield _tell(polled, made, fn, " and ".join(pipes), f"{name}.communicate()")
+    if local and len(pipes) == 2 and (first := _one_only(reads, made)) is not None:
+        yield _one(first, made, fn, name)
+
+
+def _polled(name: str, fn: Function, made: ast.Call, reads: list[ast.Attribute]) -> ast.Call | None:
+    """`while p.poll() is None:` with nobody reading before or inside."""
+    for loop in fn.loops:
+        if isinstance(loop, ast.While) and loop.lineno > made.lineno:
+            for node in ast.walk(loop.test):
+                if isinstance(node, ast.Call) and dotted(node.func) == f"{name}.poll":
+                    return None if any(made.lineno <= a.lineno <= (loop.end_lineno or 0) for a in reads) else node
+    return None
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return dotted(node).startswith(name) and dotted(node) in (name, name + ".stdout", name + ".stderr")
+
+
+def _earlier(read: ast.Attribute, wait: ast.Call, made: ast.Call) -> bool:
+    return made.lineno <= read.lineno <= wait.lineno
+
+
+def _timeout(call: ast.Call) -> bool:
+    return bool(call.args or call.keywords)
+
+
+def _one_only(reads: list[ast.Attribute], made: ast.Call) -> ast.Attribute | None:
+    """The first pipe is read to its end before the other is looked at."""
+    after = sorted((a for a in reads if a.lineno >= made.lineno), key=lambda a: (a.lineno, a.col_offset))
+    if not after or any(a.attr == "communicate" for a in after):
+        return None
+    around = parent(after[0])
+    if (
+        isinstance(around, ast.Attribute)
+        and around.attr == "read"
+        and isinstance(up := parent(around), ast.Call)
+        and not up.args
+    ):
+        return after[0]
+    if isinstance(around, ast.For) and around.iter is after[0]:
+        return after[0]
+    return None
+
+
+def _one(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Finding:
+    other = "stderr" if read.attr == "stdout" else "stdout"
+    return finding(
+        read,
+        fn,
+        f"{name}.{read.attr} is read to its end while nobody reads {other}, which is a pipe too (line "
+        f"{made.lineno}): a child that fills it never ends",
+        [
+            Step("the child", made.lineno, f"fills the pipe of {other}, and waits for a reader"),
+            Step("the parent", read.lineno, f"reads {read.attr} until the child closes it"),
+        ],
+        f"use {name}.communicate(), or send {other} elsewhere (STDOUT, DEVNULL, a file)",
+        name,
+        0.6,
+        [
+            Wait("the child", f"filled {other}", f"read {other}", "the parent"),
+            Wait("the parent", f"reads {read.attr}", "end", "the child"),
+        ],
+    )
+
+
+def _tell(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str) -> Finding:
+    return finding(
+        at,
+        fn,
+        f"the child is waited for while nobody reads its {pipes} (a pipe since line {made.lineno}): when the "
+        "pipe is full, neither goes on",
+        [
+            Step("the child", made.lineno, f"fills the pipe of {pipes}, and waits for a reader"),
+            Step("the parent", at.lineno, "waits for the child to end, and does not read"),
+        ],
+        f"use {instead}, which reads while it waits",
+        dotted(made.func) + str(_order(made, fn)),
+        0.85,
+        [
+            Wait("the child", f"filled {pipes}", "read the pipe", "the parent"),
+            Wait("the parent", "started the child", "end", "the child"),
+        ],
+    )
+
+
+def _order(made: ast.Call, fn: Function) -> int:
+    """Which of the function's calls of that name it is: lines move, the order seldom."""
+    return [c for c in fn.calls if dotted(c.func) == dotted(made.func)].index(made)
+
+
+RULE = Rule(
+    "PC202",
+    "pipe-not-read",
+    "a child process waited for while nobody reads its output",
+    find,
+    bad="""
+        import subprocess
+
+        def build(command):
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            if child.wait() != 0:
+                raise RuntimeError(child.stderr.read())
+    """,
+    good="""
+        import subprocess
+
+        def build(command):
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            _, errors = child.communicate()
+            if child.returncode != 0:
+                raise RuntimeError(errors)
+    """,
+    needs=("PIPE",),
+)

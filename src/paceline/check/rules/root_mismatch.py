@@ -1,0 +1,118 @@
+"""An operation whose ranks do not agree on its root or group.
+
+Every rank must name the same root. `src=rank` names a different one on each; and the two sides of a condition on the
+rank may call the same operation with different roots or groups.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.declared import Function
+from paceline.check.findings import Finding, Step
+from paceline.check.marks import said
+from paceline.check.names import inside
+from paceline.check.ranks import Collective, of_rank
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.some_ranks import RANK_WORDS
+from paceline.check.sequences import flattened
+from paceline.check.summaries import Facts
+
+ROOTED = (
+    "broadcast",
+    "bcast",
+    "broadcast_object_list",
+    "scatter",
+    "gather",
+    "reduce",
+    "scatter_object_list",
+    "gather_object",
+)
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            found = facts.sequences.collective(call, fn)
+            if found is not None and found.name in ROOTED and found.root and not found.group and _own(found, fn, facts):
+                yield _tell(
+                    fn,
+                    call,
+                    f"{said(call)} names the rank itself as its root ({found.root}): every rank names another one",
+                    call,
+                )
+        for test in fn.tests:
+            if not isinstance(test, ast.If) or not test.orelse or not facts.sequences.conditions(test.test, fn):
+                continue
+            yes, no = (
+                [i for item in facts.sequences.body(b, fn, None).items for i in flattened(item)]
+                for b in (test.body, test.orelse)
+            )
+            if [i.name for i in yes] != [i.name for i in no]:
+                continue
+            for one, two in zip(yes, no, strict=False):
+                if any("ROOT" in r or "PROC_NULL" in r for r in (one.root, two.root)):
+                    continue  # of an intercommunicator: the root's own group says so by these
+                differ = [
+                    w
+                    for w, a, b in (("root", one.root, two.root), ("group", one.group, two.group))
+                    if a != b and _plain(a) and _plain(b)
+                ]
+                if differ and isinstance(one.at, ast.Call) and isinstance(two.at, ast.Call):
+                    yield _tell(
+                        fn,
+                        two.at,
+                        f"{said(two.at)} has another {differ[0]} than on the other side of `if "
+                        f"{ast.unparse(test.test)}` (line {one.at.lineno})",
+                        one.at,
+                    )
+
+
+def _plain(text: str) -> bool:
+    return not text or text.isdigit() or text.replace(".", "").replace("_", "").isidentifier()
+
+
+def _own(found: Collective, fn: Function, facts: Facts) -> bool:
+    root = ast.parse(found.root, mode="eval").body
+    who = of_rank(root, fn, facts.module) if isinstance(root, ast.Name | ast.Call | ast.Attribute) else None
+    if who is None or who[2] or (isinstance(root, ast.Name) and root.id in fn.parameters):
+        return False
+    return inside(found.call, ast.If) is None  # under a condition it may be one rank's own call
+
+
+def _tell(fn: Function, at: ast.Call, message: str, other: ast.Call) -> Finding:
+    return finding(
+        at,
+        fn,
+        message + "; the ranks wait for each other, or read what was never sent",
+        [
+            Step("rank 0", other.lineno, f"calls {said(other)} with one"),
+            Step("rank 1", at.lineno, f"calls {said(at)} with another"),
+        ],
+        "give every rank the same root and group",
+        said(at),
+        0.8,
+    )
+
+
+RULE = Rule(
+    "PC505",
+    "root-mismatch",
+    "an operation whose ranks do not agree on its root or group",
+    find,
+    bad="""
+        import torch.distributed as dist
+
+        def share(tensor):
+            rank = dist.get_rank()
+            dist.broadcast(tensor, src=rank)
+    """,
+    good="""
+        import torch.distributed as dist
+
+        def share(tensor):
+            dist.broadcast(tensor, src=0)
+    """,
+    needs=RANK_WORDS,
+)

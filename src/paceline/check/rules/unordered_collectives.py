@@ -1,0 +1,128 @@
+"""Operations of all ranks in the order of something that has none.
+
+Ranks match their collectives by order. In a loop over a set the order differs between processes (hashes of strings
+are random); in a loop over a dictionary that each rank fills by itself, the keys and their number may differ too. Then
+one rank's third call meets another's second.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.declared import Function
+from paceline.check.findings import Finding, Step
+from paceline.check.marks import said
+from paceline.check.names import dotted, last
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.rules.some_ranks import RANK_WORDS
+from paceline.check.sequences import flattened
+from paceline.check.summaries import Facts
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    for fn in facts.module.functions:
+        if not facts.sequences.whole(fn).items:
+            continue
+        for loop in fn.loops:
+            if not isinstance(loop, ast.For | ast.AsyncFor):
+                continue
+            why = _unordered(loop.iter, fn, facts)
+            if not why:
+                continue
+            inside = [i for item in facts.sequences.body(loop.body, fn, None).items for i in flattened(item)]
+            if inside and isinstance(inside[0].at, ast.Call):
+                yield _tell(fn, loop, inside[0].at, why)
+
+
+def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
+    ordered = isinstance(over, ast.Call) and last(over.func) == "sorted"
+    while (
+        isinstance(over, ast.Call)
+        and last(over.func) in ("sorted", "list", "tuple", "enumerate", "reversed")
+        and over.args
+    ):
+        over = over.args[0]
+    if (
+        not ordered
+        and isinstance(over, ast.Call)
+        and last(over.func) in ("listdir", "glob", "iglob", "iterdir", "scandir")
+    ):
+        return "the files of a folder, whose order differs between machines"
+    if not ordered and _is_set(over, fn):
+        return "a set, whose order differs between processes"
+    if (
+        isinstance(over, ast.Call)
+        and isinstance(over.func, ast.Attribute)
+        and over.func.attr in ("items", "keys", "values")
+    ):
+        owner = over.func.value
+        if isinstance(owner, ast.Name) and _filled_here(owner.id, fn, facts):
+            return f"{owner.id}, a dictionary that every rank fills by itself"
+    return ""
+
+
+def _is_set(node: ast.expr, fn: Function) -> bool:
+    if isinstance(node, ast.Set | ast.SetComp):
+        return True
+    if isinstance(node, ast.Call):
+        return dotted(node.func) in ("set", "frozenset")
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.Sub):
+        return _is_set(node.left, fn) or _is_set(node.right, fn)
+    if isinstance(node, ast.Name) and node.id in fn.bound:
+        values = [value for target, value in fn.assigns if isinstance(target, ast.Name) and target.id == node.id]
+        return all(not isinstance(v, ast.Name) and _is_set(v, fn) for v in values)
+    return False
+
+
+def _filled_here(name: str, fn: Function, facts: Facts) -> bool:
+    """A dictionary of the module that functions fill while they run."""
+    top = facts.module.top
+    start = top.bound.get(name)
+    if start is None or any(name in scope.bound for scope in fn.scopes() if scope is not top):
+        return False
+    empty = (isinstance(start, ast.Dict) and not start.keys) or (
+        isinstance(start, ast.Call) and last(start.func) in ("dict", "defaultdict", "OrderedDict")
+    )
+    return empty and any(dotted(s.value) == name for f in facts.module.functions if f is not top for s in f.subscripts)
+
+
+def _tell(fn: Function, loop: ast.For | ast.AsyncFor, call: ast.Call, why: str) -> Finding:
+    return finding(
+        call,
+        fn,
+        f"{said(call)} is called in a loop over {why} (line {loop.lineno}): the ranks' calls do not match",
+        [
+            Step("rank 0", loop.lineno, "goes through it in one order"),
+            Step("rank 1", loop.lineno, "goes through it in another, or finds other keys"),
+            Step(
+                "rank 0", call.lineno, f"calls {said(call)} for one item, while rank 1 does for another, or not at all"
+            ),
+        ],
+        "gather the keys of all ranks first and go through them sorted",
+        said(call),
+        0.7,
+    )
+
+
+RULE = Rule(
+    "PC503",
+    "unordered-collectives",
+    "operations of all ranks in the order of something that has none",
+    find,
+    bad="""
+        import torch.distributed as dist
+
+        def average(tensors, names):
+            for name in set(names):
+                dist.all_reduce(tensors[name])
+    """,
+    good="""
+        import torch.distributed as dist
+
+        def average(tensors, names):
+            for name in sorted(set(names)):
+                dist.all_reduce(tensors[name])
+    """,
+    needs=RANK_WORDS,
+)

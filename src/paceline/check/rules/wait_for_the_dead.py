@@ -1,0 +1,100 @@
+"""A wait without a timeout for a child process that may be dead.
+
+A process can end without a word: out of memory, a signal, an exception. Who then waits for its event or its result
+without a timeout waits for ever. Wait with a timeout and look whether the child is alive, or wait for its `sentinel`
+too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.declared import Function
+from paceline.check.findings import Finding, Step
+from paceline.check.marks import said
+from paceline.check.names import dotted
+from paceline.check.rules.join_before_drain import arguments
+from paceline.check.rules.rule import Rule, finding
+from paceline.check.summaries import Facts
+
+LOOKS = ("is_alive", "exitcode", "sentinel", "sentinels")
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    module = facts.module
+    shared: dict[str, ast.Call] = {}
+    for fn in module.functions:
+        for call in fn.calls:
+            if module.kind_made(call, fn) == "Process":
+                for value in arguments(call, fn):
+                    found = module.resource(value, fn)
+                    if found is not None and found.kind in ("ProcessEvent", "ProcessQueue"):
+                        shared[found.id] = call
+    if not shared:
+        return
+    for fn in module.functions:
+        if any(tag.startswith("process:") for tag in facts.reached.get(id(fn), ())):
+            continue
+        if any(a.attr in LOOKS for a in fn.attributes):
+            continue
+        told: set[str] = set()
+        for mark in facts.walker.marks(fn):
+            found = mark.resource
+            if mark.kind != "wait" or mark.timeout or found is None or found.id not in shared or found.id in told:
+                continue
+            if not dotted(mark.node).endswith(("get()", "wait()")):
+                continue
+            told.add(found.id)
+            yield _tell(fn, mark.node, found.id, mark.waits_for, shared[found.id])
+
+
+def _tell(fn: Function, at: ast.expr, resource: str, what: str, started: ast.Call) -> Finding:
+    return finding(
+        at,
+        fn,
+        f"{said(at)} waits without a timeout for the process started at line {started.lineno}; if that dies, "
+        "nobody will ever answer",
+        [
+            Step("the child", started.lineno, "dies: out of memory, a signal, an exception"),
+            Step("the parent", at.lineno, f"waits for {what}, without a timeout"),
+        ],
+        "wait with a timeout in a loop that looks whether the child is alive",
+        resource,
+        0.6,
+    )
+
+
+RULE = Rule(
+    "PC206",
+    "wait-for-the-dead",
+    "a wait without a timeout for a child process that may be dead",
+    find,
+    bad="""
+        import multiprocessing
+
+        class Writer:
+            def __init__(self, work):
+                self.done = multiprocessing.Event()
+                self.child = multiprocessing.Process(target=work, args=(self.done,))
+                self.child.start()
+
+            def commit(self):
+                self.done.wait()
+    """,
+    good="""
+        import multiprocessing
+
+        class Writer:
+            def __init__(self, work):
+                self.done = multiprocessing.Event()
+                self.child = multiprocessing.Process(target=work, args=(self.done,))
+                self.child.start()
+
+            def commit(self):
+                while not self.done.wait(timeout=5):
+                    if not self.child.is_alive():
+                        raise RuntimeError("the writer died")
+    """,
+    needs=("Process",),
+)

@@ -1,0 +1,272 @@
+"""Which operations of all ranks a function calls, in which order, seen by one side of a condition.
+
+The sequence of a body is a list of names; what is decided alike on every rank (a condition of the configuration, a
+loop) becomes one item that holds its own sequence. Under an assumption ("the rank is 0") only the side of each `if`
+that it leads to is read, and what comes after an early `return` is not. Two sides are compared by doing this twice.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from paceline.check.catalogue import GOES_FIRST
+from paceline.check.declared import Function
+from paceline.check.names import last, parent
+from paceline.check.ranks import Collective, Condition, collective, condition
+from paceline.check.summaries import Facts, runs_now
+
+DEPTH = 4
+
+
+class Item(NamedTuple):
+    """An operation, or a block of them that all ranks decide alike."""
+
+    name: str
+    at: ast.AST
+    inner: tuple[Item, ...] = ()
+    group: str = ""
+    root: str = ""
+
+    @property
+    def key(self) -> object:
+        return (self.name, tuple(item.key for item in self.inner))
+
+
+class Sequence(NamedTuple):
+    items: tuple[Item, ...]
+    exit: str  # how the body is left for certain: return, raise, break, continue; empty when it is not
+
+
+Assumption = tuple[str, bool] | None
+
+
+class Sequences:
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._whole: dict[int, Sequence] = {}
+        self._found: dict[int, Collective | None] = {}
+        self._index: dict[int, dict[int, list[tuple[ast.expr, Collective | None, Function | None]]]] = {}
+        self._differences: dict[int, list[Difference]] = {}
+
+    def whole(self, fn: Function, depth: int = 0) -> Sequence:
+        """A function's sequence without any assumption."""
+        if id(fn) not in self._whole:
+            self._whole[id(fn)] = Sequence((), "")
+            if depth < DEPTH:
+                self._whole[id(fn)] = self.body(fn.body, fn, None, depth)
+        return self._whole[id(fn)]
+
+    def operations(self, fn: Function) -> list[Item]:
+        """Every operation of a function, whatever it depends on."""
+        return [i for item in self.whole(fn).items for i in flattened(item)]
+
+    def collective(self, call: ast.Call, fn: Function) -> Collective | None:
+        if id(call) not in self._found:
+            self._found[id(call)] = collective(call, fn, self.facts.module)
+        return self._found[id(call)]
+
+    def body(self, statements: list[ast.stmt], fn: Function, assumed: Assumption, depth: int = 0) -> Sequence:
+        items: list[Item] = []
+        for statement in statements:
+            more, left = self.statement(statement, fn, assumed, depth)
+            items += more
+            if left:
+                return Sequence(tuple(items), left)
+        return Sequence(tuple(items), "")
+
+    def statement(self, node: ast.stmt, fn: Function, assumed: Assumption, depth: int) -> Sequence:
+        if isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue):
+            return Sequence(self.calls(node, fn, depth), type(node).__name__.lower())
+        if isinstance(node, ast.If):
+            return self.branch(node, fn, assumed, depth)
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            head = self.calls(node, fn, depth)
+            inner = self.body(node.body, fn, assumed, depth)
+            mark = (Item(inner.exit, node),) if inner.exit in ("break", "return") and inner.items else ()
+            loop = (Item("loop", node, inner.items + mark),) if inner.items else ()
+            return Sequence(head + loop + self.body(node.orelse, fn, assumed, depth).items, "")
+        if isinstance(node, ast.With | ast.AsyncWith):
+            head = self.calls(node, fn, depth)
+            if any(isinstance(c := item.context_expr, ast.Call) and last(c.func) in GOES_FIRST for item in node.items):
+                return Sequence(head, "")
+            inner = self.body(node.body, fn, assumed, depth)
+            return Sequence(head + inner.items, inner.exit)
+        if isinstance(node, ast.Try):
+            if assumed == (f"except {node.lineno}", True):
+                inner, caught = self.body(node.body, fn, None, depth), self.body(node.handlers[0].body, fn, None, depth)
+                end = self.body(node.finalbody, fn, None, depth)
+                return Sequence(inner.items + caught.items + end.items, caught.exit)
+            inner = self.body(node.body, fn, assumed, depth)
+            end = self.body(node.finalbody, fn, assumed, depth)
+            after = Sequence((), inner.exit) if inner.exit else self.body(node.orelse, fn, assumed, depth)
+            return Sequence(inner.items + after.items + end.items, after.exit or end.exit)
+        if isinstance(node, ast.Match):
+            cases = [self.body(case.body, fn, assumed, depth).items for case in node.cases]
+            return Sequence((Item("match", node, tuple(i for c in cases for i in c)),) if any(cases) else (), "")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            return Sequence((), "")
+        return Sequence(self.calls(node, fn, depth), "")
+
+    def branch(self, node: ast.If, fn: Function, assumed: Assumption, depth: int) -> Sequence:
+        head = self.calls(node, fn, depth)
+        side = None if assumed is None else self.leads_to(node, assumed)
+        if side is None and assumed is not None:
+            side = self.decide(node.test, fn, assumed)
+        if side is not None:
+            chosen = self.body(node.body if side else node.orelse, fn, assumed, depth)
+            return Sequence(head + chosen.items, chosen.exit)
+        yes, no = self.body(node.body, fn, assumed, depth), self.body(node.orelse, fn, assumed, depth)
+        both = yes.exit if yes.exit == no.exit else ""
+        if self.conditions(node.test, fn):  # another rank's matter, told where it is
+            longer = max((yes, no), key=lambda s: len(s.items))
+            return Sequence(head + longer.items, both)
+        if not yes.items and not no.items:
+            return Sequence(head, both)
+        inner = (*yes.items, Item("else", node), *no.items)
+        return Sequence((*head, Item(f"if {ast.unparse(node.test)}", node, inner)), both)
+
+    @staticmethod
+    def leads_to(node: ast.If, assumed: tuple[str, bool]) -> bool | None:
+        """The side on which an exception is assumed to be caught."""
+        kind, _, line = assumed[0].partition(" ")
+        if kind != "except":
+            return None
+        for side, body in ((True, node.body), (False, node.orelse)):
+            if body and body[0].lineno <= int(line) <= (body[-1].end_lineno or 0):
+                return side
+        return None
+
+    def conditions(self, test: ast.expr, fn: Function) -> list[Condition]:
+        """The conditions of a test that may differ between ranks."""
+        if isinstance(test, ast.BoolOp):
+            return [c for value in test.values for c in self.conditions(value, fn)]
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return [c._replace(sign=not c.sign) for c in self.conditions(test.operand, fn)]
+        found = condition(test, fn, self.facts.module)
+        return [found] if found is not None else []
+
+    def decide(self, test: ast.expr, fn: Function, assumed: tuple[str, bool]) -> bool | None:
+        """Which way a test goes under the assumption, whatever else it asks taken to be as usual."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self.decide(test.operand, fn, assumed)
+            return None if inner is None else not inner
+        if isinstance(test, ast.BoolOp):
+            known = [d for value in test.values if (d := self.decide(value, fn, assumed)) is not None]
+            if not known:
+                return None
+            return all(known) if isinstance(test.op, ast.And) else any(known)
+        asked = condition(test, fn, self.facts.module)
+        if asked is None or asked.key != assumed[0]:
+            return None
+        return asked.sign == assumed[1]
+
+    def calls(self, node: ast.stmt, fn: Function, depth: int) -> tuple[Item, ...]:
+        """The operations that a statement evaluates itself, with those of the functions that it calls."""
+        items: list[Item] = []
+        for call, found, callee in self.index(fn).get(id(node), ()):
+            if found is not None:
+                items.append(Item(found.name, call, (), found.group, found.root))
+            elif callee is not None:
+                items += [i._replace(at=call) for i in self.whole(callee, depth + 1).items]
+        return tuple(items)
+
+    def index(self, fn: Function) -> dict[int, list[tuple[ast.expr, Collective | None, Function | None]]]:
+        """Statement -> its operations and calls of functions of this file."""
+        if id(fn) not in self._index:
+            index: dict[int, list[tuple[ast.expr, Collective | None, Function | None]]] = {}
+            for mark in self.facts.walker.marks(fn):
+                call = mark.node
+                found = self.collective(call, fn) if isinstance(call, ast.Call) else None
+                callee = mark.callee if mark.callee is not fn and runs_now(mark) else None
+                if found is None and callee is None:
+                    continue
+                at: ast.AST | None = call
+                while at is not None and not isinstance(at, ast.stmt):
+                    at = parent(at)
+                index.setdefault(id(at), []).append((call, found, callee))
+            self._index[id(fn)] = index
+        return self._index[id(fn)]
+
+    # -- two sides compared
+
+    def differences(self, fn: Function) -> list[Difference]:
+        if id(fn) not in self._differences:
+            self._differences[id(fn)] = list(self._compare(fn)) if self.whole(fn).items else []
+        return self._differences[id(fn)]
+
+    def _compare(self, fn: Function) -> Iterator[Difference]:
+        by_key: dict[str, list[tuple[ast.If, Condition]]] = {}
+        for test in fn.tests:
+            if isinstance(test, ast.If):
+                for found in self.conditions(test.test, fn):
+                    by_key.setdefault(found.key, []).append((test, found))
+        for key, tests in by_key.items():
+            at = tests[0][1]
+            if self.sides(fn.body, fn, key, at)[0] == self.sides(fn.body, fn, key, at)[1]:
+                continue
+            for test, found in sorted(tests, key=lambda t: t[0].lineno):
+                yes, no = self.body(test.body, fn, (key, found.sign)), self.body(test.orelse, fn, (key, not found.sign))
+                mine, other = relevant(yes.items, found), relevant(no.items, found)
+                missed = self.missed(test, fn, found) if yes.exit != no.exit else ()
+                if missed and not (mine and other):
+                    left = yes if yes.exit else no
+                    yield Difference(fn, test, found, relevant(left.items, found), left.exit, missed)
+                elif [i.key for i in mine] != [i.key for i in other]:
+                    yield Difference(fn, test, found, only_in(mine, other) or only_in(other, mine), "", ())
+
+    def sides(self, body: list[ast.stmt], fn: Function, key: str, at: Condition) -> tuple[list[object], list[object]]:
+        return (
+            [i.key for i in relevant(self.body(body, fn, (key, True)).items, at)],
+            [i.key for i in relevant(self.body(body, fn, (key, False)).items, at)],
+        )
+
+    def missed(self, test: ast.If, fn: Function, at: Condition) -> tuple[Item, ...]:
+        """What comes after a test on the side that goes on."""
+        items = relevant(self.whole(fn).items, at)
+        flat = [i for item in items for i in flattened(item)]
+        end = test.end_lineno or test.lineno
+        return tuple(i for i in flat if getattr(i.at, "lineno", 0) > end)
+
+
+class Difference(NamedTuple):
+    """An `if` on whose sides different operations are called."""
+
+    fn: Function
+    test: ast.If
+    condition: Condition
+    items: tuple[Item, ...]  # only on one side
+    exit: str  # how one side leaves, where it does
+    missed: tuple[Item, ...]  # what it then does not call
+
+
+def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:
+    """The operations whose group holds ranks on both sides of the condition, as far as one can tell."""
+    found = []
+    for item in items:
+        if item.inner:
+            inner = relevant(item.inner, at)
+            if any(i.name != "else" for i in inner):
+                found.append(item._replace(inner=inner))
+        elif at.local or item.group in ("", at.group) or item.name in ("else", "break", "return"):
+            found.append(item)
+    return tuple(found)
+
+
+def only_in(mine: tuple[Item, ...], other: tuple[Item, ...]) -> tuple[Item, ...]:
+    rest = [i.key for i in other]
+    found = []
+    for item in mine:
+        if item.key in rest:
+            rest.remove(item.key)
+        else:
+            found.append(item)
+    return tuple(i for item in found for i in flattened(item)) or tuple(i for item in mine for i in flattened(item))
+
+
+def flattened(item: Item) -> Iterator[Item]:
+    if not item.inner and item.name not in ("else", "break", "return"):
+        yield item
+    for inner in item.inner:
+        yield from flattened(inner)

@@ -1,0 +1,249 @@
+"""The walk: depth first through a function's graph, with the locks held as the state.
+
+Each step is visited once for every set of locks that can be held there. What comes out of a function: every call and
+take with what is held at that point (`events`), where it can be left with a lock still held (`leaks`), what is held
+for certain at each statement (`held_at`), and what a context manager holds where it yields.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paceline.check.catalogue import LOCKS
+from paceline.check.declared import Function, Resource
+from paceline.check.graph import Node, expressions
+from paceline.check.marks import Mark, hidden, mark
+from paceline.check.module import Module
+from paceline.check.names import dotted, parent
+
+STATES = 24  # different sets of held locks at one step; a function with more is walked no further
+BUDGET = 20_000  # visits of one function
+
+
+class Held(NamedTuple):
+    resource: Resource
+    line: int
+    by_with: bool
+    receiver: str  # `self._lock` as written: the same object, or only one of the same name?
+
+
+State = tuple[Held, ...]
+
+
+class Event(NamedTuple):
+    mark: Mark
+    held: State
+
+
+class Leak(NamedTuple):
+    held: Held
+    line: int  # where the function is left
+    raised: bool
+
+
+@dataclass(eq=False)
+class Walk:
+    events: list[Event] = field(default_factory=list)
+    leaks: list[Leak] = field(default_factory=list)
+    held_at: dict[int, frozenset[str]] = field(default_factory=dict)
+    at_yield: State = ()
+    cut: bool = False
+
+
+class Walker:
+    """Walks the functions of a module, each once."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self._marks: dict[int, list[Mark]] = {}
+        self._walks: dict[int, Walk] = {}
+
+    def marks(self, fn: Function) -> list[Mark]:
+        if id(fn) not in self._marks:
+            self._marks[id(fn)] = [mark(call, fn, self.module) for call in fn.calls] + hidden(fn)
+        return self._marks[id(fn)]
+
+    def walk(self, fn: Function) -> Walk:
+        if id(fn) not in self._walks:
+            self._walks[id(fn)] = Walk()  # for a function that comes back to itself
+            self._walks[id(fn)] = self._walk(fn)
+        return self._walks[id(fn)]
+
+    def _walk(self, fn: Function) -> Walk:
+        marks = self.marks(fn)
+        around = self._decorators(fn)
+        if (
+            not around
+            and not any(m.kind in ("take", "try", "free") for m in marks)
+            and not any(self._entered(item.context_expr, fn) for w in fn.withs for item in w.items)
+        ):
+            return Walk([Event(m, ()) for m in marks])
+        graph = fn.graph
+        if graph is None:
+            return Walk([Event(m, ()) for m in marks], cut=True)
+        by_call = {id(m.node): m for m in marks}
+        result = _Search(self, fn, by_call).run(graph.entry, graph.end, graph.failure, tuple(h for _, h in around))
+        result.events += [Event(Mark("take", node, held.resource), ()) for node, held in around]
+        seen = {id(event.mark) for event in result.events}
+        result.events += [Event(m, ()) for m in marks if id(m) not in seen]  # what no path reaches, or decorators
+        return result
+
+    def _decorators(self, fn: Function) -> list[tuple[ast.expr, Held]]:
+        """The locks that decorators of this file hold while they call the function."""
+        found = []
+        for decorator in getattr(fn.node, "decorator_list", ()):
+            maker = self.module.top.nested.get(decorator.id) if isinstance(decorator, ast.Name) else None
+            if maker is None or not maker.parameters:
+                continue
+            given = next(iter(maker.parameters))
+            for wrapper in maker.nested.values():
+                for event in self.walk(wrapper).events:
+                    called = event.mark.node.func if isinstance(event.mark.node, ast.Call) else None
+                    if isinstance(called, ast.Name) and called.id == given:
+                        found += [
+                            (decorator, self._of(fn, h)._replace(line=decorator.lineno, by_with=True))
+                            for h in event.held
+                        ]
+        return found
+
+    def _of(self, fn: Function, held: Held) -> Held:
+        """A lock of the wrapper's first argument as the lock of the function's own object."""
+        attribute = held.receiver.rpartition(".")[2]
+        own = self.module.of_class(fn.cls, attribute) if fn.cls is not None and held.receiver.count(".") == 1 else None
+        return held if own is None else held._replace(resource=own, receiver=f"{fn.me}.{attribute}")
+
+    def _entered(self, context: ast.expr, fn: Function) -> list[Held]:
+        """What entering a `with` takes: a lock, or whatever a context manager of this file holds at its yield."""
+        found = self.module.resource(context, fn)
+        if found is not None and found.kind in LOCKS:
+            return [Held(found, context.lineno, True, dotted(context))]
+        if isinstance(context, ast.Call):
+            callee = self.module.callee(context, fn)
+            if callee is not None and callee.generator and callee.decorated("contextmanager", "asynccontextmanager"):
+                return [h._replace(line=context.lineno, by_with=True) for h in self.walk(callee).at_yield]
+        return []
+
+
+class _Search:
+    def __init__(self, walker: Walker, fn: Function, by_call: dict[int, Mark]) -> None:
+        self.walker, self.fn, self.by_call = walker, fn, by_call
+        self.result = Walk()
+        self.at: dict[int, list[Mark]] = {}
+        self.told: set[tuple[int, State]] = set()
+
+    def run(self, entry: Node, end: Node, failure: Node, start: State) -> Walk:
+        todo: list[tuple[Node, State, int]] = [(entry, start, 0)]
+        visited: dict[int, set[State]] = {}
+        budget = BUDGET
+        while todo:
+            node, state, came_from = todo.pop()
+            states = visited.setdefault(id(node), set())
+            if state in states:
+                continue
+            budget -= 1
+            if len(states) >= STATES or budget < 0:
+                self.result.cut = True
+                continue
+            states.add(state)
+            if node is end or node is failure:
+                for held in state:
+                    if not held.by_with:
+                        self.result.leaks.append(Leak(held, came_from or node.line, node is failure))
+                continue
+            self._remember(node, state)
+            line = node.line if node.kind != "leave" else came_from
+            after, tried = self._through(node, state)
+            taken = after if tried is None else (*after, tried)
+            todo += [(following, taken, line) for following in node.next]
+            if node.otherwise is not None:
+                todo.append((node.otherwise, after, line))
+            if node.raises is not None:
+                kept = tuple(h for h in state if h in after or node.kind == "enter")
+                todo.append((node.raises, kept, line))
+        return self.result
+
+    def _remember(self, node: Node, state: State) -> None:
+        """What is held at this syntax, and at the statement that it heads."""
+        ids = frozenset(h.resource.id for h in state)
+        at, held_at = node.syntax, self.result.held_at
+        while at is not None:
+            before = held_at.get(id(at))
+            held_at[id(at)] = ids if before is None else before & ids
+            at = None if isinstance(at, ast.stmt) else parent(at)
+
+    def _through(self, node: Node, state: State) -> tuple[State, Held | None]:
+        """The state after a step, and what a successful try in a test takes on its true side."""
+        if node.kind == "leave":
+            item = node.syntax
+            assert isinstance(item, ast.withitem)
+            gone = [(h.resource.id, h.line) for h in self.walker._entered(item.context_expr, self.fn)]
+            return tuple(h for h in state if (h.resource.id, h.line) not in gone or not h.by_with), None
+        tried: Held | None = None
+        for found in self._marks_at(node):
+            self._tell(found, state)
+            resource = found.resource
+            if resource is None or found.kind in ("call", "wait"):
+                continue
+            receiver = dotted(found.node.func.value) if isinstance(found.node, ast.Call) else ""  # type: ignore[attr-defined]
+            if found.kind != "free" and node.kind == "test" and node.syntax is found.node:
+                tried = Held(resource, found.line, False, receiver)
+            elif found.kind == "take":
+                if not any(h.resource.id == resource.id and h.line == found.line for h in state):
+                    state = (*state, Held(resource, found.line, False, receiver))
+            elif found.kind == "free":
+                state = _without(state, resource)
+        if node.kind == "enter":
+            item = node.syntax
+            assert isinstance(item, ast.withitem)
+            for held in self.walker._entered(item.context_expr, self.fn):
+                self._tell(self._enter_mark(item, held), state)
+                if held not in state:
+                    state = (*state, held)
+        if self.fn.generator and node.syntax is not None and _yields(node):
+            self.result.at_yield = state
+        return state, tried
+
+    def _enter_mark(self, item: ast.withitem, held: Held) -> Mark:
+        key = id(item) ^ hash(held.resource.id)
+        if key not in self.at:
+            self.at[key] = [Mark("take", item.context_expr, held.resource)]
+        return self.at[key][0]
+
+    def _marks_at(self, node: Node) -> list[Mark]:
+        syntax = expressions(node)
+        if syntax is None:
+            return []
+        if id(syntax) not in self.at:
+            self.at[id(syntax)] = [m for part in _parts(syntax) if (m := self.by_call.get(id(part)))]
+        return self.at[id(syntax)]
+
+    def _tell(self, found: Mark, state: State) -> None:
+        key = (id(found), state)
+        if key not in self.told:
+            self.told.add(key)
+            self.result.events.append(Event(found, state))
+
+
+def _without(state: State, resource: Resource) -> State:
+    """One release undoes the latest take of the same lock."""
+    for index in range(len(state) - 1, -1, -1):
+        if state[index].resource.id == resource.id:
+            return state[:index] + state[index + 1 :]
+    return state
+
+
+def _parts(node: ast.AST) -> Iterator[ast.AST]:
+    """What may run a function, in the order of evaluation, without what is only defined here."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _parts(child)
+    if isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
+        yield node
+
+
+def _yields(node: Node) -> bool:
+    syntax = expressions(node)
+    return syntax is not None and any(isinstance(n, ast.Yield | ast.YieldFrom) for n in ast.walk(syntax))

@@ -1,0 +1,156 @@
+"""`paceline check` as people use it: formats, exit codes, comments, baseline, options, cache, marks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.check.cache import FOLDER
+from paceline.cli.check import check
+from paceline.errors import UsageError
+
+BAD = """import threading
+
+a = threading.Lock()
+b = threading.Lock()
+
+
+def f():
+    with a:
+        with b:
+            pass
+
+
+def g():
+    with b:
+        with a:
+            pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text(BAD)
+    return tmp_path
+
+
+def run(*words: str) -> Result:
+    import typer
+
+    app = typer.Typer()
+    app.command()(check)
+    return CliRunner().invoke(app, list(words), catch_exceptions=True)
+
+
+def found(*words: str) -> list[dict[str, object]]:
+    rows = json.loads(run("--format", "json", *words).stdout)["findings"]
+    assert isinstance(rows, list)
+    return rows
+
+
+def test_text_is_a_line_and_a_story() -> None:
+    done = run("bad.py")
+    assert done.exit_code == 1
+    head, *story = done.stdout.splitlines()
+    assert head.startswith("bad.py:9:14: PC101 locks are taken in both orders")
+    assert "thread A" in story[0]
+
+
+def test_nothing_found_ends_with_0(here: Path) -> None:
+    (here / "good.py").write_text("x = 1\n")
+    assert run("good.py").exit_code == 0
+
+
+def test_json_has_what_other_programs_need() -> None:
+    (row,) = found("bad.py")
+    assert {"path", "line", "column", "rule", "function", "message", "story", "confidence", "fingerprint"} <= set(row)
+    assert (row["path"], row["line"], row["rule"], row["function"]) == ("bad.py", 9, "PC101", "f")
+
+
+def test_sarif_has_a_flow_per_thread() -> None:
+    log = json.loads(run("--format", "sarif", "bad.py").stdout)
+    assert log["version"] == "2.1.0"
+    (result,) = log["runs"][0]["results"]
+    flows = result["codeFlows"][0]["threadFlows"]
+    assert [flow["id"] for flow in flows] == ["thread A", "thread B"]
+    orders = [location["executionOrder"] for flow in flows for location in flow["locations"]]
+    assert sorted(orders) == list(range(1, len(orders) + 1))
+    rules = {rule["id"] for rule in log["runs"][0]["tool"]["driver"]["rules"]}
+    assert result["ruleId"] in rules
+
+
+def test_github_escapes_what_it_must() -> None:
+    (line,) = run("--format", "github", "bad.py").stdout.splitlines()
+    assert line.startswith("::error file=bad.py,line=9,col=14,title=PC101::")
+    assert "%0A" in line
+
+
+def test_a_comment_leaves_a_finding_out_and_an_unused_one_is_found(here: Path) -> None:
+    (here / "bad.py").write_text(BAD.replace("        with b:\n", "        with b:  # paceline: ignore[PC101]\n", 1))
+    assert found("bad.py") == []
+    (here / "bad.py").write_text("x = 1  # paceline: ignore[PC101]\n")
+    assert [row["rule"] for row in found("bad.py")] == ["PC002"]
+    (here / "bad.py").write_text('x = "# paceline: ignore[PC101]"\n')
+    assert found("bad.py") == []
+
+
+def test_a_baseline_leaves_only_what_is_new(here: Path) -> None:
+    assert run("bad.py", "--write-baseline", "known.json").exit_code == 0
+    assert run("bad.py", "--baseline", "known.json").exit_code == 0
+    (here / "bad.py").write_text("# a line more\n" + BAD)
+    assert found("bad.py", "--baseline", "known.json") == []
+    (here / "bad.py").write_text(BAD.replace("def f", "def new"))
+    assert len(found("bad.py", "--baseline", "known.json")) == 1
+
+
+def test_pyproject_is_heard_and_the_command_line_wins(here: Path) -> None:
+    (here / "pyproject.toml").write_text('[tool.paceline.check]\nignore = ["PC1"]\n')
+    assert found("bad.py") == []
+    assert len(found("bad.py", "--ignore", "PC2")) == 1
+    assert found("bad.py", "--ignore", "PC2", "--select", "PC5") == []
+    (here / "pyproject.toml").write_text('[tool.paceline.check]\nmin-confidence = 0.95\nexclude = ["old/*"]\n')
+    assert found("bad.py") == []
+    (here / "pyproject.toml").write_text("[tool.paceline.check]\nignored = []\n")
+    done = run("bad.py")
+    assert isinstance(done.exception, UsageError)
+    assert "ignore" in str(done.exception)
+
+
+@pytest.mark.parametrize("words", [("nothing.py",), ("bad.py", "--select", "XY"), ("bad.py", "--baseline", "no.json")])
+def test_wrong_use_is_said(words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.exit_code == 2
+
+
+def test_the_cache_gives_the_same_and_is_not_trusted(here: Path) -> None:
+    first = found("bad.py")
+    (entry,) = (here / FOLDER).glob("*.json")
+    assert found("bad.py") == first
+    entry.write_text("{broken")
+    assert found("bad.py") == first
+    (here / "bad.py").rename(here / "other.py")
+    (row,) = found("other.py")
+    assert row["path"] == "other.py"
+
+
+def test_marks_decide_what_comes_first_and_what_is_still_said(here: Path) -> None:
+    (here / "leak.py").write_text(
+        "import threading\nlock = threading.Lock()\n\ndef f(x):\n    lock.acquire()\n    x.work()\n    lock.release()\n"
+    )
+    rows = found(".")
+    assert [row["rule"] for row in rows] == ["PC101", "PC102"]
+    leak, order = rows[1]["fingerprint"], rows[0]["fingerprint"]
+    (here / "marks.txt").write_text(f"{leak} true\n{leak} true\n{order} false  # a comment\n" * 5)
+    assert [row["rule"] for row in found(".", "--feedback", "marks.txt")] == ["PC102"]
+    (here / "marks.txt").write_text("what is this\n")
+    assert isinstance(run(".", "--feedback", "marks.txt").exception, UsageError)
+
+
+def test_explain_says_what_a_rule_finds() -> None:
+    assert "both orders" in run("--explain", "PC101").stdout
+    assert isinstance(run("--explain", "PC999").exception, UsageError)

@@ -1,0 +1,67 @@
+"""Every rule finds its own bad example and nothing in its good one; the page of rules is the one they make."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from paceline.check.engine import check_text
+from paceline.check.page import documentation, page
+from paceline.check.rules import RULES
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_a_rule_finds_its_bad_example_and_nothing_in_its_good_one(code: str) -> None:
+    rule = RULES[code]
+    bad = check_text("bad.py", textwrap.dedent(rule.bad))
+    assert [f.rule for f in bad] == [code]
+    assert bad[0].story, "a finding tells who does what"
+    assert bad[0].remedy, "and what to change"
+    assert check_text("good.py", textwrap.dedent(rule.good)) == []
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_a_rule_says_what_it_finds_and_why(code: str) -> None:
+    assert len(documentation(RULES[code]).split()) > 25
+
+
+def test_the_page_is_the_one_that_the_rules_make() -> None:
+    made = (ROOT / "docs" / "checker-rules.md").read_text()
+    assert made == page(), "run `python -m paceline.check.page > docs/checker-rules.md`"
+
+
+def test_a_circle_is_told_as_everywhere_else() -> None:
+    (found,) = check_text("order.py", textwrap.dedent(RULES["PC101"].bad))
+    assert found.told().splitlines() == [
+        "    1. thread A  line 10: Account.pay takes Account._books",
+        "    2. thread A  line 11: Account.pay waits for Account._cash, which thread B holds",
+        "    3. thread B  line 15: Account.audit takes Account._cash",
+        "    4. thread B  line 16: Account.audit calls self._count()",
+        "    5. thread B  line 19: Account._count waits for Account._books, which thread A holds",
+        "  => a circle: thread A waits for thread B waits for thread A, and so for ever",
+        "  => take Account._books and Account._cash in one order everywhere, or release the first before the second",
+    ]
+
+
+def test_it_brings_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "from paceline.cli import check\n"
+        "from paceline.check.run import check_paths\n"
+        "from paceline.check.options import Options\n"
+        "from paceline.check.formats import FORMATS\n"
+        "from pathlib import Path\n"
+        "report = check_paths([Path('paceline/check')], Options(cache=False))\n"
+        "[say(report) for say in FORMATS.values()]\n"
+        "assert report.files > 40\n"
+        "heavy = {'torch', 'numpy', 'pyarrow', 'sklearn'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT / "src", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
