@@ -64,7 +64,8 @@ def main(
     pipe: Connection,
 ) -> None:
     """The process's whole life: ready, go, train, finished; or failed, with the traceback."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
+    for each in (signal.SIGINT, signal.SIGTERM):  # also where they are sent to all: the parent decides
+        signal.signal(each, signal.SIG_IGN)
     # The forkserver ends with the parent, unless a worker too holds the pipe that tells; and a worker ends with the
     # forkserver.
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
