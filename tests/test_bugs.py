@@ -157,7 +157,7 @@ def test_prints_of_the_users_do_not_spoil_the_json(tmp_path: Path) -> None:
     for plan in ("sequential", "ring"):
         done = subprocess.run(
             [sys.executable, "-m", "paceline", "train", "noisy.py", "--plan", plan, "--json"],
-            cwd=tmp_path, capture_output=True, text=True, timeout=60,
+            cwd=tmp_path, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout, parse_constant=pytest.fail)["train_loss"] is None
@@ -169,7 +169,7 @@ def test_a_job_file_that_fails_when_it_is_read_is_wrong_use(tmp_path: Path) -> N
         (tmp_path / "broken.py").write_text(text)
         done = subprocess.run(
             [sys.executable, "-m", "paceline", "train", "broken.py"],
-            cwd=tmp_path, capture_output=True, text=True, timeout=60,
+            cwd=tmp_path, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == 2
         assert f"fails when it is read, in line 1: {says}" in done.stderr
@@ -186,7 +186,7 @@ def test_a_gate_of_the_users_own_script_reaches_the_workers(tmp_path: Path) -> N
         "             loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=10)\n"
         "print(pl.train(job, 'own', workers=2, folder=None).summary()['updates'])\n"
     )
-    done = subprocess.run([sys.executable, "own_gate.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "own_gate.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "4", done.stderr
 
 
@@ -205,7 +205,7 @@ def test_loader_processes_left_folders_behind(plan: str, tmp_path: Path) -> None
     )
     environment = {**os.environ, "TMPDIR": str(scratch)}
     done = subprocess.run(
-        [sys.executable, str(script), plan], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, str(script), plan], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     left = [path.name for path in scratch.iterdir()]

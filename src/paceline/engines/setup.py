@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -258,7 +258,7 @@ def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
     job, plan = setup.job, setup.plan
     return {
         "status": "running",
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "plan": str(plan),
         "engine": setup.engine,
         "compute": "autograd",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +70,28 @@ class Reading:
         rows = self.trace.rows
         return float(self.summary.get("seconds") or (rows["end"].max() / 1e9 if len(rows) else 0.0))
 
+    @property
+    def started(self) -> float:
+        """Seconds since 1970; of a folder that does not say, when it was made."""
+        try:
+            return datetime.fromisoformat(str(self.record.get("started"))).timestamp()
+        except ValueError:
+            return self.path.stat().st_mtime
+
 
 def open_all(paths: Sequence[Path]) -> list[Reading]:
-    """The runs in these folders: each a run's, or one with runs' folders somewhere below it."""
-    folders: list[Path] = []
+    """The runs in these folders: each a run's, or one with runs' folders somewhere below it, as they began."""
+    readings: list[Reading] = []
     for path in paths:
         if not path.is_dir():
             raise RunFolderError(f"{path} is not a folder; give a run's folder, or one that holds some, such as runs")
-        found = [path] if (path / "run.json").exists() else sorted(file.parent for file in path.rglob("run.json"))
+        found = [path] if (path / "run.json").exists() else [file.parent for file in path.rglob("run.json")]
         if not found:
             raise RunFolderError(f"{path} is not a run's folder and holds none: there is no run.json in or below it")
-        folders += [folder for folder in found if folder not in folders]
-    return _named([_open(folder) for folder in folders])
+        known = {reading.path for reading in readings}
+        opened = [_open(folder) for folder in found if folder not in known]
+        readings += sorted(opened, key=lambda reading: (reading.started, reading.path.name))
+    return _named(readings)
 
 
 def _open(folder: Path) -> Reading:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 
 from paceline.report.curves import evaluation_curve, loss_curve, metrics, staleness_curve
@@ -30,7 +29,7 @@ def write_events(readings: Sequence[Reading], output: Path) -> list[Path]:
     for reading in readings:
         folder = output / _file_name(reading.name)
         folder.mkdir(parents=True, exist_ok=True)
-        start = _started(reading)
+        start = reading.started
         file = folder / f"events.out.tfevents.{int(start):010d}.paceline"
         file.write_bytes(events(sorted(scalars(reading), key=lambda s: (s[3], s[1])), start))
         written.append(file)
@@ -105,14 +104,6 @@ def masked_crc(data: bytes) -> int:
         crc = CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
     crc ^= 0xFFFFFFFF
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _started(reading: Reading) -> float:
-    """Seconds since 1970; of a folder that does not say, when it was made."""
-    try:
-        return datetime.strptime(str(reading.record.get("started")), "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except ValueError:
-        return reading.path.stat().st_mtime
 
 
 def _file_name(name: str) -> str:
