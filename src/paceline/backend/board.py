@@ -78,10 +78,11 @@ class Board:
         if views is None:
             if len(self._views) == VIEWS:
                 self._views.clear()
-            if place < 0:
-                views = [both[~place][:size].view(dtype) for both in self._short]
-            else:
-                views = [area[place : place + size].view(dtype) for area in self._areas]
+            with torch.inference_mode(False):  # they outlive the mode of who asks first
+                if place < 0:
+                    views = [both[~place][:size].view(dtype) for both in self._short]
+                else:
+                    views = [area[place : place + size].view(dtype) for area in self._areas]
             self._views[key] = views
         return views
 

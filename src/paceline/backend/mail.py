@@ -156,7 +156,7 @@ class Mail:
         return letters
 
     def progress(self) -> None:
-        with self._lock:
+        with self._lock, torch.inference_mode():  # as in an operation
             for other, _ in self._board.others:
                 if self._unsent[other]:
                     self._push(other)

@@ -117,7 +117,8 @@ class Operation(Underway):
                 if self._came and board.differs():
                     self.traffic.fail_by_difference(self)
                     return True
-                self.call = next(self._steps)
+                with torch.inference_mode():  # whoever drives it: tensors made in this mode change in it alone
+                    self.call = next(self._steps)
                 board.come(self.call)
                 self._came = True
         except StopIteration:
