@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,8 @@ from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
 from paceline.errors import JobError
 from paceline.job import PRECISIONS, Batch, Job, seeded_elsewhere
+
+NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
 
 class Replica:
@@ -59,16 +62,22 @@ class Replica:
 
     def forward(self, module: nn.Module, chunk: Chunk, batch: Batch) -> Tensor:
         """The chunk's loss, with the chance and the precision it is due."""
+        batch = self.prepared(chunk, batch)
+        with self.precision():
+            return self.loss(module, batch)
+
+    def prepared(self, chunk: Chunk, batch: Batch) -> Batch:
+        """The chunk's batch as the model sees it; from here on all chance is the chunk's."""
         self.chance.begin(chunk.update, chunk.number)
         if self.job.transform is not None:
             with seeded_elsewhere(mix(self.job.seed, chunk.update, chunk.number)):
                 batch = self.job.transform(batch)
-        if self.device.type != "cpu":
-            batch = to_device(batch, self.device)
+        return batch if self.device.type == "cpu" else to_device(batch, self.device)
+
+    def precision(self) -> contextlib.AbstractContextManager[object]:
         if self.autocast is None:
-            return self.loss(module, batch)
-        with torch.autocast(self.device.type, dtype=self.autocast):
-            return self.loss(module, batch)
+            return NOTHING
+        return torch.autocast(self.device.type, dtype=self.autocast)
 
     def chunk_weight(self, chunk: Chunk, batch: Batch) -> float:
         """The chunk's share of its update by samples, or what the job's own `weight` says it divided by."""

@@ -16,17 +16,22 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
+from paceline.compute.blueprint import blueprint
 from paceline.compute.evaluate import evaluate
 from paceline.compute.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.compute.outline import outline
 from paceline.compute.probe import Probe, probe
+from paceline.compute.segment import Blueprint
 from paceline.compute.tables import check_optimizer
 from paceline.core.agenda import Agenda
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.proof import prove, prove_mixing
+from paceline.core.schedules.passes import passes
+from paceline.core.schedules.proof import prove_table
 from paceline.data.order import Order
 from paceline.data.source import Source, open_source
 from paceline.engines.checkpoints import Checkpoint
+from paceline.engines.threads import threads
 from paceline.errors import CrowdedWarning, JobError, JobWarning, PlanError, RunFailed, RunFolderError, users_code
 from paceline.job import Job, load_job
 from paceline.plan import Plan
@@ -49,6 +54,7 @@ class Setup:
     initial_sha256: str
     engine: str
     limit: int | None = None
+    blueprint: Blueprint | None = None  # of plans that cut the model into stages
 
     @property
     def snapshots_every(self) -> int:
@@ -112,7 +118,28 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     if plan.synchronous:
         check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove
         check(plan.meeting, plan.workers)  # type: ignore[arg-type]
-    return Setup(job, plan, source, test, module, found, agenda, layout, sha256(module), engine, limit)
+    made = None
+    if plan.schedule is not None:
+        made = _cut(job, plan, module, source, agenda, found)
+        plan = plan.cut_at(made.names)
+    return Setup(job, plan, source, test, module, found, agenda, layout, sha256(module), engine, limit, made)
+
+
+def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda, found: Probe) -> Blueprint:
+    """Prove the tables, then cut the model for them."""
+    assert plan.schedule is not None
+    kinds = {passing.counts[:PROVED] for passing in passes(plan.schedule.span, agenda)}
+    for counts in kinds:
+        table = plan.table(counts)
+        prove_table(table)
+    chunk = max(agenda.filled(0), key=lambda chunk: chunk.samples)
+    batch = source.batch(Order(len(source), job.seed, job.shuffle, agenda.cuts).indices(chunk), chunk.epoch)
+    cuts = plan.cuts.split("+") if plan.cuts else []
+    with threads(plan.threads):
+        return blueprint(
+            job, module, chunk, batch, table, found.moving, cuts, plan.balance, plan.recomputing(table.stages),
+            flushes=plan.schedule.span == 1,
+        )  # fmt: skip
 
 
 def _small(job: Job, plan: Plan, samples: int) -> list[str]:
@@ -160,6 +187,7 @@ def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
         )
 
 
+PROVED = 200  # updates of a table that is never flushed: what follows repeats itself
 SMALL = 64 << 20  # bytes of tensors that are still copied into the run's folder
 
 

@@ -1,0 +1,191 @@
+"""Making the blueprint of a pipeline: tracing the model, choosing where to cut it, and one micro-batch through all stages
+to see what travels, and that the stages together compute what the model does, to the bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from paceline.compute.autograd import Replica
+from paceline.compute.cutting import Code, cut, mark_tensors, name_of, obstacle, places_of
+from paceline.compute.segment import Blueprint
+from paceline.compute.tracing import Answered, Call, Traced, trace
+from paceline.core.agenda import Chunk
+from paceline.core.schedules import Table
+from paceline.core.splits.by_depth import balanced
+from paceline.errors import JobError, PlanError
+from paceline.job import Batch, Job
+
+ROUNDS = 3  # measurements of each piece, of which the shortest counts
+ALIGN = 64
+CHANCE = torch.get_rng_state().nbytes
+
+
+def blueprint(
+    job: Job, module: nn.Module, chunk: Chunk, batch: Batch, table: Table, moving: tuple[str, ...],
+    cuts: Sequence[str], by: str, recompute: Sequence[int], flushes: bool,
+) -> Blueprint:  # fmt: skip
+    """`chunk`: the largest micro-batch of all; `by`: what is balanced where no cuts are given."""
+    twin = copy.deepcopy(module).train()
+    replica = Replica(job, twin, ())
+    seen = replica.prepared(chunk, batch)
+    call, tensors = Call.of(replica.loss, seen)
+    traced = trace(twin, call)
+    mark_tensors(traced, tensors)
+    places = places_of(traced, cuts) if cuts else _choose(traced, tensors, table.stages, by)
+    if len(places) + 1 != table.stages:
+        raise PlanError(
+            f"{len(places)} cuts ({'+'.join(cuts)}) make {len(places) + 1} stages, and the plan has {table.stages}"
+        )
+    codes = cut(traced, places)
+    travels = _rehearse(job, module, codes, replica, chunk, batch, tensors)
+    names = tuple(name_of(traced, place) for place in places)
+    carries = traced.draws
+    extra = -(-CHANCE // ALIGN) * ALIGN if carries else 0
+    return Blueprint(
+        call, places, names,
+        needs=tuple(tuple(t.requires_grad for t in values) for values in travels),
+        carries_chance=carries, moving=moving, homes=table.homes, keeps=table.keeps, predicts=table.predicts,
+        flushes=flushes, recompute=tuple(number in recompute for number in range(table.stages)),
+        bytes_on=tuple(_bytes(values) + extra for values in travels[1:]),
+        bytes_back=tuple(_bytes([t for t in values if t.requires_grad]) for values in travels[1:]),
+    )  # fmt: skip
+
+
+def _bytes(values: Sequence[Tensor]) -> int:
+    return sum(-(-t.nbytes // ALIGN) * ALIGN for t in values)
+
+
+def _rehearse(
+    job: Job, module: nn.Module, codes: Sequence[Code], replica: Replica, chunk: Chunk, batch: Batch,
+    tensors: Sequence[Tensor],
+) -> list[list[Tensor]]:  # fmt: skip
+    """What each stage takes, when a micro-batch goes through all of them."""
+    whole = Replica(job, copy.deepcopy(module).train(), ())
+    with torch.no_grad():
+        expected = whole.forward(whole.module, chunk, batch)
+    seen = replica.prepared(chunk, batch)
+    travels, values, answered = [], list(tensors), Answered()
+    for code in codes:
+        travels.append([t.detach().requires_grad_(t.requires_grad) for t in values])
+        with replica.precision():
+            result = code(*travels[-1])
+            if code.last:
+                answered.result = result
+                found = replica.loss(answered, seen)
+        values = list(result) if not code.last else []
+    if not torch.equal(found.detach(), expected) and bool(expected.isfinite()):
+        raise JobError(
+            f"cut into stages the model computes something else: a loss of {float(found)} instead of {float(expected)}. "
+            "Its code does what cannot be seen from outside (it changes itself, or draws chance of its own); put that part "
+            "into a module of its own"
+        )
+    return travels
+
+
+# --- where to cut ---------------------------------------------------------------------------------------------------
+
+
+def _choose(traced: Traced, tensors: Sequence[Tensor], stages: int, by: str) -> tuple[int, ...]:
+    count = len(traced.pieces)
+    cost = [math.inf if place == 0 or obstacle(traced, place) else 0.0 for place in range(count)]
+    pieces = _seconds(traced, tensors) if by == "time" else _memory(traced, tensors)
+    places = balanced(pieces, stages, cost) if stages <= count else ()
+    if len(places) + 1 != stages:
+        able = 1 + sum(math.isfinite(each) for each in cost)
+        whole = "".join(f"; {path} stays whole: {why}" for path, why in traced.whole.items())
+        raise PlanError(
+            f"{type(traced.module).__name__} can be cut into at most {able} stages, and the plan wants {stages}; take fewer "
+            f"workers{whole}"
+        )
+    return places
+
+
+class _Meter(fx.Interpreter):
+    """Runs a graph piece by piece, each cut off from the ones before, as a stage's first would be."""
+
+    def __init__(self, traced: Traced) -> None:
+        super().__init__(fx.GraphModule(traced.module, traced.graph))
+        self.found: list[float] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op not in ("call_module", "call_function", "call_method"):
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        result, cost = self.measure(n, args, kwargs)
+        self.found.append(cost)
+        return tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, result)
+
+    def measure(self, n: fx.Node, args: Any, kwargs: Any) -> tuple[Any, float]:
+        raise NotImplementedError
+
+    def apart(self, values: Any) -> Any:
+        return tree_map(
+            lambda t: t.detach().requires_grad_(t.is_floating_point()) if isinstance(t, Tensor) and not _is_weight(t) else t,
+            values,
+        )
+
+    def run_piece(self, n: fx.Node, args: Any, kwargs: Any) -> Any:
+        return getattr(self, n.op)(n.target, self.apart(args), self.apart(kwargs))
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter)
+
+
+class _Clock(_Meter):
+    """Seconds of each piece, forward and backward."""
+
+    def measure(self, n: fx.Node, args: Any, kwargs: Any) -> tuple[Any, float]:
+        best = math.inf
+        for _ in range(ROUNDS):
+            start = time.perf_counter()
+            result = self.run_piece(n, args, kwargs)
+            roots = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor) and t.requires_grad]
+            if roots:
+                torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
+            best = min(best, time.perf_counter() - start)
+        return result, best
+
+
+class _Scale(_Meter):
+    """Bytes of each piece: of its weights, their gradients and one momentum; and of what it keeps for its backward."""
+
+    def measure(self, n: fx.Node, args: Any, kwargs: Any) -> tuple[Any, float]:
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            if not _is_weight(tensor):
+                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            result = self.run_piece(n, args, kwargs)
+        weights = 0
+        if n.op == "call_module":
+            part = self.module.get_submodule(str(n.target))  # type: ignore[union-attr]
+            weights = sum(p.nbytes for p in part.parameters())
+            kept = {place: size for place, size in kept.items() if place not in {p.data_ptr() for p in part.parameters()}}
+        return result, 3 * weights + sum(kept.values())
+
+
+def _seconds(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
+    meter = _Clock(traced)
+    meter.run(*tensors)
+    for parameter in traced.module.parameters():
+        parameter.grad = None
+    return meter.found
+
+
+def _memory(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
+    meter = _Scale(traced)
+    meter.run(*tensors)
+    return meter.found

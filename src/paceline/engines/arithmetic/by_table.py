@@ -1,0 +1,101 @@
+"""Plans whose workers hold stages of the model: all segments in one process, told what to do in an order that every
+worker's program allows. Whatever that order, the bits are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+from paceline.compute.cutting import cut
+from paceline.compute.segment import Message, Segment, held, looks_ahead, skeleton
+from paceline.compute.stage import Sums
+from paceline.compute.tracing import trace
+from paceline.core.schedules import Table, Work
+from paceline.core.schedules.clock import Channel, Walk, channel_of, sends, takes
+from paceline.core.schedules.passes import Pass, passes
+from paceline.data.source import Reader
+from paceline.engines.arithmetic.common import Snapshots
+from paceline.engines.setup import Setup, Snapshot
+
+
+class Done(NamedTuple):
+    """A version of a stage was made."""
+
+    stage: int
+    update: int
+    sums: Sums
+
+
+class Piped(Snapshots):
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.snapshots = setup, []
+        plan = setup.blueprint
+        assert plan is not None
+        self.segments = []
+        reader = Reader(setup.source, setup.order(), 0, lambda _: None)
+        module = setup.fresh_module().train()
+        holds = held(cut(trace(module, plan.call), plan.places), module)
+        for worker in range(setup.plan.workers):
+            mine = [name for stage, names in enumerate(holds) if plan.homes[stage] == worker for name in names]
+            twin = skeleton(module, mine)
+            self.segments.append(Segment(worker, setup.job, twin, plan, reader))
+        self.lying: dict[Channel, deque[Message]] = defaultdict(deque)
+        self.drafts: dict[int, dict[str, Tensor]] = defaultdict(dict)  # by updates: of stages that are so far
+
+    def passes(self, stop: int | None = None) -> Iterator[tuple[Pass, Table]]:
+        """One table after the other, up to an update; each begun."""
+        schedule = self.setup.plan.schedule
+        assert schedule is not None
+        for passing in passes(schedule.span, self.setup.agenda, stop=stop):
+            table = self.setup.plan.table(passing.counts)
+            for segment in self.segments:
+                segment.begin(passing.first, passing.chunks, looks_ahead(table))
+            yield passing, table
+
+    def do(self, worker: int, work: Work) -> Sums | None:
+        segment = self.segments[worker]
+        if sends(work):
+            self.lying[channel_of(work)].append(segment.fetch(work))
+        elif takes(work):
+            segment.hand(work, self.lying[channel_of(work)].popleft())
+        else:
+            return segment.do(work)
+        return None
+
+    def play(self, stop: int | None) -> Iterator[Done]:
+        """Make every version up to that of `stop` updates."""
+        for passing, table in self.passes(stop):
+            for worker, work in Walk(table):
+                sums = self.do(worker, work)
+                if sums is not None:
+                    yield Done(work.stage, passing.first + work.version - 1, sums)
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        assert self.setup.blueprint is not None
+        return self.setup.blueprint.homes
+
+    def finite(self, done: Done) -> bool:
+        """The stage as it is now, and the loss that led there."""
+        segment = self.segments[self.homes[done.stage]]
+        return math.isfinite(done.sums.loss) and all(bool(v.isfinite().all()) for _, v in segment.named(done.stage))
+
+    def look(self, done: Done, seconds: float) -> None:
+        """A snapshot, where it is time to: each stage as it is after that update, the last to come completes it."""
+        updates = done.update + 1
+        if not self.setup.agenda.reaches(updates, self.setup.snapshots_every):
+            return
+        draft, segment = self.drafts[updates], self.segments[self.homes[done.stage]]
+        draft.update({n: v.clone() for n, v in segment.named(done.stage)})
+        if len(draft) == len(self.setup.names):
+            values = [self.drafts[updates][name] for name in self.setup.names]
+            self.snapshots.append(Snapshot(updates, seconds, lambda: values))
+
+    def values(self) -> list[Tensor]:
+        found = {name: value for s in self.segments for stage in s.stages for name, value in s.named(stage)}
+        return [found[name].clone() for name in self.setup.names]
