@@ -49,7 +49,14 @@ class Blueprint:
     bytes_back: tuple[int, ...]  # and back from that one
 
     def codes(self, module: nn.Module) -> list[Code]:
-        return cut(trace(module, self.call), self.places)
+        return cut(trace(module.train(), self.call), self.places)
+
+    def holdings(self, module: nn.Module) -> list[list[str]]:
+        """Per worker, the names of the parameters and buffers that it holds."""
+        found: list[list[str]] = [[] for _ in range(max(self.homes) + 1)]
+        for home, names in zip(self.homes, held(self.codes(module), module), strict=True):
+            found[home] += names
+        return found
 
 
 def skeleton(module: nn.Module, names: Sequence[str]) -> nn.Module:
@@ -76,7 +83,6 @@ class Segment:
     def __init__(self, worker: int, job: Job, module: nn.Module, blueprint: Blueprint, reader: Reader) -> None:
         """`module`: the whole, of which only what this worker holds need have memory."""
         self.worker, self.job, self.blueprint, self.reader = worker, job, blueprint, reader
-        module.train()
         codes = blueprint.codes(module)
         optimizer = job.make_optimizer(module, list(trainable(module).values()))
         chance = Chance(module, job.seed, job.torch_device)

@@ -103,7 +103,7 @@ class Stage:
             kept.roots = []
         if self.code.last:
             return []
-        found = [value.detach() for value in gives]
+        found = [dense(value.detach()) for value in gives]
         return [*found, torch.get_rng_state()] if self.carries_chance else found
 
     def _run(self, kept: _Kept, batch: Batch) -> list[Tensor]:
@@ -163,7 +163,7 @@ class Stage:
             pairs = [(r, g) for r, g in zip(kept.roots, gradients, strict=True) if r.requires_grad and g is not None]
         if pairs:
             torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])  # type: ignore[misc]
-        return [] if self.code.first else [value.grad if n else None for value, n in zip(kept.takes, self.needs, strict=True)]
+        return [] if self.code.first else [_gradient(value) for value in kept.takes]
 
     @contextlib.contextmanager
     def _buffers_stay(self) -> Iterator[None]:
@@ -201,3 +201,12 @@ class Stage:
     def values(self) -> list[Tensor]:
         """Its parameters, then its moving buffers."""
         return self.weights.values() + (self.start if self.flushes else self.moving.values)
+
+
+def _gradient(value: Tensor) -> Tensor | None:
+    return None if value.grad is None else dense(value.grad)
+
+
+def dense(value: Tensor) -> Tensor:
+    """As it can travel: without gaps. In which order its numbers lie is kept: dropout draws them in that order."""
+    return value if value.is_contiguous() else value.clone()

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paceline.compute.chance import draws
 from paceline.errors import JobError, users_code
@@ -58,12 +59,18 @@ class Answered(nn.Module):
             ) from None
 
 
+class Here(Enum):
+    """Where a tensor stands."""
+
+    TENSOR = 0
+
+
 @dataclass(frozen=True)
 class Call:
     """How the model is called: which of its arguments are tensors, and what the others are."""
 
-    spec: TreeSpec
-    leaves: tuple[Any, ...]  # None where a tensor stands; what does not change otherwise
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
     @staticmethod
     def of(step: Callable[[nn.Module, Batch], Tensor], batch: Batch) -> tuple[Call, list[Tensor]]:
@@ -74,12 +81,17 @@ class Call:
             raise JobError("step= never calls the model, so there is nothing to cut into stages")
         flat, spec = tree_flatten(asked.found)
         tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
-        return Call(spec, tuple(None if isinstance(leaf, Tensor) else (leaf,) for leaf in flat)), tensors
+        args, kwargs = tree_unflatten([Here.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat], spec)
+        return Call(args, kwargs), tensors
+
+    @property
+    def tensors(self) -> int:
+        return sum(leaf is Here.TENSOR for leaf in tree_flatten((self.args, self.kwargs))[0])
 
     def filled(self, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rest = iter(tensors)
-        flat = [next(rest) if leaf is None else leaf[0] for leaf in self.leaves]
-        args, kwargs = tree_unflatten(flat, self.spec)
+        flat, spec = tree_flatten((self.args, self.kwargs))
+        args, kwargs = tree_unflatten([next(rest) if leaf is Here.TENSOR else leaf for leaf in flat], spec)
         return args, kwargs
 
 
@@ -125,8 +137,7 @@ class _Tracer(fx.Tracer):
         self.call, self.whole = call, dict[str, str]()
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
-        count = sum(leaf is None for leaf in self.call.leaves)
-        proxies = [self.create_proxy("placeholder", f"input_{number}", (), {}) for number in range(count)]
+        proxies = [self.create_proxy("placeholder", f"input_{n}", (), {}) for n in range(self.call.tensors)]
 
         def run(root: nn.Module, *tensors: Any) -> Any:
             args, kwargs = self.call.filled(list(tensors))

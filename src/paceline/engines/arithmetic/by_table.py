@@ -11,10 +11,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from paceline.compute.cutting import cut
-from paceline.compute.segment import Message, Segment, held, looks_ahead, skeleton
+from paceline.compute.segment import Message, Segment, looks_ahead, skeleton
 from paceline.compute.stage import Sums
-from paceline.compute.tracing import trace
 from paceline.core.schedules import Table, Work
 from paceline.core.schedules.clock import Channel, Walk, channel_of, sends, takes
 from paceline.core.schedules.passes import Pass, passes
@@ -38,12 +36,8 @@ class Piped(Snapshots):
         assert plan is not None
         self.segments = []
         reader = Reader(setup.source, setup.order(), 0, lambda _: None)
-        module = setup.fresh_module().train()
-        holds = held(cut(trace(module, plan.call), plan.places), module)
-        for worker in range(setup.plan.workers):
-            mine = [name for stage, names in enumerate(holds) if plan.homes[stage] == worker for name in names]
-            twin = skeleton(module, mine)
-            self.segments.append(Segment(worker, setup.job, twin, plan, reader))
+        for worker, mine in enumerate(plan.holdings(setup.module)):
+            self.segments.append(Segment(worker, setup.job, skeleton(setup.module, mine), plan, reader))
         self.lying: dict[Channel, deque[Message]] = defaultdict(deque)
         self.drafts: dict[int, dict[str, Tensor]] = defaultdict(dict)  # by updates: of stages that are so far
 
