@@ -12,7 +12,8 @@
     exchanging or with a centre?                            ElasticExchange, OuterExchange, MapReduce
     pairing    or with one other?                           AdPsgd
     programme  or does a coordinator command each update?   Lbfgs; None: the rule says it all
-    schedule   in which order do stages work?               Layers, Gpipe, OneFOneB; None: nobody holds a part
+    schedule   in which order do stages work?               Layers, Gpipe, OneFOneB, Interleaved, Pipedream,
+                                                            Spectrain; None: nobody holds a part
     codec      how is a gradient written on the wire?       Dense
 
 `Plan.parse("downpour:workers=4,shards=2")` and `Downpour(workers=4, shards=2)` are the same.
@@ -52,8 +53,11 @@ from paceline.core.rules.model_averaging import ModelAveraging
 from paceline.core.rules.plain import Plain
 from paceline.core.schedules import Schedule, Table, table_of
 from paceline.core.schedules.gpipe import Gpipe
+from paceline.core.schedules.interleaved import Interleaved
 from paceline.core.schedules.layers import Layers
 from paceline.core.schedules.one_f_one_b import OneFOneB
+from paceline.core.schedules.pipedream import Pipedream
+from paceline.core.schedules.spectrain import Spectrain
 from paceline.errors import PlanError, suggest
 
 Option = int | float | str
@@ -251,6 +255,15 @@ def _pipeline(schedule: Schedule, micro_batches: int, cuts: str, balance: str, r
     return {"schedule": schedule, "chunks": micro_batches, "cuts": cuts, "balance": balance, "recompute": recompute}
 
 
+def _pipedream(workers: int, mode: str, micro_batches: int) -> Pipedream:
+    if mode == "two_buffers" and micro_batches < workers:
+        raise PlanError(
+            f"plan 'pipedream': mode=two_buffers makes an update of at least as many micro-batches as there are workers; "
+            f"give micro_batches={workers} or more"
+        )
+    return Pipedream(mode == "two_buffers")
+
+
 def _layers(workers: int, micro_batches: int, on: str, cuts: str, balance: str, recompute: str) -> dict[str, Any]:
     words = on.split("+") if on else [str(worker) for worker in range(workers)]
     if {word for word in words} != {str(worker) for worker in range(workers)}:
@@ -360,6 +373,25 @@ RECIPES: dict[str, Recipe] = {
         "a pipeline: a forward and a backward in turn, then the update",
         lambda micro_batches, cuts, balance, recompute: _pipeline(OneFOneB(), micro_batches, cuts, balance, recompute),
         PIPELINE,
+    ),
+    "interleaved": Recipe(
+        "a pipeline: 1F1B with several stages at every worker",
+        lambda micro_batches, each, cuts, balance, recompute: _pipeline(
+            Interleaved(each), micro_batches, cuts, balance, recompute
+        ),
+        {**PIPELINE, "each": Kind(2)},
+    ),
+    "pipedream": Recipe(
+        "an asynchronous pipeline: never flushed, with stashed weights",
+        lambda workers, mode, micro_batches, cuts, balance, recompute: _pipeline(
+            _pipedream(workers, mode, micro_batches), micro_batches, cuts, balance, recompute
+        ),
+        {**PIPELINE, "micro_batches": Kind(1), "mode": Kind("stash", words=("stash", "two_buffers"))},
+    ),
+    "spectrain": Recipe(
+        "an asynchronous pipeline: never flushed, with predicted weights",
+        lambda cuts, balance: _pipeline(Spectrain(), 1, cuts, balance, "none"),
+        {**TEAM, "cuts": PIPELINE["cuts"], "balance": PIPELINE["balance"]},
     ),
     "ceiling": Recipe("workers that never meet: the speed nobody can beat", dict, TEAM),
     "ddp": Recipe("PyTorch's DistributedDataParallel over gloo", lambda: {"native": True}, TEAM),

@@ -109,83 +109,62 @@ def _choose(traced: Traced, tensors: Sequence[Tensor], stages: int, by: str) -> 
     return places
 
 
-class _Meter(fx.Interpreter):
-    """Runs a graph piece by piece, each cut off from the ones before, as a stage's first would be."""
+def _apart(values: Any) -> Any:
+    """Cut off from the pieces before, as a stage's first would be."""
 
-    def __init__(self, traced: Traced) -> None:
-        super().__init__(fx.GraphModule(traced.module, traced.graph))
-        self.found: list[float] = []
+    def one(value: Any) -> Any:
+        if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+            return value
+        return value.detach().requires_grad_(value.is_floating_point())
 
-    def run_node(self, n: fx.Node) -> Any:
-        if n.op not in ("call_module", "call_function", "call_method"):
-            return super().run_node(n)
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        result, cost = self.measure(n, args, kwargs)
-        self.found.append(cost)
-        return tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, result)
-
-    def measure(self, n: fx.Node, args: Any, kwargs: Any) -> tuple[Any, float]:
-        raise NotImplementedError
-
-    def apart(self, values: Any) -> Any:
-        return tree_map(
-            lambda t: t.detach().requires_grad_(t.is_floating_point()) if isinstance(t, Tensor) and not _is_weight(t) else t,
-            values,
-        )
-
-    def run_piece(self, n: fx.Node, args: Any, kwargs: Any) -> Any:
-        return getattr(self, n.op)(n.target, self.apart(args), self.apart(kwargs))
+    return tree_map(one, values)
 
 
-def _is_weight(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter)
+def _ended(result: Any) -> Any:
+    return tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, result)
 
 
-class _Clock(_Meter):
-    """Seconds of each piece, forward and backward."""
+def _seconds(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
+    """Of each piece, forward and backward."""
+    found: list[float] = []
 
-    def measure(self, n: fx.Node, args: Any, kwargs: Any) -> tuple[Any, float]:
+    def clock(node: fx.Node, args: Any, kwargs: Any) -> Any:
         best = math.inf
         for _ in range(ROUNDS):
             start = time.perf_counter()
-            result = self.run_piece(n, args, kwargs)
+            result = traced.call_piece(node, _apart(args), _apart(kwargs))
             roots = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor) and t.requires_grad]
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
             best = min(best, time.perf_counter() - start)
-        return result, best
+        found.append(best)
+        return _ended(result)
 
-
-class _Scale(_Meter):
-    """Bytes of each piece: of its weights, their gradients and one momentum; and of what it keeps for its backward."""
-
-    def measure(self, n: fx.Node, args: Any, kwargs: Any) -> tuple[Any, float]:
-        kept: dict[int, int] = {}
-
-        def keep(tensor: Tensor) -> Tensor:
-            if not _is_weight(tensor):
-                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            result = self.run_piece(n, args, kwargs)
-        weights = 0
-        if n.op == "call_module":
-            part = self.module.get_submodule(str(n.target))  # type: ignore[union-attr]
-            weights = sum(p.nbytes for p in part.parameters())
-            kept = {place: size for place, size in kept.items() if place not in {p.data_ptr() for p in part.parameters()}}
-        return result, 3 * weights + sum(kept.values())
-
-
-def _seconds(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
-    meter = _Clock(traced)
-    meter.run(*tensors)
+    traced.run(tensors, clock)
     for parameter in traced.module.parameters():
         parameter.grad = None
-    return meter.found
+    return found
 
 
 def _memory(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
-    meter = _Scale(traced)
-    meter.run(*tensors)
-    return meter.found
+    """Bytes of each piece: its weights, their gradients and one momentum; and what it keeps for its backward."""
+    found: list[float] = []
+    weights = {p.untyped_storage().data_ptr() for p in traced.module.parameters()}
+
+    def weigh(node: fx.Node, args: Any, kwargs: Any) -> Any:
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            result = traced.call_piece(node, _apart(args), _apart(kwargs))
+        own = traced.module.get_submodule(str(node.target)).parameters() if node.op == "call_module" else ()
+        found.append(3 * sum(p.nbytes for p in own) + sum(kept.values()))
+        return _ended(result)
+
+    traced.run(tensors, weigh)
+    return found

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from paceline.compute.chance import draws
-from paceline.compute.tracing import Traced, modules_of
+from paceline.compute.tracing import Traced, attribute, modules_of
 from paceline.errors import JobError, suggest
 
 IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
@@ -112,14 +112,7 @@ def _things(traced: Traced, nodes: Sequence[fx.Node]) -> set[str]:
             found |= {str(node.target)} if any(draws(each) for each in part.modules()) else set()
         for used in node.all_input_nodes:
             if used.op == "get_attr":
-                found.add(names.get(id(_attribute(traced.module, str(used.target))), str(used.target)))
-    return found
-
-
-def _attribute(module: nn.Module, path: str) -> Any:
-    found: Any = module
-    for word in path.split("."):
-        found = getattr(found, word)
+                found.add(names.get(id(attribute(traced.module, str(used.target))), str(used.target)))
     return found
 
 
@@ -153,11 +146,10 @@ def _stage(traced: Traced, number: int, start: int, stop: int) -> Code:
 def mark_tensors(traced: Traced, tensors: Sequence[Tensor]) -> None:
     """Run the graph once, to see which values are tensors: only these can be carried to another stage."""
 
-    class Marker(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            result = super().run_node(n)
-            n.meta["tensor"] = isinstance(result, Tensor)
-            return result
+    def mark(node: fx.Node, args: Any, kwargs: Any) -> Any:
+        result = traced.call_piece(node, args, kwargs)
+        node.meta["tensor"] = isinstance(result, Tensor)
+        return result
 
     with torch.no_grad():
-        Marker(fx.GraphModule(traced.module, traced.graph)).run(*tensors)
+        traced.run(tensors, mark)

@@ -8,7 +8,7 @@ cannot are unfolded here by the rules in `UNFOLDED`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -117,6 +117,23 @@ class Traced:
     def output(self) -> fx.Node:
         return next(node for node in self.graph.nodes if node.op == "output")
 
+    def run(self, tensors: Sequence[Tensor], piece: Callable[[fx.Node, Any, Any], Any]) -> None:
+        """Node by node, each piece run as `piece(node, args, kwargs)` says."""
+        made = dict(zip(self.placeholders, tensors, strict=True))
+        for node in self.graph.nodes:
+            if node.op == "get_attr":
+                made[node] = attribute(self.module, str(node.target))
+            elif node.op not in ("placeholder", "output"):
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), made.__getitem__)
+                made[node] = piece(node, args, kwargs)
+
+    def call_piece(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.op == "call_module":
+            return self.module.get_submodule(str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
     @property
     def draws(self) -> bool:
         """Whether chance is drawn outside of the modules that are seeded one by one."""
@@ -129,6 +146,13 @@ class Traced:
             return "bernoulli" in str(node.target) or "normal_" in str(node.target) or "uniform_" in str(node.target)
         part = self.module.get_submodule(str(node.target))
         return not type(part).__module__.startswith("torch.nn") and not draws(part)
+
+
+def attribute(module: nn.Module, path: str) -> Any:
+    found: Any = module
+    for word in path.split("."):
+        found = getattr(found, word)
+    return found
 
 
 class _Tracer(fx.Tracer):

@@ -112,6 +112,8 @@ class Predicted(Weights):
 def weights_of(
     parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None, keeps: int, predicts: bool
 ) -> Weights:
-    if predicts:
+    if predicts and parameters:
         return Predicted(parameters, optimizer, schedule)
-    return Weights(parameters, optimizer, schedule) if keeps == 1 else Stashed(parameters, optimizer, schedule, keeps)
+    if keeps > 1 and parameters:
+        return Stashed(parameters, optimizer, schedule, keeps)
+    return Weights(parameters, optimizer, schedule)
