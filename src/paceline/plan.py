@@ -12,8 +12,8 @@
     exchanging or with a centre?                            ElasticExchange, OuterExchange, MapReduce
     pairing    or with one other?                           AdPsgd
     programme  or does a coordinator command each update?   Lbfgs; None: the rule says it all
-    schedule   in which order do stages work?               Layers, Gpipe, OneFOneB, Interleaved, Pipedream,
-                                                            Spectrain; None: nobody holds a part
+    schedule   in which order do stages work?               Layers, Gpipe, OneFOneB, Interleaved,
+                                                            ZeroBubble, Pipedream, Spectrain; None: nobody holds a part
     codec      how is a gradient written on the wire?       Dense
 
 `Plan.parse("downpour:workers=4,shards=2")` and `Downpour(workers=4, shards=2)` are the same.
@@ -58,6 +58,7 @@ from paceline.core.schedules.layers import Layers
 from paceline.core.schedules.one_f_one_b import OneFOneB
 from paceline.core.schedules.pipedream import Pipedream
 from paceline.core.schedules.spectrain import Spectrain
+from paceline.core.schedules.zero_bubble import ZeroBubble
 from paceline.errors import PlanError, suggest
 
 Option = int | float | str
@@ -175,6 +176,11 @@ class Plan:
         """How this plan divides the training."""
         parts = self.exchanging.parts if self.exchanging else 0
         return Agenda(samples, batch_size, epochs, accumulate, self.parts, limit, self.block, self.gathers or 1, parts)
+
+    @property
+    def endless(self) -> bool:
+        """Whether this is a pipeline that is never empty before the training is over."""
+        return self.schedule is not None and self.schedule.span == 0
 
     def table(self, counts: Sequence[int]) -> Table:
         """What everybody does in as many updates, of so many micro-batches each."""
@@ -372,6 +378,11 @@ RECIPES: dict[str, Recipe] = {
     "one_f_one_b": Recipe(
         "a pipeline: a forward and a backward in turn, then the update",
         lambda micro_batches, cuts, balance, recompute: _pipeline(OneFOneB(), micro_batches, cuts, balance, recompute),
+        PIPELINE,
+    ),
+    "zero_bubble": Recipe(
+        "a pipeline: backward in two halves, of which the second fills gaps",
+        lambda micro_batches, cuts, balance, recompute: _pipeline(ZeroBubble(), micro_batches, cuts, balance, recompute),
         PIPELINE,
     ),
     "interleaved": Recipe(

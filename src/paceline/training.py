@@ -61,6 +61,10 @@ def train(
     chosen = Plan.parse("sequential" if plan is None else plan, workers)
     if chosen.native and engine != "local":
         raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")
+    if chosen.endless and every is not None:
+        if any(every):
+            raise PlanError(f"plan {chosen.name} keeps no checkpoints: its pipeline is never empty before the end")
+        every = None  # nor when a signal asks for one
     setup = set_up(job, chosen, engine, updates)
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
     record = {**first_record(setup, kept=path is not None), "checkpoint_every": every}

@@ -19,7 +19,7 @@ from paceline.compute.cutting import Code, cut, mark_tensors, name_of, obstacle,
 from paceline.compute.segment import Blueprint
 from paceline.compute.tracing import Answered, Call, Traced, trace
 from paceline.core.agenda import Chunk
-from paceline.core.schedules import Table
+from paceline.core.schedules import WEIGHTS, Table
 from paceline.core.splits.by_depth import balanced
 from paceline.errors import JobError, PlanError
 from paceline.job import Batch, Job
@@ -54,10 +54,16 @@ def blueprint(
         call, places, names,
         needs=tuple(tuple(t.requires_grad for t in values) for values in travels),
         carries_chance=carries, moving=moving, homes=table.homes, keeps=table.keeps, predicts=table.predicts,
-        flushes=flushes, recompute=tuple(number in recompute for number in range(table.stages)),
+        flushes=flushes, recompute=tuple(number in recompute for number in range(table.stages)), agrees=agrees(job),
+        splits=any(work.what == WEIGHTS for line in table.lines for work in line),
         bytes_on=tuple(_bytes(values) + extra for values in travels[1:]),
         bytes_back=tuple(_bytes([t for t in values if t.requires_grad]) for values in travels[1:]),
     )  # fmt: skip
+
+
+def agrees(job: Job) -> bool:
+    """Whether an update needs to know something of the whole gradient."""
+    return job.clip_norm is not None or job.on_nan == "skip"
 
 
 def _bytes(values: Sequence[Tensor]) -> int:

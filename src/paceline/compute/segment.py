@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from paceline.compute.autograd import Replica
+from paceline.compute.belongings import Belongings, of_home, put_back, restore_home
 from paceline.compute.chance import Chance
 from paceline.compute.cutting import Code, cut
 from paceline.compute.home import Optimizer
@@ -22,7 +23,7 @@ from paceline.compute.stage import Stage, Sums
 from paceline.compute.tracing import Call, trace
 from paceline.compute.weights import weights_of
 from paceline.core.agenda import Chunk
-from paceline.core.schedules import BACKWARD, FORWARD, SEND_ON, TAKE_ON, UPDATE, WEIGHTS, Table, Work
+from paceline.core.schedules import BACKWARD, FORWARD, MEET, SEND_ON, TAKE_ON, UPDATE, WEIGHTS, Table, Work
 from paceline.data.source import Reader
 from paceline.errors import NotFinite
 from paceline.job import Job
@@ -45,6 +46,8 @@ class Blueprint:
     predicts: bool
     flushes: bool
     recompute: tuple[bool, ...]
+    splits: bool  # whether backwards come in two halves
+    agrees: bool  # whether all meet over the norm of the gradient before an update
     bytes_on: tuple[int, ...]  # of the largest message from each stage to the next
     bytes_back: tuple[int, ...]  # and back from that one
 
@@ -92,6 +95,7 @@ class Segment:
             for code, names in zip(codes, held(codes, module), strict=True)
             if blueprint.homes[code.number] == worker
         }
+        self.scale, self.good = 1.0, True  # of the gradients of an update, as was agreed
         self.inside: dict[tuple[bool, int, int], Message] = {}  # (onward?, stage that needs it, micro-batch)
         self.begin(0, [])
 
@@ -107,7 +111,7 @@ class Segment:
         self.names[number] = [*(name for name in names if name in named), *moving]
         return Stage(
             code, replica, plan.call, plan.needs[number], weights, moving, plan.flushes,
-            plan.recompute[number], plan.carries_chance,
+            plan.recompute[number], plan.carries_chance, plan.splits,
         )  # fmt: skip
 
     def begin(self, update: int, chunks: Sequence[Chunk], ahead: dict[tuple[int, int], int] | None = None) -> None:
@@ -121,7 +125,9 @@ class Segment:
         if work.what == UPDATE:
             if stage.code.last and self.job.on_nan == "stop" and not math.isfinite(stage.sums.loss):
                 raise NotFinite(stage.sums.loss, version - 1, self.samples(version - 1))
-            return stage.update()
+            return stage.update(self.scale, self.good)
+        if work.what == MEET:
+            return None
         if work.what == FORWARD:
             chunk = self.chunks[work.micro]
             values = [] if stage.code.first else self._taken(True, work)
@@ -130,9 +136,12 @@ class Segment:
             gives: Message = list(stage.forward(work.micro, chunk, values, batch, version, ahead))  # type: ignore[arg-type]
             if not stage.code.last:
                 self.inside[True, work.stage + 1, work.micro] = gives
-        elif work.what == BACKWARD:
+        elif work.what == WEIGHTS:
+            stage.pay(work.micro)
+        else:
             gradients = [] if stage.code.last else self._taken(False, work)
-            back = stage.backward(work.micro, gradients, version)
+            backward = stage.backward if work.what == BACKWARD else stage.inputs
+            back = backward(work.micro, gradients, version)
             if not stage.code.first:
                 self.inside[False, work.stage - 1, work.micro] = back
         return None
@@ -143,6 +152,17 @@ class Segment:
 
     def samples(self, update: int) -> list[int]:
         return [n for c in self.chunks if c.update == update for n in self.reader.order.indices(c).tolist()]
+
+    def squares(self) -> float:
+        """Of the norm of its gradients, when all of an update's are made."""
+        return sum(stage.squares() for stage in self.stages.values())
+
+    def agree(self, squares: float) -> None:
+        """All have met: this is the sum over all workers. Clip the gradient by it, or leave it out."""
+        job = self.job
+        scale = 1.0 if job.clip_norm is None else job.clip_norm / (math.sqrt(squares) + 1e-6)
+        self.scale = 1.0 if scale > 1.0 else scale
+        self.good = job.on_nan != "skip" or math.isfinite(squares)
 
     def _taken(self, onward: bool, work: Work) -> Message:
         return self.inside.pop((onward, work.stage, work.micro))
@@ -159,6 +179,22 @@ class Segment:
     def named(self, stage: int) -> Iterator[tuple[str, Tensor]]:
         """A stage's newest parameters and its moving buffers."""
         return zip(self.names[stage], self.stages[stage].values(), strict=True)
+
+    def belongings(self) -> Belongings:
+        """All that it takes to go on, each stage's under its number."""
+        found = Belongings(dict(each for number in self.stages for each in self.named(number)))
+        for number, stage in self.stages.items():
+            kept = of_home(stage.weights.home)
+            found |= Belongings({f"{number}/{key}": value for key, value in kept.tensors.items()}, {str(number): kept.facts})
+        return found
+
+    def restore(self, kept: Belongings) -> None:
+        for number, stage in self.stages.items():
+            named = dict(self.named(number))
+            put_back(list(named.values()), [kept.tensors[name] for name in named])
+            start = f"{number}/"
+            tensors = {key.removeprefix(start): value for key, value in kept.tensors.items() if key.startswith(start)}
+            restore_home(stage.weights.home, Belongings(tensors, kept.facts[str(number)]))
 
 
 def looks_ahead(table: Table) -> dict[tuple[int, int], int]:

@@ -2,6 +2,7 @@
 
     forward(micro)    what comes from the stage before -> what goes to the next; keeps what backward needs
     backward(micro)   gradients of what went out -> gradients of what came in; those of weights add up
+    inputs(micro), pay(micro)       the same in two halves
     update()          what has added up makes the next version of the weights
 
 With `recompute` a forward keeps only what came in, and the backward runs it again. Running statistics (batch-norm): where
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 
 from paceline.compute.autograd import Replica
 from paceline.compute.cutting import Code
-from paceline.compute.rows import coalesced
+from paceline.compute.deferred import Debt, defer
+from paceline.compute.rows import coalesced, numbers
 from paceline.compute.tracing import Answered, Call
 from paceline.compute.weights import Weights
 from paceline.core.agenda import Chunk
@@ -73,7 +75,7 @@ class Moving:
 class Stage:
     def __init__(
         self, code: Code, replica: Replica, call: Call, needs: Sequence[bool], weights: Weights, moving: Sequence[str],
-        flushes: bool, recompute: bool, carries_chance: bool,
+        flushes: bool, recompute: bool, carries_chance: bool, splits: bool,
     ) -> None:  # fmt: skip
         self.code, self.replica, self.call, self.weights = code, replica, call, weights
         self.moving, self.flushes = Moving(code.part, moving), flushes
@@ -83,7 +85,12 @@ class Stage:
         self.dtype = replica.parameters[0].dtype if replica.parameters else torch.get_default_dtype()
         self.kept: dict[int, _Kept] = {}
         self.sums = Sums()
+        self.gradients: list[Tensor | None] = []  # of a whole update, for a moment
         self.answered = Answered()
+        self.debts: list[Debt] = []  # of the first half of a backward
+        self.owed: dict[int, list[Debt]] = {}
+        if splits and replica.autocast is None:
+            defer(code.part, lambda debt: self.debts.append(debt))
 
     # --- forward ----------------------------------------------------------------------------------------------------
 
@@ -165,6 +172,17 @@ class Stage:
             torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])  # type: ignore[misc]
         return [] if self.code.first else [_gradient(value) for value in kept.takes]
 
+    def inputs(self, micro: int, gradients: Sequence[Tensor | None], version: int) -> list[Tensor | None]:
+        """The first half of `backward`: those of weights are made later."""
+        found = self.backward(micro, gradients, version)
+        self.owed[micro], self.debts = self.debts, []
+        return found
+
+    def pay(self, micro: int) -> None:
+        """The second half."""
+        for debt in self.owed.pop(micro):
+            debt()
+
     @contextlib.contextmanager
     def _buffers_stay(self) -> Iterator[None]:
         """They have moved in the first forward."""
@@ -186,15 +204,31 @@ class Stage:
             parameter.grad = None
         return gradients
 
-    def update(self) -> Sums:
-        """Make the next version; what its micro-batches added up to."""
-        sums, self.sums = self.sums, Sums()
-        gradients: list[Any] = self.take()
-        if self.replica.job.weight is not None and sums.weight:
-            gradients = [None if g is None else g / sums.weight for g in gradients]
-            sums.buffers = [b.div_(sums.weight) for b in sums.buffers]
+    def whole(self) -> list[Tensor | None]:
+        """The gradients as they are to be applied: all micro-batches are in."""
+        if not self.gradients:
+            self.gradients = self.take()
+            if self.replica.job.weight is not None and self.sums.weight:
+                self.gradients = [None if g is None else g / self.sums.weight for g in self.gradients]
+                self.sums.buffers = [b.div_(self.sums.weight) for b in self.sums.buffers]
+        return self.gradients
+
+    def squares(self) -> float:
+        """Of the gradient's norm, as far as it is this stage's; not finite where it or the loss is not."""
+        present = [numbers(g) for g in self.whole() if g is not None]
+        norm = float(nn.utils.get_total_norm(present)) if present else 0.0
+        return norm * norm + 0.0 * self.sums.loss
+
+    def update(self, scale: float, good: bool) -> Sums:
+        """Make the next version; what its micro-batches added up to. `scale` the gradient, or leave it out if not good."""
+        gradients = self.whole()
+        sums, self.sums, self.gradients = self.sums, Sums(), []
+        if not good:
+            gradients, sums.buffers = [None] * len(gradients), []
+        elif scale != 1.0:
+            gradients = [None if g is None else g * scale for g in gradients]
         self.weights.step(gradients)
-        for buffer, value in zip(self.start if self.flushes else [], sums.buffers, strict=False):
+        for buffer, value in zip(self.start if sums.buffers else [], sums.buffers, strict=True):
             buffer.copy_(value if buffer.is_floating_point() else value.round())
         return sums
 

@@ -6,7 +6,7 @@ import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from paceline.compute.blueprint import blueprint
+from paceline.compute.blueprint import agrees, blueprint
 from paceline.compute.evaluate import evaluate
 from paceline.compute.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.compute.outline import outline
@@ -26,6 +26,7 @@ from paceline.compute.tables import check_optimizer
 from paceline.core.agenda import Agenda
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.proof import prove, prove_mixing
+from paceline.core.schedules import Table
 from paceline.core.schedules.passes import passes
 from paceline.core.schedules.proof import prove_table
 from paceline.data.order import Order
@@ -67,6 +68,11 @@ class Setup:
     def names(self) -> tuple[str, ...]:
         """Of what training changes: trainable parameters in the module's order, then moving buffers."""
         return (*trainable(self.module), *self.probe.moving)
+
+    def table(self, counts: Sequence[int]) -> Table:
+        """What everybody does in as many updates, of so many micro-batches each; with a meeting where one is needed."""
+        table = self.plan.table(counts)
+        return table.agreeing() if self.blueprint is not None and self.blueprint.agrees else table
 
     def order(self) -> Order:
         return Order(len(self.source), self.job.seed, self.job.shuffle, self.agenda.cuts)
@@ -128,10 +134,16 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
 def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda, found: Probe) -> Blueprint:
     """Prove the tables, then cut the model for them."""
     assert plan.schedule is not None
+    if agrees(job) and plan.schedule.span != 1:
+        what = "on_nan='skip'" if job.clip_norm is None else f"clip_norm={job.clip_norm}"
+        raise PlanError(
+            f"plan {plan.name} cannot honour {what}: it never has the gradient of the whole model at one time; leave it "
+            "out, or use a pipeline that flushes, such as one_f_one_b"
+        )
     kinds = {passing.counts[:PROVED] for passing in passes(plan.schedule.span, agenda)}
     for counts in kinds:
         table = plan.table(counts)
-        prove_table(table)
+        prove_table(table.agreeing() if agrees(job) else table)
     chunk = max(agenda.filled(0), key=lambda chunk: chunk.samples)
     batch = source.batch(Order(len(source), job.seed, job.shuffle, agenda.cuts).indices(chunk), chunk.epoch)
     cuts = plan.cuts.split("+") if plan.cuts else []

@@ -8,6 +8,7 @@ other. `tasks` puts these lists on a common clock of ticks:
     I  only the half of it that the stage before waits for: gradients of inputs
     W  the other half: gradients of weights
     U  update: what backwards brought since the last one makes the stage's next version; takes no tick
+    M  all meet over a number, where an update needs one of the whole model (the norm of its gradient); only in `agreeing`
 
 Nothing here knows what a stage is made of, or how long it takes: `clocked` is asked for seconds. The same table is
 executed by the local engine, timed and executed by the virtual one, drawn as a picture, and proved by
@@ -17,10 +18,10 @@ executed by the local engine, timed and executed by the virtual one, drawn as a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-FORWARD, BACKWARD, INPUTS, WEIGHTS, UPDATE = "F", "B", "I", "W", "U"
+FORWARD, BACKWARD, INPUTS, WEIGHTS, UPDATE, MEET = "F", "B", "I", "W", "U", "M"
 SEND_ON, TAKE_ON, SEND_BACK, TAKE_BACK = "S>", "T>", "S<", "T<"  # activations to the next stage; gradients back
 SLOTS = 2  # messages that lie ready between two stages, each way, before the sender has to wait
 
@@ -90,6 +91,15 @@ class Table:
     @property
     def micro_batches(self) -> int:
         return 1 + max((work.micro for line in self.lines for work in line), default=-1)
+
+    def agreeing(self) -> Table:
+        """The same, but that all meet before anybody makes an update, which they make last."""
+        lines = []
+        for line in self.lines:
+            updates = [work for work in line if work.what == UPDATE]
+            meet = [work._replace(what=MEET, version=0) for work in updates[:1]]
+            lines.append((*(work for work in line if work.what != UPDATE), *meet, *updates))
+        return replace(self, lines=tuple(lines))
 
     @property
     def programs(self) -> list[list[Work]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from paceline.core.schedules import SEND_BACK, SEND_ON, TAKE_BACK, TAKE_ON, UPDATE, Table, Task, Work
+from paceline.core.schedules import MEET, SEND_BACK, SEND_ON, TAKE_BACK, TAKE_ON, UPDATE, Table, Task, Work
 
 Channel = tuple[int, int]  # from which stage to which
 
@@ -40,29 +40,38 @@ class Walk:
         self.slots, self.programs = table.slots, table.programs
         self.places = [0] * table.workers
         self.lying: dict[Channel, deque[int]] = defaultdict(deque)  # micro-batches of messages under way
+        self.came = [0] * table.workers  # to how many meetings
+        self.met = [0] * table.workers  # from how many they have gone on
 
     def __iter__(self) -> Iterator[tuple[int, Work]]:
         moved = True
         while moved:
             moved = False
             for worker, program in enumerate(self.programs):
-                while self.places[worker] < len(program) and self._can(program[self.places[worker]]):
+                while self.places[worker] < len(program) and self._can(worker, program[self.places[worker]]):
                     work = program[self.places[worker]]
                     self.places[worker] += 1
                     moved = True
                     yield worker, work
-                    self._do(work)
+                    self._do(worker, work)
 
     @property
     def standing(self) -> dict[int, Work]:
         return {w: program[at] for w, (program, at) in enumerate(zip(self.programs, self.places, strict=True)) if at < len(program)}
 
-    def _can(self, work: Work) -> bool:
+    def _can(self, worker: int, work: Work) -> bool:
+        if work.what == MEET:
+            return self._all_came(worker)
         if sends(work):
             return len(self.lying[channel_of(work)]) < self.slots
         return not takes(work) or bool(self.lying[channel_of(work)])
 
-    def _do(self, work: Work) -> None:
+    def _all_came(self, worker: int) -> bool:
+        self.came[worker] = self.met[worker] + 1
+        return min(self.came) >= self.came[worker]
+
+    def _do(self, worker: int, work: Work) -> None:
+        self.met[worker] += work.what == MEET
         if sends(work):
             self.lying[channel_of(work)].append(work.micro)
         elif takes(work):
@@ -87,7 +96,8 @@ def clocked(table: Table, seconds: Callable[[int, Work], float], begins: list[fl
     arrivals: dict[Channel, deque[float]] = defaultdict(deque)
     taken: dict[Channel, list[float]] = defaultdict(list)
     put: dict[Channel, int] = defaultdict(int)
-    for worker, work in Walk(table):
+    walk, meetings = Walk(table), dict[int, float]()
+    for worker, work in walk:
         before = start = free[worker]
         takes_time = 0.0
         if sends(work):
@@ -100,6 +110,8 @@ def clocked(table: Table, seconds: Callable[[int, Work], float], begins: list[fl
             channel = channel_of(work)
             start = max(start, arrivals[channel].popleft())
             taken[channel].append(start)
+        elif work.what == MEET:  # when the last has come
+            start = meetings.setdefault(walk.met[worker], max(free) + seconds(worker, work))
         else:
             takes_time = seconds(worker, work)
         free[worker] = start + takes_time
@@ -110,7 +122,7 @@ def ticked(table: Table) -> list[Task]:
     """Everything takes one tick, messages none; an update stands in the tick of what it follows. In order of ticks."""
 
     def ticks(worker: int, work: Work) -> float:
-        return 0.0 if work.what == UPDATE or sends(work) else 1.0
+        return 0.0 if work.what in (UPDATE, MEET) or sends(work) else 1.0
 
     found = []
     for _, work, start, _, _ in clocked(replace(table, slots=table.micro_batches + 1), ticks):

@@ -21,6 +21,7 @@ from paceline.core.schedules import (
     BACKWARD,
     FORWARD,
     INPUTS,
+    MEET,
     SEND_BACK,
     SEND_ON,
     TAKE_BACK,
@@ -69,7 +70,7 @@ def ticks_of(table: Table) -> tuple[int, float]:
     """How many ticks the table takes, and the share in which workers do nothing. Messages and updates take none."""
 
     def ticks(worker: int, work: Work) -> float:
-        return 0.0 if work.what == UPDATE or sends(work) else 1.0
+        return 0.0 if work.what in (UPDATE, MEET) or sends(work) else 1.0
 
     spans = [(timed.start, timed.end) for timed in clocked(table, ticks)]
     last = max((end for _, end in spans), default=0.0)
@@ -106,6 +107,8 @@ class _Watch:
             self.send(work)
         elif takes(work):
             self.take(work)
+        elif work.what == MEET:
+            self.meet(worker, work)
         else:
             self.figures.works += 1
             {FORWARD: self.forward, BACKWARD: self.backward, INPUTS: self.backward, WEIGHTS: self.weights,
@@ -138,6 +141,11 @@ class _Watch:
             what = "activations" if way == TAKE_ON else "gradients"
             raise self.fault([work], f"the {what} of micro-batch {work.micro} from stage {neighbour} are not there")
         self.here.remove((way, work.stage, work.micro))
+
+    def meet(self, worker: int, work: Work) -> None:
+        for number, stage in enumerate(self.stages):
+            if self.table.homes[number] == worker and stage.weights != set(stage.forwards):
+                raise self.fault([work], f"not all gradients of stage {number} are made")
 
     # --- computing --------------------------------------------------------------------------------------------------
 
@@ -252,9 +260,13 @@ def _stuck(table: Table, walk: Walk) -> str:
     """Nobody can go on."""
     waits = []
     for worker, work in walk.standing.items():
-        source, target = channel_of(work)
         at = walk.places[worker]
         did = _does(walk.programs[worker][at - 1]) if at else "starts"
+        if work.what == MEET:
+            missing = walk.came.index(min(walk.came))
+            waits.append(Wait(f"worker {worker}", did, "come and meet", f"worker {missing}"))
+            continue
+        source, target = channel_of(work)
         other = table.homes[source if takes(work) else target]
         wants = f"send {_message(work)}" if takes(work) else f"take a message: {walk.slots} from stage {source} lie there"
         waits.append(Wait(f"worker {worker}", did, wants, f"worker {other}"))
@@ -281,4 +293,5 @@ def _does(work: Work) -> str:
         INPUTS: f"makes the gradients of {stage}'s inputs for micro-batch {work.micro}, reading version {work.version}",
         WEIGHTS: f"makes the gradients of {stage}'s weights for micro-batch {work.micro}, reading version {work.version}",
         UPDATE: f"updates {stage}: version {work.version}",
+        MEET: "meets all others",
     }[work.what]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.compute.segment import Message, Segment, looks_ahead, skeleton
 from paceline.compute.stage import Sums
-from paceline.core.schedules import Table, Work
+from paceline.core.schedules import MEET, Table, Work
 from paceline.core.schedules.clock import Channel, Walk, channel_of, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.data.source import Reader
@@ -39,6 +39,7 @@ class Piped(Snapshots):
         for worker, mine in enumerate(plan.holdings(setup.module)):
             self.segments.append(Segment(worker, setup.job, skeleton(setup.module, mine), plan, reader))
         self.lying: dict[Channel, deque[Message]] = defaultdict(deque)
+        self.squares, self.leaving = 0.0, 0  # of the meeting that is on, and who is still there
         self.drafts: dict[int, dict[str, Tensor]] = defaultdict(dict)  # by updates: of stages that are so far
 
     def passes(self, stop: int | None = None) -> Iterator[tuple[Pass, Table]]:
@@ -46,7 +47,7 @@ class Piped(Snapshots):
         schedule = self.setup.plan.schedule
         assert schedule is not None
         for passing in passes(schedule.span, self.setup.agenda, stop=stop):
-            table = self.setup.plan.table(passing.counts)
+            table = self.setup.table(passing.counts)
             for segment in self.segments:
                 segment.begin(passing.first, passing.chunks, looks_ahead(table))
             yield passing, table
@@ -57,9 +58,18 @@ class Piped(Snapshots):
             self.lying[channel_of(work)].append(segment.fetch(work))
         elif takes(work):
             segment.hand(work, self.lying[channel_of(work)].popleft())
+        elif work.what == MEET:
+            self._meet(segment)
         else:
             return segment.do(work)
         return None
+
+    def _meet(self, segment: Segment) -> None:
+        """All have come when the first goes on."""
+        if not self.leaving:
+            self.squares, self.leaving = sum(s.squares() for s in self.segments), len(self.segments)
+        segment.agree(self.squares)
+        self.leaving -= 1
 
     def play(self, stop: int | None) -> Iterator[Done]:
         """Make every version up to that of `stop` updates."""

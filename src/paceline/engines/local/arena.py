@@ -7,7 +7,7 @@
                 journal: which rows of embedding tables the last versions touched
     payloads    of a collective: two per worker, used in turn
     slots       of a shard that gathers: one per worker and per place in a round
-    numbers     the same, of one number: what a programme's products add up to
+    numbers     the same, of one number: what a programme's products, or the norm of a pipeline's gradient, add up to
     mail        of a pipeline: what lies ready between two neighbouring stages, each way
     results     parameters and buffers of workers that trained a replica of their own
 
@@ -132,7 +132,7 @@ class Arena:
         held = [shard.machine.slots for shard in self.shards if isinstance(shard.machine, Gathering)]
         length = Payload.length(shape.layout) if held else 0
         self.slots = [memory.tensor(length, shape.layout.dtype) for _ in range(sum(held))]
-        count = 1 if shape.kind == "collective" else 0
+        count = 1 if shape.kind in ("collective", "pipeline") else 0
         self.numbers = [[memory.tensor(count, torch.float64) for _ in range(2)] for _ in range(workers)]
         self.mail = {mail.channel: Mailbox(memory, mail) for mail in shape.mail}
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
@@ -242,7 +242,7 @@ def _size(shape: ArenaShape) -> int:
         if shape.place.gathers:
             size += (workers + shape.place.gathers) * (Payload.length(shape.layout) * number + 64)
     size += shape.results * (shape.layout.bytes + 64)
-    size += sum(mail.size for mail in shape.mail)
+    size += 2 * workers * 64 + sum(mail.size for mail in shape.mail)
     if shape.kind == "collective":
         size += 2 * workers * (Payload.length(shape.layout) * number + 64 + 64)
     return size + 64 * 1024

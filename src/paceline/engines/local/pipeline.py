@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from time import perf_counter_ns as now
 from typing import TYPE_CHECKING
 
 from paceline.compute.segment import Segment, looks_ahead
 from paceline.compute.stage import Sums
 from paceline.core.agenda import Chunk
-from paceline.core.schedules import FORWARD, UPDATE, Work
+from paceline.core.schedules import FORWARD, MEET, UPDATE, Work
 from paceline.core.schedules.clock import channel_of, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.engines.local.arena import Arena
-from paceline.engines.local.lockers import Locker
+from paceline.engines.local.lockers import Keeper, Locker
 from paceline.engines.local.post import Post
 from paceline.engines.local.process import die_with_parent
 from paceline.engines.local.snapshots import SnapshotFile
@@ -32,7 +33,8 @@ class PipelineWorker(Post):
         self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None, locker: Locker | None,
         wake: Callable[[], None],
     ) -> None:  # fmt: skip
-        super().__init__(given.number, arena, given.plan, given.agenda, given.deadline, given.life)
+        life = replace(given.life, locker=locker, wake=wake)
+        super().__init__(given.number, arena, given.plan, given.agenda, given.deadline, life)
         assert given.blueprint is not None
         self.blueprint, self.snapshots = given.blueprint, snapshots
         job = given.job
@@ -40,6 +42,10 @@ class PipelineWorker(Post):
             source, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts), job.loader_workers, die_with_parent
         )
         self.segment = Segment(given.number, job, job.model, given.blueprint, self.reader)  # type: ignore[arg-type]
+        self.keeper = Keeper(self)
+        if self.keeper.found is not None:
+            self.segment.restore(self.keeper.found)
+        self.meetings = 0
         self.waited = self.sent = 0  # nanoseconds and bytes since the last piece of work
         self.doing: Chunk | None = None
 
@@ -55,18 +61,20 @@ class PipelineWorker(Post):
         span = schedule.span
         self.reader.announce(self._foreseen(span))
         programs: dict[tuple[int, ...], tuple[list[Work], dict[tuple[int, int], int]]] = {}
-        for passing in passes(span, self.agenda):
+        for passing in passes(span, self.agenda, self.life.start):
             if passing.counts not in programs:
                 table = self.plan.table(passing.counts)
+                table = table.agreeing() if self.blueprint.agrees else table
                 programs[passing.counts] = table.programs[self.number], looks_ahead(table)
             program, ahead = programs[passing.counts]
             self.segment.begin(passing.first, passing.chunks, ahead)
             self._follow(program, passing)
+            self.keeper.in_step(passing.first, passing.first + len(passing.counts), self.segment.belongings)
         self._hand_in()
 
     def _foreseen(self, span: int) -> Iterator[Chunk]:
         """The chunks that are read here, in this order."""
-        for passing in passes(span, self.agenda):
+        for passing in passes(span, self.agenda, self.life.start):
             for work in self.plan.table(passing.counts).lines[self.number]:
                 if work.what == FORWARD and self.segment.reads(self.segment.stages[work.stage]):
                     yield passing.chunks[work.micro]
@@ -80,6 +88,8 @@ class PipelineWorker(Post):
                 self._send(work)
             elif takes(work):
                 self._take(work)
+            elif work.what == MEET:
+                self._meet()
             else:
                 self._work(work, passing, bases)
 
@@ -98,6 +108,23 @@ class PipelineWorker(Post):
             self.waited += self.waiter.until(lambda: not box.empty, lambda: f"worker {other}")
         self.segment.hand(work, box.take())
         self.bells[other].ring()
+
+    def _meet(self) -> None:
+        """Everybody adds up everybody's number, in the same order."""
+        arena, turn = self.arena, self.meetings % 2
+        self.meetings += 1
+        arena.numbers[self.number][turn][0] = self.segment.squares()
+        arena.offers[self.number][0] = self.meetings
+        for bell in self.bells:
+            bell.ring()
+        for other, offer in enumerate(arena.offers):
+            if offer[0] < self.meetings:
+                self.waited += self._until_offered(other)
+        self.segment.agree(sum(float(numbers[turn]) for numbers in arena.numbers))
+
+    def _until_offered(self, other: int) -> int:
+        offer = self.arena.offers[other]
+        return self.waiter.until(lambda: offer[0] >= self.meetings, lambda: f"worker {other}")
 
     def _work(self, work: Work, passing: Pass, bases: dict[tuple[int, int], int]) -> None:
         assert self.doing is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from paceline.core.agenda import Agenda
-from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Work
+from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, MEET, UPDATE, WEIGHTS, Work
 from paceline.core.schedules.clock import clocked, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.engines.arithmetic.by_table import Done, Piped
@@ -40,7 +40,7 @@ class _Run:
 
     def through(self, passing: Pass) -> None:
         """One table. A message is on its way while its receiver waits; its bytes stand with what it was sent by."""
-        table = self.plan.table(passing.counts)
+        table = self.sums.setup.table(passing.counts) if self.sums is not None else self.plan.table(passing.counts)
         self.recomputed = self.plan.recomputing(table.stages)
         bases: dict[tuple[int, int], int] = {}  # (stage, micro-batch): version that its forward read
         first, waited, sent = 0, [0.0] * table.workers, [0] * table.workers
@@ -54,7 +54,7 @@ class _Run:
                 raise WorkerDied(Failure(worker, "died, as the world willed", where, advice=advice))
             waited[worker] += wait
             made = self.sums.do(worker, work) if self.sums is not None else None
-            if takes(work):
+            if takes(work) or work.what == MEET:
                 continue
             if sends(work):
                 sent[worker] += self._bytes(work, passing)
@@ -87,6 +87,8 @@ class _Run:
     def _seconds(self, worker: int, work: Work, passing: Pass, stages: int) -> float:
         if work.what == UPDATE:
             return self.world.update
+        if work.what == MEET:
+            return self.world.travel(8)
         samples = passing.chunks[work.micro].samples
         if sends(work):
             return self.world.travel(self._bytes(work, passing))
