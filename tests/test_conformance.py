@@ -14,9 +14,7 @@ from paceline.training import train
 
 ALL = [plan for member in PLANS for plan in member.plans()]
 SYNCHRONOUS = [  # a chunk of every batch from each worker, and the user's optimizer
-    plan
-    for plan in ALL
-    if plan.parts == plan.workers > 1 and not (plan.averaging or plan.programme or plan.schedule)
+    plan for plan in ALL if plan.parts == plan.workers > 1 and not (plan.averaging or plan.programme or plan.schedule)
 ]
 FLUSHED = [plan for plan in ALL if plan.schedule is not None and not plan.endless]
 

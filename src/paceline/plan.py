@@ -24,7 +24,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.core.agenda import Agenda
 from paceline.core.codecs import Codec
@@ -52,40 +52,9 @@ from paceline.core.rules.map_reduce import MapReduce
 from paceline.core.rules.model_averaging import ModelAveraging
 from paceline.core.rules.plain import Plain
 from paceline.core.schedules import Schedule, Table, table_of
-from paceline.core.schedules.gpipe import Gpipe
-from paceline.core.schedules.interleaved import Interleaved
-from paceline.core.schedules.layers import Layers
-from paceline.core.schedules.one_f_one_b import OneFOneB
-from paceline.core.schedules.pipedream import Pipedream
-from paceline.core.schedules.spectrain import Spectrain
-from paceline.core.schedules.zero_bubble import ZeroBubble
 from paceline.errors import PlanError, suggest
-
-Option = int | float | str
-
-
-class Kind(NamedTuple):
-    """What an option may be; the default says whether it is a whole number, a number (None: the method's own) or a
-    word: one of `words`, or where there are none, any.
-    """
-
-    default: Option | None
-    least: float = 1
-    words: tuple[str, ...] = ()
-
-    @property
-    def free(self) -> bool:
-        """Whether any word will do."""
-        return isinstance(self.default, str) and not self.words
-
-    def refusal(self, value: object) -> str | None:
-        if self.free:
-            return None if isinstance(value, str) else "is not a word"
-        if self.words:
-            return None if value in self.words else f"is not one of {', '.join(self.words)}"
-        what = "whole number" if isinstance(self.default, int) else "number"
-        fits = isinstance(value, int if isinstance(self.default, int) else int | float) and not isinstance(value, bool)
-        return None if fits and value >= self.least else f"is not a {what} of at least {self.least}"  # type: ignore
+from paceline.pipelines import PIPELINES
+from paceline.recipe import TEAM, THREADS, Kind, Option, Recipe
 
 
 @dataclass(frozen=True)
@@ -228,26 +197,8 @@ class Plan:
         return f"{self.name}:{tail}" if tail else self.name
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A named plan: its axes, made from its options."""
-
-    about: str
-    axes: Callable[..., dict[str, Any]]
-    options: dict[str, Kind]
-
-
-WORKERS, CHUNKS, THREADS = Kind(2), Kind(1), Kind(1)
-TEAM = {"workers": WORKERS, "threads": THREADS}
 OWN = ("workers", "chunks", "threads")  # fields of every plan; all other options are for the axes
 SERVER = {**TEAM, "shards": Kind(1)}
-PIPELINE = {
-    **TEAM,
-    "micro_batches": Kind(4),
-    "cuts": Kind(""),
-    "balance": Kind("time", words=("time", "memory")),
-    "recompute": Kind("none"),
-}
 MODES = Kind("synchronous", words=("synchronous", "asynchronous"))
 ONE_LOCK: dict[str, Any] = {"meeting": Shards(1), "gate": Asynchronous()}
 
@@ -257,29 +208,9 @@ def _with_backups(workers: int, backups: int) -> dict[str, Any]:
     return {"meeting": Shards(1, gathers=needed), "gate": Backup(needed)}
 
 
-def _pipeline(schedule: Schedule, micro_batches: int, cuts: str, balance: str, recompute: str) -> dict[str, Any]:
-    return {"schedule": schedule, "chunks": micro_batches, "cuts": cuts, "balance": balance, "recompute": recompute}
-
-
-def _pipedream(workers: int, mode: str, micro_batches: int) -> Pipedream:
-    if mode == "two_buffers" and micro_batches < workers:
-        raise PlanError(
-            f"plan 'pipedream': mode=two_buffers makes an update of at least as many micro-batches as there are workers; "
-            f"give micro_batches={workers} or more"
-        )
-    return Pipedream(mode == "two_buffers")
-
-
-def _layers(workers: int, micro_batches: int, on: str, cuts: str, balance: str, recompute: str) -> dict[str, Any]:
-    words = on.split("+") if on else [str(worker) for worker in range(workers)]
-    if {word for word in words} != {str(worker) for worker in range(workers)}:
-        raise PlanError(f"plan 'layers': on={on!r} must name each of the workers 0 to {workers - 1}, as in on=0+1+0+1")
-    return _pipeline(Layers(tuple(map(int, words)) if on else ()), micro_batches, cuts, balance, recompute)
-
-
 RECIPES: dict[str, Recipe] = {
     "sequential": Recipe(
-        "one process; chunks=N is the oracle of N workers", dict, {"chunks": CHUNKS, "threads": THREADS}
+        "one process; chunks=N is the oracle of N workers", dict, {"chunks": Kind(1), "threads": THREADS}
     ),
     "ring": Recipe("synchronous all-reduce around a ring", lambda: {"meeting": Ring()}, TEAM),
     "tree": Recipe("synchronous, up a tree and down again: short vectors", lambda: {"meeting": Tree()}, TEAM),
@@ -365,45 +296,7 @@ RECIPES: dict[str, Recipe] = {
         lambda memory: {"meeting": Ring(), "programme": Lbfgs(memory)},
         {**TEAM, "memory": Kind(10)},
     ),
-    "layers": Recipe(
-        "the model cut by depth, one micro-batch after the other",
-        _layers,
-        {**PIPELINE, "micro_batches": Kind(1), "on": Kind("")},
-    ),
-    "gpipe": Recipe(
-        "a pipeline: all forwards, all backwards, then the update",
-        lambda micro_batches, cuts, balance, recompute: _pipeline(Gpipe(), micro_batches, cuts, balance, recompute),
-        PIPELINE,
-    ),
-    "one_f_one_b": Recipe(
-        "a pipeline: a forward and a backward in turn, then the update",
-        lambda micro_batches, cuts, balance, recompute: _pipeline(OneFOneB(), micro_batches, cuts, balance, recompute),
-        PIPELINE,
-    ),
-    "zero_bubble": Recipe(
-        "a pipeline: backward in two halves, of which the second fills gaps",
-        lambda micro_batches, cuts, balance, recompute: _pipeline(ZeroBubble(), micro_batches, cuts, balance, recompute),
-        PIPELINE,
-    ),
-    "interleaved": Recipe(
-        "a pipeline: 1F1B with several stages at every worker",
-        lambda micro_batches, each, cuts, balance, recompute: _pipeline(
-            Interleaved(each), micro_batches, cuts, balance, recompute
-        ),
-        {**PIPELINE, "each": Kind(2)},
-    ),
-    "pipedream": Recipe(
-        "an asynchronous pipeline: never flushed, with stashed weights",
-        lambda workers, mode, micro_batches, cuts, balance, recompute: _pipeline(
-            _pipedream(workers, mode, micro_batches), micro_batches, cuts, balance, recompute
-        ),
-        {**PIPELINE, "micro_batches": Kind(1), "mode": Kind("stash", words=("stash", "two_buffers"))},
-    ),
-    "spectrain": Recipe(
-        "an asynchronous pipeline: never flushed, with predicted weights",
-        lambda cuts, balance: _pipeline(Spectrain(), 1, cuts, balance, "none"),
-        {**TEAM, "cuts": PIPELINE["cuts"], "balance": PIPELINE["balance"]},
-    ),
+    **PIPELINES,
     "ceiling": Recipe("workers that never meet: the speed nobody can beat", dict, TEAM),
     "ddp": Recipe("PyTorch's DistributedDataParallel over gloo", lambda: {"native": True}, TEAM),
 }

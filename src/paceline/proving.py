@@ -10,7 +10,7 @@ anything else   nobody waits for anybody: there is nothing to prove
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ class Proved:
     plan: str
     holds: bool | None  # None: there was nothing to prove
     says: list[str]
-    figures: dict[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         verdict = {True: "proved", False: "NOT TRUE", None: "nothing to prove"}[self.holds]
@@ -67,8 +67,8 @@ def _pipeline(plan: Plan) -> Proved:
     found = prove_table(table)
     updates = f"{len(counts)} updates" if len(counts) > 1 else "an update"
     says = [
-        f"{table.stages} stages at {table.workers} workers: {found.works} pieces of work and {found.messages} messages make "
-        f"{updates} of {plan.chunks} micro-batch{'es' * (plan.chunks > 1)}{' each' * (len(counts) > 1)}",
+        f"{table.stages} stages at {table.workers} workers: {found.works} pieces of work and {found.messages} messages "
+        f"make {updates} of {plan.chunks} micro-batch{'es' * (plan.chunks > 1)}{' each' * (len(counts) > 1)}",
         f"no circle of waits, with room for {table.slots} messages between two stages each way; none is left lying",
         "every micro-batch goes once forward and once backward through every stage, on what its neighbours made of it",
         "no version of weights is read before it is made or after it is dropped; forward and backward read "
@@ -76,7 +76,8 @@ def _pipeline(plan: Plan) -> Proved:
         "every gradient is in exactly one update, and all stages make the same updates",
         f"in ticks: {found.ticks}, of which {found.bubble:.1%} idle",
         f"activations kept, in micro-batches per stage: {', '.join(map(str, found.in_flight))}",
-        f"versions of weights held, per stage: {', '.join(map(str, found.versions))}; staleness: at most {found.staleness}",
+        f"versions of weights held, per stage: {', '.join(map(str, found.versions))}",
+        f"staleness: at most {found.staleness}",
     ]
     figures = {"workers": table.workers, "stages": table.stages, "ticks": found.ticks, "messages": found.messages}
     return Proved(str(plan), True, says, {**figures, "staleness": found.staleness, "bubble": found.bubble})

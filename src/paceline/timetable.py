@@ -80,7 +80,11 @@ def grid(table: Table, tasks: Sequence[Task], colours: bool) -> list[str]:
 
 def legend(table: Table, tasks: Sequence[Task], colours: bool) -> list[str]:
     found = {task.what for task in tasks}
-    lines = [f"  {_painted(sign, what, colours)}{' ' * (5 - len(sign))}{means}" for what, sign, means in SIGNS if what in found]
+    lines = [
+        f"  {_painted(sign, what, colours)}{' ' * (5 - len(sign))}{means}"
+        for what, sign, means in SIGNS
+        if what in found
+    ]
     if table.stages > table.workers:
         lines.append("  F0.1 through stage 1")
     if any(task.version and task.what != UPDATE for task in tasks):

@@ -1,10 +1,11 @@
-"""Pipelines without a flush compute, to the bit, what a plain sequential loop does that keeps all versions of all weights
-for ever and applies the same stale ones by definition.
+"""Pipelines without a flush compute, to the bit, what a plain sequential loop does that keeps all versions of all
+weights for ever and applies the same stale ones by definition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ class Oracle:
         assert isinstance(module, nn.Sequential)
         self.chance = Chance(module, job.seed)
         bounds = [0, *cuts, len(module)]
-        self.stages = [list(module[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+        self.stages = [list(module[a:b]) for a, b in pairwise(bounds)]
         self.module, self.history = module, [[self._weights(stage)] for stage in self.stages]
         self.optimizers = [self._optimizer(stage) for stage in self.stages]
         self.momenta: list[list[dict[nn.Parameter, Tensor]]] = [[{}] for _ in self.stages]
@@ -76,7 +77,9 @@ class Oracle:
                 self._apply(number, optimizer, gradients[number])
         return [p.detach() for p in self.module.parameters()]
 
-    def _through(self, batch: int, chunk: Any, x: Tensor, y: Tensor, gradients: list[dict[nn.Parameter, Tensor]]) -> None:
+    def _through(
+        self, batch: int, chunk: Any, x: Tensor, y: Tensor, gradients: list[dict[nn.Parameter, Tensor]]
+    ) -> None:
         inputs: list[list[Tensor]] = [[] for _ in self.stages]
         reads = [self.read(number, batch) for number in range(len(self.stages))]
         self.chance.begin(chunk.update, chunk.number)
@@ -96,7 +99,9 @@ class Oracle:
             for layer, x in reversed(list(zip(self.stages[number], inputs[number], strict=True))):
                 g = self._back(chunk, layer, x, g, gradients[number])
 
-    def _back(self, chunk: Any, layer: nn.Module, x: Tensor, g: Tensor, gradients: dict[nn.Parameter, Tensor]) -> Tensor:
+    def _back(
+        self, chunk: Any, layer: nn.Module, x: Tensor, g: Tensor, gradients: dict[nn.Parameter, Tensor]
+    ) -> Tensor:
         x = x.detach().requires_grad_()
         self.chance.begin(chunk.update, chunk.number)
         mine = list(layer.parameters())

@@ -1,5 +1,5 @@
-"""Making the blueprint of a pipeline: tracing the model, choosing where to cut it, and one micro-batch through all stages
-to see what travels, and that the stages together compute what the model does, to the bit.
+"""Making the blueprint of a pipeline: tracing the model, choosing where to cut it, and one micro-batch through all
+stages to see what travels, and that the stages together compute what the model does, to the bit.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def _rehearse(
         values = list(result) if not code.last else []
     if not torch.equal(found.detach(), expected) and bool(expected.isfinite()):
         raise JobError(
-            f"cut into stages the model computes something else: a loss of {float(found)} instead of {float(expected)}. "
-            "Its code does what cannot be seen from outside (it changes itself, or draws chance of its own); put that part "
-            "into a module of its own"
+            f"cut into stages the model computes something else: a loss of {float(found)}, not {float(expected)}. "
+            "Its code does what cannot be seen from outside (it changes itself, or draws chance of its own); put that "
+            "part into a module of its own"
         )
     return travels
 
@@ -109,8 +109,8 @@ def _choose(traced: Traced, tensors: Sequence[Tensor], stages: int, by: str) -> 
         able = 1 + sum(math.isfinite(each) for each in cost)
         whole = "".join(f"; {path} stays whole: {why}" for path, why in traced.whole.items())
         raise PlanError(
-            f"{type(traced.module).__name__} can be cut into at most {able} stages, and the plan wants {stages}; take fewer "
-            f"workers{whole}"
+            f"{type(traced.module).__name__} can be cut into at most {able} stages, and the plan wants {stages}; take "
+            f"fewer workers{whole}"
         )
     return places
 

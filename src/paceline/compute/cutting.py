@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from paceline.compute.chance import draws
 from paceline.compute.tracing import Traced, attribute, modules_of
@@ -57,7 +57,9 @@ def find(traced: Traced, name: str) -> int:
         if name in modules_of(node) or (node.op != "call_module" and node.name == name):
             return place
     named = [name_of(traced, place) for place in range(len(pieces))]
-    why = next((f" ({path} stays whole: {why})" for path, why in traced.whole.items() if name.startswith(path + ".")), "")
+    why = next(
+        (f" ({path} stays whole: {why})" for path, why in traced.whole.items() if name.startswith(path + ".")), ""
+    )
     raise JobError(f"there is no piece {name!r} to cut before{why}; {suggest(name, named)}")
 
 
@@ -80,10 +82,12 @@ def obstacle(traced: Traced, place: int) -> str | None:
             return f"{node.name} is not a tensor, and is made before and needed after it; cut where it is not needed"
         changing = next((user for user in node.users if user in after and _in_place(traced, user)), None)
         if changing is not None:
-            return f"{changing.name} changes it in place, and what comes from another stage must stay as it is; inplace=False"
+            return f"{changing.name} changes in place what would come from another stage; give it inplace=False"
     shared = _things(traced, before) & _things(traced, after)
     if shared:
-        return f"{sorted(shared)[0]} is used before and after it, and can lie in only one stage; cut before or after both"
+        return (
+            f"{sorted(shared)[0]} is used before and after it, and can lie in only one stage; cut before or after both"
+        )
     return None
 
 

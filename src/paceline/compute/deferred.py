@@ -1,8 +1,8 @@
 """Backward in two halves: linear and convolutional modules that leave the gradients of their weights for later.
 
-Their backward makes only the gradient of the input, for which the stage before waits, and leaves a debt: the input and the
-gradient of the output, from which that of the weights follows. Nothing is computed twice. Whatever else a stage is made of
-makes both at once, in the first half.
+Their backward makes only the gradient of the input, for which the stage before waits, and leaves a debt: the input and
+the gradient of the output, from which that of the weights follows. Nothing is computed twice. Whatever else a stage is
+made of makes both at once, in the first half.
 """
 
 from __future__ import annotations
@@ -66,11 +66,21 @@ def _pay_convolution(part: Any, x: Tensor, g: Tensor) -> None:
 def _convolution(part: Any, x: Tensor, g: Tensor, which: list[bool]) -> Any:
     sizes = None if part.bias is None else list(part.bias.shape)
     return torch.ops.aten.convolution_backward(
-        g, x, part.weight, sizes, part.stride, part.padding, part.dilation, False, [0] * len(part.stride), part.groups, which
+        g,
+        x,
+        part.weight,
+        sizes,
+        part.stride,
+        part.padding,
+        part.dilation,
+        False,
+        [0] * len(part.stride),
+        part.groups,
+        which,
     )
 
 
-def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
+def _add(parameter: Tensor, gradient: Tensor) -> None:
     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 

@@ -115,7 +115,7 @@ class Segment:
         )  # fmt: skip
 
     def begin(self, update: int, chunks: Sequence[Chunk], ahead: dict[tuple[int, int], int] | None = None) -> None:
-        """A new table: its first update, its micro-batches in order; and by how many updates its forwards look ahead."""
+        """A new table: its first update, its micro-batches in order; by how many updates its forwards look ahead."""
         self.first, self.chunks, self.ahead = update, chunks, ahead or {}
 
     def do(self, work: Work) -> Sums | None:
@@ -185,7 +185,9 @@ class Segment:
         found = Belongings(dict(each for number in self.stages for each in self.named(number)))
         for number, stage in self.stages.items():
             kept = of_home(stage.weights.home)
-            found |= Belongings({f"{number}/{key}": value for key, value in kept.tensors.items()}, {str(number): kept.facts})
+            found |= Belongings(
+                {f"{number}/{key}": value for key, value in kept.tensors.items()}, {str(number): kept.facts}
+            )
         return found
 
     def restore(self, kept: Belongings) -> None:
@@ -203,7 +205,7 @@ def looks_ahead(table: Table) -> dict[tuple[int, int], int]:
     """
     if not table.predicts:
         return {}
-    applied = {}
+    applied: dict[tuple[int, int], int] = {}
     for line in table.lines:
         backs: dict[int, list[int]] = {}
         for work in line:

@@ -5,9 +5,10 @@
     inputs(micro), pay(micro)       the same in two halves
     update()          what has added up makes the next version of the weights
 
-With `recompute` a forward keeps only what came in, and the backward runs it again. Running statistics (batch-norm): where
-an update is made of several micro-batches and then all is quiet, each begins from the same ones and their mean is taken, as
-if all had been computed at once; in a pipeline that is never flushed each goes on from those of the one before.
+With `recompute` a forward keeps only what came in, and the backward runs it again. Running statistics (batch-norm):
+where an update is made of several micro-batches and then all is quiet, each begins from the same ones and their mean
+is taken, as if all had been computed at once; in a pipeline that is never flushed each goes on from those of the one
+before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ class Moving:
 
     @property
     def values(self) -> list[Tensor]:
-        return [owner._buffers[name] for owner, name in self.places]  # type: ignore[misc]
+        return [owner.get_buffer(name) for owner, name in self.places]
 
     def begin(self, values: Sequence[Tensor]) -> None:
         """Go on from these, elsewhere."""
@@ -169,7 +169,7 @@ class Stage:
         else:
             pairs = [(r, g) for r, g in zip(kept.roots, gradients, strict=True) if r.requires_grad and g is not None]
         if pairs:
-            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])  # type: ignore[misc]
+            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
         return [] if self.code.first else [_gradient(value) for value in kept.takes]
 
     def inputs(self, micro: int, gradients: Sequence[Tensor | None], version: int) -> list[Tensor | None]:
@@ -220,7 +220,7 @@ class Stage:
         return norm * norm + 0.0 * self.sums.loss
 
     def update(self, scale: float, good: bool) -> Sums:
-        """Make the next version; what its micro-batches added up to. `scale` the gradient, or leave it out if not good."""
+        """Make the next version, with the gradient scaled, or left out; what its micro-batches added up to."""
         gradients = self.whole()
         sums, self.sums, self.gradients = self.sums, Sums(), []
         if not good:

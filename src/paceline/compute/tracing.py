@@ -115,7 +115,8 @@ class Traced:
 
     @property
     def output(self) -> fx.Node:
-        return next(node for node in self.graph.nodes if node.op == "output")
+        found: fx.Node = next(node for node in self.graph.nodes if node.op == "output")
+        return found
 
     def run(self, tensors: Sequence[Tensor], piece: Callable[[fx.Node, Any, Any], Any]) -> None:
         """Node by node, each piece run as `piece(node, args, kwargs)` says."""

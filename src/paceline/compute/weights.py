@@ -86,8 +86,8 @@ class Predicted(Weights):
             parameter.data = value
         if not any(group.get("momentum") for group in optimizer.param_groups):
             raise PlanError(
-                f"spectrain predicts weights from the optimizer's momentum, and {type(optimizer).__name__} has none as it "
-                "is set; use torch.optim.SGD(momentum=...), or pipedream"
+                f"spectrain predicts weights from the optimizer's momentum, and {type(optimizer).__name__} has none as "
+                "it is set; use torch.optim.SGD(momentum=...), or pipedream"
             )
 
     def twins(self) -> list[nn.Parameter]:

@@ -108,7 +108,9 @@ class ByTable:
 
     def next(self, shard: int, until: int) -> Guilty:
         piped, chunks = Piped(self.setup), self.setup.agenda.filled(until)
-        losses = [made.sums for made in piped.play(until + 1) if (made.update, made.stage) == (until, len(piped.homes) - 1)]
+        losses = [
+            made.sums for made in piped.play(until + 1) if (made.update, made.stage) == (until, len(piped.homes) - 1)
+        ]
         (sums,) = losses
         return Guilty(chunks, piped.homes[-1], sums.loss / sums.weight if sums.weight else math.nan)
 

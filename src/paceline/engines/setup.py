@@ -137,8 +137,8 @@ def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda
     if agrees(job) and plan.schedule.span != 1:
         what = "on_nan='skip'" if job.clip_norm is None else f"clip_norm={job.clip_norm}"
         raise PlanError(
-            f"plan {plan.name} cannot honour {what}: it never has the gradient of the whole model at one time; leave it "
-            "out, or use a pipeline that flushes, such as one_f_one_b"
+            f"plan {plan.name} cannot honour {what}: it never has the gradient of the whole model at one time; leave "
+            "it out, or use a pipeline that flushes, such as one_f_one_b"
         )
     kinds = {passing.counts[:PROVED] for passing in passes(plan.schedule.span, agenda)}
     for counts in kinds:

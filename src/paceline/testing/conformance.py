@@ -163,7 +163,10 @@ def every_version(run: Run) -> None:
     span = (plan.schedule.span if plan.schedule else 0) or updates
     reads: dict[tuple[int, int], int] = {}  # (stage, update): what the first forward of its micro-batches read
     for first in range(0, updates, span):
-        table, ends = plan.table(counts[first : first + span]), [sum(counts[first : u + 1]) for u in range(first, updates)]
+        table, ends = (
+            plan.table(counts[first : first + span]),
+            [sum(counts[first : u + 1]) for u in range(first, updates)],
+        )
         for work in (work for line in table.lines for work in line if work.what == FORWARD):
             update = first + next(number for number, end in enumerate(ends) if work.micro < end)
             reads.setdefault((work.stage, update), first + work.version)

@@ -8,7 +8,7 @@ other. `tasks` puts these lists on a common clock of ticks:
     I  only the half of it that the stage before waits for: gradients of inputs
     W  the other half: gradients of weights
     U  update: what backwards brought since the last one makes the stage's next version; takes no tick
-    M  all meet over a number, where an update needs one of the whole model (the norm of its gradient); only in `agreeing`
+    M  all meet over a number, where an update needs one of the whole model (its gradient's norm); in `agreeing` only
 
 Nothing here knows what a stage is made of, or how long it takes: `clocked` is asked for seconds. The same table is
 executed by the local engine, timed and executed by the virtual one, drawn as a picture, and proved by

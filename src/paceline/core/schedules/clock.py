@@ -1,8 +1,8 @@
 """A table on the clock: who does what when, if everything takes as long as it is said to.
 
-`play` walks all workers' programs together, each as far as it can go. A worker waits only for a message that is not yet
-there, or for a free slot to put one in. What it does next never depends on who came first, so one order of walking is as
-good as any: where this one gets stuck, every one does.
+`play` walks all workers' programs together, each as far as it can go. A worker waits only for a message that is not
+yet there, or for a free slot to put one in. What it does next never depends on who came first, so one order of walking
+is as good as any: where this one gets stuck, every one does.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ def channel_of(work: Work) -> Channel:
     """The channel that a message takes."""
     stage = work.stage
     return {
-        SEND_ON: (stage, stage + 1), TAKE_ON: (stage - 1, stage), SEND_BACK: (stage, stage - 1), TAKE_BACK: (stage + 1, stage)
-    }[work.what]  # fmt: skip
+        SEND_ON: (stage, stage + 1),
+        TAKE_ON: (stage - 1, stage),
+        SEND_BACK: (stage, stage - 1),
+        TAKE_BACK: (stage + 1, stage),
+    }[work.what]
 
 
 def sends(work: Work) -> bool:
@@ -57,7 +60,11 @@ class Walk:
 
     @property
     def standing(self) -> dict[int, Work]:
-        return {w: program[at] for w, (program, at) in enumerate(zip(self.programs, self.places, strict=True)) if at < len(program)}
+        return {
+            w: program[at]
+            for w, (program, at) in enumerate(zip(self.programs, self.places, strict=True))
+            if at < len(program)
+        }
 
     def _can(self, worker: int, work: Work) -> bool:
         if work.what == MEET:

@@ -1,8 +1,8 @@
 """Layers: the model cut by depth, one micro-batch after the other; forward and backward travel like a linked list.
 
-Plain model parallelism, as in Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (2014), before
-anybody pipelined it. Stages may lie anywhere, in any order. Stages 0 and 2 at worker 0, 1 and 3 at worker 1 (`on=0+1+0+1`),
-one micro-batch; where a worker has several stages, the picture says which one is meant:
+Plain model parallelism, as in Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (2014),
+before anybody pipelined it. Stages may lie anywhere, in any order. Stages 0 and 2 at worker 0, 1 and 3 at worker 1
+(`on=0+1+0+1`), one micro-batch; where a worker has several stages, the picture says which one is meant:
 
     tick       0     1     2     3     4     5     6     7
     worker 0   F0.0  .     F0.2  .     .     B0.2  .     B0.0U

@@ -1,8 +1,9 @@
 """PipeDream: 1F1B without a flush. Every batch is an update of its own, and the pipeline never runs empty.
 
-Narayanan, Harlap et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP 2019. A stage's backward must
-see the weights that its forward saw, so each stage stashes as many versions as it has batches in flight: p-s at stage s of
-p. Three workers, five batches; F3v1 reads version 1 of the stage's weights, which the gradient of batch 0 has made:
+Narayanan, Harlap et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP 2019. A stage's backward
+must see the weights that its forward saw, so each stage stashes as many versions as it has batches in flight: p-s at
+stage s of p. Three workers, five batches; F3v1 reads version 1 of the stage's weights, which the gradient of batch 0
+has made:
 
     tick       0   1   2   3   4   5     6     7     8     9     10    11    12
     worker 0   F0  F1  F2  .   .   B0U   F3v1  B1U   F4v2  B2U   .     B3v1U .     B4v2U
@@ -11,11 +12,11 @@ p. Three workers, five batches; F3v1 reads version 1 of the stage's weights, whi
 
 The gradient of batch k is computed from version max(0, k-(p-1-s)), and applied to version k: stale by p-1-s updates.
 
-`buffers=two` is PipeDream-2BW (Narayanan et al., ICML 2021): gradients of m >= p micro-batches make an update, every stage
-holds two versions, and all compute batch t from version t-1, so that staleness is one everywhere.
+`buffers=two` is PipeDream-2BW (Narayanan et al., ICML 2021): gradients of m >= p micro-batches make an update, every
+stage holds two versions, and all compute batch t from version t-1, so that staleness is one everywhere.
 
-The paper also describes vertical sync (one version for all stages of a batch), which is not here. Not to be confused with
-1F1B (PipeDream-Flush), which has the mathematics of one process.
+The paper also describes vertical sync (one version for all stages of a batch), which is not here. Not to be confused
+with 1F1B (PipeDream-Flush), which has the mathematics of one process.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ The table is walked with symbols, under the bounds of the real buffers. Proved a
   micro-batch read the same one (where weights are predicted: the backward the newest);
 - every gradient is in exactly one update, and all stages make the same updates of the same micro-batches.
 
-One walk is enough: a worker never chooses what to do next (`core.schedules.clock`), so if there is a bad end, every order
-of events leads to it. What is wrong is told as the shortest story of how it came to that.
+One walk is enough: a worker never chooses what to do next (`core.schedules.clock`), so if there is a bad end, every
+order of events leads to it. What is wrong is told as the shortest story of how it came to that.
 """
 
 from __future__ import annotations
@@ -233,10 +233,10 @@ class _Watch:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        for (source, target), micros in self.lying.items():
-            if micros:
+        for (source, target), lying in self.lying.items():
+            if lying:
                 way = SEND_ON if target > source else SEND_BACK
-                raise self.fault([Work(source, micros[0], way)], f"stage {target} never takes it")
+                raise self.fault([Work(source, lying[0], way)], f"stage {target} never takes it")
         wanted = set(range(self.table.micro_batches))
         for number, stage in enumerate(self.stages):
             for micros, what in ((set(stage.forwards), "forward"), (stage.weights, "backward")):
@@ -244,10 +244,15 @@ class _Watch:
                     lost = min(wanted ^ micros)
                     raise self.fault([], f"micro-batch {lost} never goes {what} through stage {number}")
             if stage.waiting:
-                raise self.fault([], f"the gradient of micro-batch {stage.waiting[0]} at stage {number} is in no update")
+                raise self.fault(
+                    [], f"the gradient of micro-batch {stage.waiting[0]} at stage {number} is in no update"
+                )
             if stage.updates != self.stages[0].updates:
                 pairs = zip(stage.updates, self.stages[0].updates, strict=False)
-                place = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(stage.updates), len(self.stages[0].updates)))
+                place = next(
+                    (n for n, (a, b) in enumerate(pairs) if a != b),
+                    min(len(stage.updates), len(self.stages[0].updates)),
+                )
                 raise self.fault([], f"stages 0 and {number} make update {place} of different micro-batches")
         self.figures.in_flight = [stage.most for stage in self.stages]
 
@@ -268,7 +273,9 @@ def _stuck(table: Table, walk: Walk) -> str:
             continue
         source, target = channel_of(work)
         other = table.homes[source if takes(work) else target]
-        wants = f"send {_message(work)}" if takes(work) else f"take a message: {walk.slots} from stage {source} lie there"
+        wants = (
+            f"send {_message(work)}" if takes(work) else f"take a message: {walk.slots} from stage {source} lie there"
+        )
         waits.append(Wait(f"worker {worker}", did, wants, f"worker {other}"))
     return tell_waits(f"The table of {table.name} gets stuck:", waits)
 
@@ -286,12 +293,12 @@ def _message(work: Work) -> str:
 def _does(work: Work) -> str:
     if sends(work) or takes(work):
         return f"{'sends' if sends(work) else 'takes'} {_message(work)}"
-    stage = f"stage {work.stage}"
+    stage, reading = f"stage {work.stage}", f"for micro-batch {work.micro}, reading version {work.version}"
     return {
         FORWARD: f"takes micro-batch {work.micro} forward through {stage}, reading version {work.version}",
         BACKWARD: f"takes micro-batch {work.micro} backward through {stage}, reading version {work.version}",
-        INPUTS: f"makes the gradients of {stage}'s inputs for micro-batch {work.micro}, reading version {work.version}",
-        WEIGHTS: f"makes the gradients of {stage}'s weights for micro-batch {work.micro}, reading version {work.version}",
+        INPUTS: f"makes the gradients of {stage}'s inputs {reading}",
+        WEIGHTS: f"makes the gradients of {stage}'s weights {reading}",
         UPDATE: f"updates {stage}: version {work.version}",
         MEET: "meets all others",
     }[work.what]

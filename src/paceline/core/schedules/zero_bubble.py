@@ -9,8 +9,8 @@ inputs (I); those of weights (W) can wait themselves. Three workers, four micro-
     worker 2   .   .   F0  I0  F1  I1  F2  I2  W0  F3  I3  W1  W2  W3U
 
 With F, I and W of equal cost the bubble is p-1 ticks of 3m+p-1, a third of 1F1B's (3(p-1) of 3m+3(p-1)). Every worker
-keeps the activations of at most p micro-batches, as many as 1F1B's first. ZB-H2 and the variants without any bubble fill
-the rest by updating before the whole gradient is known to be good; they are not here.
+keeps the activations of at most p micro-batches, as many as 1F1B's first. ZB-H2 and the variants without any bubble
+fill the rest by updating before the whole gradient is known to be good; they are not here.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Where to cut a run of pieces into stages, so that the dearest stage is as cheap as can be.
 
-Also called the linear partition problem; solved by the textbook's dynamic programme, O(pieces^2 x stages). The cost of a
-stage is the sum of its pieces' and of what it costs to cut where it begins.
+Also called the linear partition problem; solved by the textbook's dynamic programme, O(pieces^2 x stages). The cost of
+a stage is the sum of its pieces' and of what it costs to cut where it begins.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from itertools import accumulate
 
 
@@ -19,7 +19,7 @@ def balanced(pieces: Sequence[float], stages: int, cut: Sequence[float]) -> tupl
     sums = [0.0, *accumulate(pieces)]
     count = len(pieces)
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(first: int, left: int) -> tuple[float, tuple[int, ...]]:
         """The dearest stage, when the pieces from `first` on make `left` stages; and where the later ones begin."""
         enters = cut[first] if first else 0.0

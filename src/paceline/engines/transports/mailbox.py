@@ -82,8 +82,8 @@ class Mailbox:
                 continue
             if start + tensor.nbytes > self.shape.bytes:
                 raise JobError(
-                    f"a message from stage {self.shape.channel[0]} to {self.shape.channel[1]} is larger than that of the "
-                    f"first batch, {self.shape.bytes} bytes; let all samples have one size"
+                    f"a message from stage {self.shape.channel[0]} to {self.shape.channel[1]} is larger than that of "
+                    f"the first batch, {self.shape.bytes} bytes; let all samples have one size"
                 )
             head[at], head[at + 1] = TYPES.index(tensor.dtype), tensor.dim()
             for place, number_of in enumerate((*tensor.shape, *tensor.stride()), start=at + 2):

@@ -1,7 +1,7 @@
 """A plan whose workers hold stages, in a virtual world: its table on the clock, with or without the real arithmetic.
 
-A gradient's seconds are shared out evenly: to stages, and in each a third to the forward, a third to the gradients of inputs
-and a third to those of weights.
+A gradient's seconds are shared out evenly: to stages, and in each a third to the forward, a third to the gradients of
+inputs and a third to those of weights.
 """
 
 from __future__ import annotations

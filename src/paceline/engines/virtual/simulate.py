@@ -18,10 +18,10 @@ from paceline.engines.arithmetic.by_table import Piped
 from paceline.engines.arithmetic.in_step import Commanded, InStep, in_step
 from paceline.engines.arithmetic.servers import Gathered, Server, by_shards
 from paceline.engines.setup import Outcome, Setup, Snapshot
+from paceline.engines.threads import threads
 from paceline.engines.virtual.clock import Clock
 from paceline.engines.virtual.pipeline import by_schedule
 from paceline.engines.virtual.world import Fate, World
-from paceline.engines.threads import threads
 from paceline.errors import RunFailed, WorkerDied
 from paceline.failure import Failure, Place
 from paceline.plan import Plan
