@@ -96,8 +96,10 @@ def disturbed(plan: str, kills: int, every: int, chance: random.Random, seconds:
     for _ in range(kills):
         if not killed(process, chance, seconds):
             break
-        told.runs[plan] = told.runs.get(plan, 0) + 1
         folder = next(runs.iterdir(), None) if runs.exists() else None
+        if folder is not None and is_done(folder):
+            return folder  # the kill came when all was written
+        told.runs[plan] = told.runs.get(plan, 0) + 1
         if folder is None or not (folder / "run.json").exists():  # it had not begun: there is nothing to go on with
             told.kills, told.in_start = told.kills + 1, told.in_start + 1
             runs = base / f"run-{len(list(base.iterdir()))}"
@@ -111,6 +113,11 @@ def disturbed(plan: str, kills: int, every: int, chance: random.Random, seconds:
     assert process.returncode == 0, said
     (folder,) = runs.iterdir()
     return folder
+
+
+def is_done(folder: Path) -> bool:
+    record = folder / "run.json"
+    return record.exists() and json.loads(record.read_text())["status"] == "done"
 
 
 def opened(folder: Path) -> pl.Run:

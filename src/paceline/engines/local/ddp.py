@@ -1,10 +1,10 @@
-"""PyTorch's own DistributedDataParallel over gloo, for comparison: the same chunks, the same processes, its meeting."""
+"""PyTorch's own DistributedDataParallel over gloo or NCCL, for comparison: the same chunks, the same processes, its
+meeting.
+"""
 
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
 from time import perf_counter_ns as now
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from paceline.engines.local.worker import LocalWorker
 
 
-def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def train_by_ddp(worker: LocalWorker) -> None:
     workers, agenda, replica = worker.plan.workers, worker.agenda, worker.replica
-    dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=worker.number, world_size=workers)
     home = worker.replica_home()
     own = worker.go_on(home)
     wrapped = DistributedDataParallel(replica.module)
