@@ -49,6 +49,7 @@ class Case:
     exit: int
     says: tuple[str, ...]
     head: str = HEAD
+    memory: int = 0  # bytes of a control group whose file of processes is GROUP in the code
 
 
 def falls(how: str) -> str:
@@ -146,6 +147,10 @@ PROCESSES = (
          (r"worker \d did not come: .* computes: it is slow, or in a loop without end",)),
     Case("Python's memory runs out", falls("torch.empty(10**15)"), RING, 1,
          (r"failed first: RuntimeError: .*can't allocate memory", "advice memory has run out: a smaller batch_size")),
+    Case("the kernel's memory runs out",
+         falls("open('GROUP', 'w').write(str(os.getpid())), bytearray(1 << 28).count(1)"), RING, 1,
+         (r"worker \d died \(SIGKILL\)", "advice the kernel's out-of-memory killer has struck: a smaller batch_size"),
+         memory=64 << 20),
     Case("more workers than cores", "job = job.with_(epochs=30)\n", "train job.py -p ring -w 4", 0,
          (r"note: 4 workers on \d cores? took turns: for \d+% of their time they waited for one",)),
 )  # fmt: skip
