@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.errors import NotFinite
+from paceline.errors import NotFinite, WaitedTooLong
 from paceline.trace import Kind
 
 if TYPE_CHECKING:
@@ -20,6 +20,23 @@ if TYPE_CHECKING:
 
 
 def train_by_ddp(worker: LocalWorker) -> None:
+    try:
+        _train(worker)
+    except RuntimeError as error:
+        if "Timed out waiting" not in str(error):
+            raise
+        doing, where = list(worker.arena.doing), f"in update {worker.arena.doing[worker.number]}"
+        raise WaitedTooLong(worker.number, _slowest(worker.number, doing), worker.given.deadline, where) from error
+
+
+def _slowest(me: int, doing: list[int]) -> str:
+    """Whom this worker waited for, where the updates that all are in tell it."""
+    others = [n for n in range(len(doing)) if n != me]
+    late = [n for n in others if doing[n] == min(doing[o] for o in others)]
+    return f"worker {late[0]}" if len(late) == 1 else "the others"
+
+
+def _train(worker: LocalWorker) -> None:
     workers, agenda, replica = worker.plan.workers, worker.agenda, worker.replica
     home = worker.replica_home()
     own = worker.go_on(home)

@@ -5,6 +5,7 @@ itself, gloo under plan `ddp` on the CPU.
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 from time import perf_counter_ns as now
 from typing import TYPE_CHECKING
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from paceline.engines.local.station import Station
 
 
-def join(library: str, meeting_place: Path, rank: int, ranks: int) -> None:
+def join(library: str, meeting_place: Path, rank: int, ranks: int, deadline: float) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(library, init_method=f"file://{meeting_place}", rank=rank, world_size=ranks)
+    store = dist.FileStore(str(meeting_place), ranks)  # type: ignore[attr-defined]  # as a URL, a path may not be relative nor hold a `#`
+    dist.init_process_group(library, timeout=timedelta(seconds=deadline), store=store, rank=rank, world_size=ranks)
 
 
 class GroupClient:

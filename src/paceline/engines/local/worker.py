@@ -170,7 +170,8 @@ class LocalWorker(Station):
             from paceline.engines.local.group import join
 
             assert self.given.scratch is not None
-            join(self.given.placement.library, self.given.scratch / "group", self.number, self.plan.workers)
+            place, deadline = self.given.scratch / "group", self.given.deadline
+            join(self.given.placement.library, place, self.number, self.plan.workers, deadline)
         if self.plan.native:
             from paceline.engines.local.ddp import (
                 train_by_ddp,
