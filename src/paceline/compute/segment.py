@@ -88,7 +88,7 @@ class Segment:
         self.worker, self.job, self.blueprint, self.reader = worker, job, blueprint, reader
         codes = blueprint.codes(module)
         optimizer = job.make_optimizer(module, list(trainable(module).values()))
-        chance = Chance(module, job.seed, job.torch_device)
+        chance = Chance(module, job.seed)
         self.names: dict[int, list[str]] = {}  # per stage, of its parameters and moving buffers
         self.stages = {
             code.number: self._stage(code, names, job, module, optimizer, chance)

@@ -32,6 +32,7 @@ from paceline.core.schedules.proof import prove_table
 from paceline.data.order import Order
 from paceline.data.source import Source, open_source
 from paceline.engines.checkpoints import Checkpoint
+from paceline.engines.devices import Placement, place
 from paceline.engines.threads import threads
 from paceline.errors import CrowdedWarning, JobError, JobWarning, PlanError, RunFailed, RunFolderError, users_code
 from paceline.job import Job, load_job
@@ -52,6 +53,7 @@ class Setup:
     probe: Probe
     agenda: Agenda
     layout: Layout
+    placement: Placement
     initial_sha256: str
     engine: str
     limit: int | None = None
@@ -87,13 +89,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     """Make the model, open the data, probe the loss, prove the table: everything that can be refused before the
     start.
     """
-    if job.torch_device.type != "cpu" and plan.workers > 1:
-        raise PlanError(
-            f"plan {plan} shares parameters between {plan.workers} workers in this machine's memory, and the job asks "
-            f"for device={job.device!r}; use device='cpu', or plan sequential on the GPU"
-        )
-    if job.torch_device.type == "cuda" and not torch.cuda.is_available():
-        raise JobError(f"device={job.device!r}: this PyTorch finds no GPU here; device='cpu', or 'auto'")
+    placement = place(job, plan, together=engine != "local")
     job = _judging(job, plan, engine)
     source = open_source(job.data, job.seed)
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
@@ -101,7 +97,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     check_trainable(module)
     optimizer = job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
     with users_code("the first batch"):
-        found = probe(job, module, source, plan.parts, by_rows=plan.takes_sparse and plan.steps_at_shards)
+        by_rows = plan.takes_sparse and plan.steps_at_shards
+        found = probe(job, module, source, plan.parts, by_rows, placement.devices[0])
     found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, plan, len(source))))
     if found.restless and plan.meeting is not None and plan.averaging is None and plan.exchanging is None:
         raise PlanError(
@@ -128,7 +125,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     if plan.schedule is not None:
         made = _cut(job, plan, module, source, agenda, found)
         plan = plan.cut_at(made.names)
-    return Setup(job, plan, source, test, module, found, agenda, layout, sha256(module), engine, limit, made)
+    return Setup(job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit, made)
 
 
 def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda, found: Probe) -> Blueprint:
@@ -305,6 +302,7 @@ def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
         "workers": plan.workers,
         "threads": plan.threads,
         "shards": plan.shards,
+        "adds_up": setup.placement.library,
         "limit": setup.limit,
         "lives": [life(setup, 0)],
         "job": {
@@ -315,7 +313,7 @@ def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
             "accumulate": job.accumulate,
             "seed": job.seed,
             "precision": job.precision,
-            "device": str(job.torch_device),
+            "device": str(setup.placement),
             "optimizer": _optimizer(setup),
             "clip_norm": job.clip_norm,
             "shuffle": job.shuffle,
@@ -354,7 +352,7 @@ def _optimizer(setup: Setup) -> str:
 
 def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, Any]) -> Run:
     """Evaluate the snapshots, outside the timed part; save; and make the run."""
-    trace, agenda = outcome.trace, setup.agenda
+    trace, agenda, device = outcome.trace, setup.agenda, setup.placement.devices[0]
     module = load_values(setup, outcome.values)
     if (model_file := folder.file("model.pt")) is not None:
         with writing(folder.path):
@@ -363,9 +361,9 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
     if setup.test is not None:
         with users_code("the training is done, but its evaluation", RunFailed):
             for updates, seconds, values in outcome.snapshots:
-                found = evaluate(setup.job, load_values(setup, values()), setup.test)
+                found = evaluate(setup.job, load_values(setup, values()), setup.test, device)
                 history.append({"updates": updates, "seconds": seconds, **found})
-            found = evaluate(setup.job, module, setup.test)
+            found = evaluate(setup.job, module, setup.test, device)
             history.append({"updates": agenda.updates, "seconds": outcome.seconds, **found})
     last = history[-1] if history else {}
     samples = agenda.samples_until(agenda.updates)

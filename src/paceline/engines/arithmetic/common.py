@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.compute.autograd import Replica
 from paceline.compute.learner import Learner
 from paceline.compute.sender import Sender
 from paceline.data.source import Reader
@@ -31,7 +30,7 @@ class Snapshots:
 
 def make_learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:
     module = setup.fresh_module()
-    replica = Replica(setup.job, module.train(), setup.probe.moving)
+    replica = setup.placement.replica(0, setup.job, module.train(), setup.probe.moving)
     optimizer = setup.job.make_optimizer(module, replica.parameters)
     return Learner(replica, Reader(setup.source, setup.order(), 0, lambda _: None)), optimizer
 

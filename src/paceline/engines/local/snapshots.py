@@ -48,7 +48,7 @@ class SnapshotFile:
             start += prod(shape) * self.dtype.itemsize
 
     def _write(self, start: int, tensors: list[Tensor]) -> None:
-        raw = torch.cat([t.detach().flatten().to(self.dtype) for t in tensors]).numpy().tobytes()
+        raw = torch.cat([t.detach().flatten().to("cpu", self.dtype) for t in tensors]).numpy().tobytes()
         while raw:  # the kernel writes at most 2 GiB at once
             written = os.pwrite(self.descriptor, raw, start)
             raw, start = raw[written:], start + written
