@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from paceline.core.schedules import Schedule
@@ -9,11 +10,12 @@ from paceline.core.schedules.gpipe import Gpipe
 from paceline.core.schedules.interleaved import Interleaved
 from paceline.core.schedules.layers import Layers
 from paceline.core.schedules.one_f_one_b import OneFOneB
+from paceline.core.schedules.own import Own
 from paceline.core.schedules.pipedream import Pipedream
 from paceline.core.schedules.spectrain import Spectrain
 from paceline.core.schedules.zero_bubble import ZeroBubble
 from paceline.errors import PlanError
-from paceline.recipe import TEAM, Kind, Recipe
+from paceline.recipe import TEAM, THREADS, Kind, Recipe
 
 PIPELINE = {
     **TEAM,
@@ -42,6 +44,17 @@ def _layers(workers: int, micro_batches: int, on: str, cuts: str, balance: str, 
     if set(words) != {str(worker) for worker in range(workers)}:
         raise PlanError(f"plan 'layers': on={on!r} must name each of the workers 0 to {workers - 1}, as in on=0+1+0+1")
     return _pipeline(Layers(tuple(map(int, words)) if on else ()), micro_batches, cuts, balance, recompute)
+
+
+def _own(file: str, cuts: str, balance: str, recompute: str) -> dict[str, Any]:
+    schedule = Own()
+    if file:
+        try:
+            schedule = Own(Path(file).read_text(), file)
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(f"plan 'table': {file} cannot be read: {error}") from error
+    axes = _pipeline(schedule, schedule.micro_batches, cuts, balance, recompute)
+    return {**axes, "workers": schedule.workers}
 
 
 PIPELINES: dict[str, Recipe] = {
@@ -80,6 +93,11 @@ PIPELINES: dict[str, Recipe] = {
             _pipedream(workers, mode, micro_batches), micro_batches, cuts, balance, recompute
         ),
         {**PIPELINE, "micro_batches": Kind(1), "mode": Kind("stash", words=("stash", "two_buffers"))},
+    ),
+    "table": Recipe(
+        "a pipeline by a table of your own",
+        _own,
+        {"threads": THREADS, "file": Kind(""), **{key: PIPELINE[key] for key in ("cuts", "balance", "recompute")}},
     ),
     "spectrain": Recipe(
         "an asynchronous pipeline: never flushed, with predicted weights",

@@ -48,6 +48,9 @@ class Weights:
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         self.home.step(gradients)
 
+    def go_on(self) -> None:
+        """An earlier life's newest version was put in the place of this one's first."""
+
 
 class Stashed(Weights):
     def __init__(
@@ -72,6 +75,14 @@ class Stashed(Weights):
         torch._foreach_copy_(self.ring[made % self.keeps], self.ring[self.newest % self.keeps])
         self._point(self.masters, made)
         super().step(gradients)
+
+    def go_on(self) -> None:
+        for values in self.ring:
+            for value, newest in zip(values, self.values(), strict=True):
+                value.copy_(newest)
+        self._point(self.masters, self.newest)
+        self._point(self.parameters, self.newest)
+        self.seen = self.newest
 
     def _point(self, parameters: list[nn.Parameter], version: int) -> None:
         for parameter, value in zip(parameters, self.ring[version % self.keeps], strict=True):
