@@ -22,6 +22,8 @@ from paceline.errors import PlanError
 
 
 class Weights:
+    copies = 1  # of the weights that lie in memory
+
     def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None) -> None:
         self.parameters = parameters
         self.home = ReplicaHome(self.twins(), self._over(optimizer), schedule, Plain())
@@ -56,7 +58,7 @@ class Stashed(Weights):
     def __init__(
         self, parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None, keeps: int
     ) -> None:
-        self.keeps, self.seen = keeps, 0
+        self.keeps, self.copies, self.seen = keeps, keeps, 0
         self.ring = [[p.detach().clone() for p in parameters] for _ in range(keeps)]
         super().__init__(parameters, optimizer, schedule)
         self._point(self.parameters, 0)
@@ -90,6 +92,8 @@ class Stashed(Weights):
 
 
 class Predicted(Weights):
+    copies = 2
+
     def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None) -> None:
         self.work = [p.detach().clone() for p in parameters]
         super().__init__(parameters, optimizer, schedule)
