@@ -27,11 +27,13 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("core", {"core", "errors", "story"}, PURE_NEVER | {"torch", "numpy"}),
     ("plan", {"core", "errors"}, {"torch"}),
     ("job", {"errors", "jobs"}, set()),
-    ("jobs", {"errors", "job"}, set()),
+    ("jobs", {"errors", "job", "modules"}, set()),
+    ("modules", set(), set()),
+    ("kernels", {"kernels", "errors", "modules"}, {"multiprocessing", "socket", "torch.distributed"}),
     ("data", {"core", "errors", "job", "plan", "data"}, {"multiprocessing"}),
     (
         "compute",
-        {"compute", "core", "data", "job", "errors"},
+        {"compute", "core", "data", "job", "errors", "kernels"},
         {"multiprocessing", "socket", "torch.distributed"},
     ),
     (

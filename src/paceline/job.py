@@ -19,6 +19,7 @@ from paceline.errors import JobError, suggest, users_code
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 ON_NAN = ("stop", "skip", "ignore")
+COMPUTES = ("autograd", "fused")
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Job:
     weight      weight(batch) -> number, for a loss that is not a mean over samples: what the loss divided by
     metrics     {name: f(output, target) -> number}, weighted by samples over `test`
     transform   augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
+    compute     how a gradient is made: "autograd" (PyTorch), or "fused" (one piece of machine code; small networks)
     on_nan      when a loss is not finite: "stop" the run, "skip" the batch (looks at gradients too), or "ignore" it
     evaluate_every  evaluate on `test` from a snapshot every so many updates; default: once per epoch
     """
@@ -54,6 +56,7 @@ class Job:
     accumulate: int = 1
     device: str = "auto"
     precision: str = "float32"
+    compute: str = "autograd"
     metrics: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     on_nan: str = "stop"
     evaluate_every: int | None = None
@@ -93,6 +96,8 @@ class Job:
             faults.append(f"evaluate_every={self.evaluate_every} is not at least 1")
         if self.precision not in PRECISIONS:
             faults.append(f"precision={self.precision!r}; {suggest(self.precision, PRECISIONS)}")
+        if self.compute not in COMPUTES:
+            faults.append(f"compute={self.compute!r}; {suggest(self.compute, COMPUTES)}")
         if self.on_nan not in ON_NAN:
             faults.append(f"on_nan={self.on_nan!r}; {suggest(self.on_nan, ON_NAN)}")
         return faults

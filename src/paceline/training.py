@@ -29,6 +29,7 @@ def train(
     workers: int | None = None,
     *,
     engine: str = "local",
+    compute: str | None = None,
     folder: str | Path | None = RUNS,
     progress: Progress | None = None,
     updates: int | None = None,
@@ -39,6 +40,7 @@ def train(
 ) -> Run:
     """Train `job` by `plan` (None: sequential) and return the run.
 
+    compute   "autograd" or "fused" instead of the job's
     folder    where run folders go; None keeps nothing on disk
     updates   stop after so many updates instead of `job.epochs`
     world     of the virtual engine: speeds, network, faults
@@ -58,6 +60,8 @@ def train(
         return _go_on(_path(resume), job, plan, workers, progress, updates, deadline, every)
     if job is None:
         raise UsageError("there is no job to train: give one, or the run to go on with as resume=")
+    if compute is not None:
+        job = job.with_(compute=compute)
     chosen = Plan.parse("sequential" if plan is None else plan, workers)
     if chosen.native and engine != "local":
         raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")

@@ -59,16 +59,21 @@ class Replica:
 
     def forward(self, module: nn.Module, chunk: Chunk, batch: Batch) -> Tensor:
         """The chunk's loss, with the chance and the precision it is due."""
-        self.chance.begin(chunk.update, chunk.number)
-        if self.job.transform is not None:
-            with seeded_elsewhere(mix(self.job.seed, chunk.update, chunk.number)):
-                batch = self.job.transform(batch)
+        batch = self.transformed(chunk, batch)
         if self.device.type != "cpu":
             batch = to_device(batch, self.device)
         if self.autocast is None:
             return self.loss(module, batch)
         with torch.autocast(self.device.type, dtype=self.autocast):
             return self.loss(module, batch)
+
+    def transformed(self, chunk: Chunk, batch: Batch) -> Batch:
+        """Augmented, where the job asks for it; from here on chance is this chunk's."""
+        self.chance.begin(chunk.update, chunk.number)
+        if self.job.transform is None:
+            return batch
+        with seeded_elsewhere(mix(self.job.seed, chunk.update, chunk.number)):
+            return self.job.transform(batch)
 
     def chunk_weight(self, chunk: Chunk, batch: Batch) -> float:
         """The chunk's share of its update by samples, or what the job's own `weight` says it divided by."""

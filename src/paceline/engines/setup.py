@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.compute.evaluate import evaluate
+from paceline.compute.fused import check_fused
 from paceline.compute.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.compute.outline import outline
 from paceline.compute.probe import Probe, probe
@@ -88,6 +89,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     module = job.make_model()
     check_trainable(module)
     optimizer = job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
+    if job.compute == "fused":
+        check_fused(job, module, source, plan.native)
     with users_code("the first batch"):
         found = probe(job, module, source, plan.parts, by_rows=plan.takes_sparse and plan.steps_at_shards)
     found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, plan, len(source))))
@@ -261,7 +264,7 @@ def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
         "started": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "plan": str(plan),
         "engine": setup.engine,
-        "compute": "autograd",
+        "compute": job.compute,
         "workers": plan.workers,
         "threads": plan.threads,
         "shards": plan.shards,
@@ -333,7 +336,7 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
     record["summary"] = {
         "plan": str(setup.plan),
         "engine": setup.engine,
-        "compute": "autograd",
+        "compute": setup.job.compute,
         "workers": setup.plan.workers,
         "epochs": setup.job.epochs,
         **summarise(trace, outcome.seconds, samples, agenda.updates),

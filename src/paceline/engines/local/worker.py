@@ -17,7 +17,7 @@ from time import perf_counter_ns as now
 import torch
 from torch import Tensor
 
-from paceline.compute.autograd import Replica
+from paceline.compute.fused import make_replica
 from paceline.compute.layout import sha256
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed
@@ -144,7 +144,7 @@ class LocalWorker(Station):
                 "model= makes another model in this process than in the parent's; let all chance in it come from "
                 "torch, random or NumPy's global generator, which are seeded, or give the module itself"
             )
-        replica = Replica(job, module.train(), given.moving)
+        replica = make_replica(job, module.train(), given.moving)
         optimizer = job.make_optimizer(module, replica.parameters)
         order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
         reader = Reader(source, order, job.loader_workers, die_with_parent)
