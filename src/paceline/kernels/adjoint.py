@@ -90,6 +90,10 @@ class Adjoint:
             program.view(gradient, gradient_of(base), program.shape(name))
         return gradient
 
+    def _own(self, ref: Ref) -> set[str]:
+        """The loops that a place is named by, but for the steps of a sequence."""
+        return ref.loops() - {loop.name for loop in self.around}
+
     def _adds(self, target: Ref, loops: Loops) -> bool:
         """Whether to add to what is there. The first to write all of a gradient need not; what is only added to has
         to begin at zero.
@@ -150,7 +154,7 @@ class Adjoint:
         """What a leaf gets from a gradient; loops that the leaf does not name are summed over."""
         target = self._gradient(leaf)
         add = self._adds(target, loops)
-        if self.program.buffers[target.buffer].kind is Kind.GRADIENT or leaf.loops() != {lo.name for lo in loops}:
+        if self.program.buffers[target.buffer].kind is Kind.GRADIENT or self._own(leaf) != {lo.name for lo in loops}:
             return Contract(loops, target, None, value, add=add, layer=layer)
         return Apply(loops, target, value, add, layer)
 
@@ -162,7 +166,7 @@ class Adjoint:
             if not isinstance(leaf, Ref) or not self._wants(leaf.buffer):
                 continue
             names = {loop.name for loop in it.loops}
-            if self.program.buffers[leaf.buffer].kind is Kind.SAMPLE and leaf.loops() == names:
+            if self.program.buffers[leaf.buffer].kind is Kind.SAMPLE and self._own(leaf) == names:
                 target = self._gradient(leaf)
                 found.append(Apply(it.loops, target, value, self._adds(target, it.loops), it.layer))
                 continue
@@ -175,7 +179,7 @@ class Adjoint:
             return [self._sum(it.loops, leaf, value, it.layer)]
         assert not self.around, "within a sequence, weights are used by contractions only"
         temporary = self.program.new(
-            f"t{len(self.program.buffers)}", tuple(loop.extent for loop in it.loops)
+            f"part.{len(self.program.buffers)}", tuple(loop.extent for loop in it.loops)
         )
         place = Ref(temporary, at(*(loop.name for loop in it.loops)))
         return [Apply(it.loops, place, value, layer=it.layer), self._sum(it.loops, leaf, place, it.layer)]

@@ -44,7 +44,10 @@ def _restated(program: Program, contract: Contract, apply: Apply) -> Apply | Non
         return None
     base, shape = program.base(target.buffer), program.shape(target.buffer)
     mine = [leaf for leaf in leaves(apply.value) if program.base(leaf.buffer) == base]
-    made = {program.base(a.target.buffer) for a in contract.then}
+    made = {program.base(a.target.buffer) for a in contract.then if not a.add}
+    added = {program.base(a.target.buffer) for a in contract.then if a.add}  # their registers hold only what is added
+    if any(program.base(leaf.buffer) in added for leaf in leaves(apply.value)):
+        return None
     mine += [leaf for leaf in leaves(apply.value) if program.base(leaf.buffer) in made]
     if not mine or len(set(mine)) != 1:
         return None

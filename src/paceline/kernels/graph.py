@@ -93,6 +93,8 @@ def _add(
     layers: dict[str, Layer],
 ) -> None:
     given = [made[a] for a in node.args if isinstance(a, fx.Node) and a in made]
+    if None in given:
+        raise CannotFuse(f"{node} uses the last state of a recurrent layer; only its outputs are kept: take x[:, -1]")
     sources = tuple(g for g in given if isinstance(g, str))
     name = str(node.target) if node.op == "call_module" else node.name
     if node.op == "call_module":
@@ -103,8 +105,6 @@ def _add(
     else:
         if node.target in (operator.getitem, "getitem") and given and isinstance(given[0], tuple):
             made[node] = given[0][node.args[1]]  # the first of what a recurrent layer gives
-            if made[node] is None:
-                raise CannotFuse(f"{node}: only the outputs of a recurrent layer are kept, not its last state")
             return
         seen = Seen(name, f"{node.op} {node.target}", "", tuple(shapes[s] for s in sources))
         found = _function(node, seen)
