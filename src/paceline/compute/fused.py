@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -9,9 +11,9 @@ from paceline.compute.autograd import Replica, split_batch
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
 from paceline.data.source import Source
-from paceline.errors import JobError, users_code
+from paceline.errors import JobError, JobWarning, users_code
 from paceline.job import Batch, Job
-from paceline.kernels import fuse
+from paceline.kernels import NoCompiler, fuse
 
 
 def make_replica(job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
@@ -42,12 +44,16 @@ class FusedReplica(Replica):
         return loss
 
 
-def check_fused(job: Job, module: nn.Module, source: Source, native: bool) -> None:
-    """Refuse what has no kernel before anything is started, and make the kernels, so that workers find them made."""
+def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool) -> Job:
+    """Refuse what has no kernel before anything is started, and make the kernels, so that workers find them made. Where
+    there is no compiler, PyTorch does the work.
+    """
     if native:
         raise JobError("plan ddp is PyTorch's own, autograd included; compute='fused' goes with every other plan")
     if job.loss is None:
-        raise JobError("compute='fused' needs loss=, since it reads it instead of running it; step= is compute='autograd'")
+        raise JobError(
+            "compute='fused' needs loss=, since it reads it instead of running it; step= is compute='autograd'"
+        )
     if job.torch_device.type != "cpu" or job.precision != "float32":
         raise JobError(
             f"compute='fused' is for the CPU in the model's own precision, not device={job.device!r} with "
@@ -60,4 +66,9 @@ def check_fused(job: Job, module: nn.Module, source: Source, native: bool) -> No
         inputs, _ = split_batch(batch)
     if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
         raise JobError("compute='fused' takes one tensor as the network's input; compute='autograd' takes any")
-    fuse(module, job.loss, None, job.batch_size).prepare(inputs[0])
+    try:
+        fuse(module, job.loss, None, job.batch_size).prepare(inputs[0])
+    except NoCompiler as error:
+        warnings.warn(f"{error}; this run does", JobWarning, stacklevel=4)
+        return job.with_(compute="autograd")
+    return job

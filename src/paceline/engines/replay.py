@@ -62,7 +62,7 @@ def replay(
     with threads(record["threads"]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)  # it was said when the run was made
-            setup = set_up(opened, plan, "replay", record["limit"])
+            setup = set_up(opened.with_(compute=record["compute"]), plan, "replay", record["limit"])
         _check_same_start(setup, record)
         plans = [Plan.parse(life["plan"]) for life in record["lives"]]
         shard, stop = 0, None if until in (None, "nan", "failure") else int(until)

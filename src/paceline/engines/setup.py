@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.compute.evaluate import evaluate
-from paceline.compute.fused import check_fused
+from paceline.compute.fused import fused_if_possible
 from paceline.compute.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.compute.outline import outline
 from paceline.compute.probe import Probe, probe
@@ -90,7 +90,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     check_trainable(module)
     optimizer = job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
     if job.compute == "fused":
-        check_fused(job, module, source, plan.native)
+        job = fused_if_possible(job, module, source, plan.native)
     with users_code("the first batch"):
         found = probe(job, module, source, plan.parts, by_rows=plan.takes_sparse and plan.steps_at_shards)
     found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, plan, len(source))))

@@ -178,9 +178,7 @@ class Adjoint:
         if isinstance(value, Ref):
             return [self._sum(it.loops, leaf, value, it.layer)]
         assert not self.around, "within a sequence, weights are used by contractions only"
-        temporary = self.program.new(
-            f"part.{len(self.program.buffers)}", tuple(loop.extent for loop in it.loops)
-        )
+        temporary = self.program.new(f"part.{len(self.program.buffers)}", tuple(loop.extent for loop in it.loops))
         place = Ref(temporary, at(*(loop.name for loop in it.loops)))
         return [Apply(it.loops, place, value, layer=it.layer), self._sum(it.loops, leaf, place, it.layer)]
 

@@ -24,9 +24,7 @@ FUNCTIONS: dict[str, Function] = {
     "relu": Function(lambda x, y: Call("step", y), 1),
     "gelu": Function(lambda x, y: Call("gelu_slope", x), 20),
     "gelu_tanh": Function(lambda x, y: Call("gelu_tanh_slope", x), 20),
-    "reciprocal_root": Function(
-        lambda x, y: Op("*", Number(-0.5), Op("*", y, Op("*", y, y))), 2
-    ),
+    "reciprocal_root": Function(lambda x, y: Op("*", Number(-0.5), Op("*", y, Op("*", y, y))), 2),
 }
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.kernels import machine
+import paceline.kernels.machine as machine
 from paceline.kernels.build import compiler, library
 from paceline.kernels.graph import CannotFuse, Graph, Layer, describe
 from paceline.kernels.lower import lower
-from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
 from paceline.kernels.memory import Target
+from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
 from paceline.kernels.plan import CHUNKS, Plan, make, table
 from paceline.kernels.printers.cpp import text, weights_of
 
@@ -57,8 +57,13 @@ def loss_kind(loss: Callable[..., Any]) -> str:
     ):
         if isinstance(loss, kind) or loss is getattr(nn.functional, _snake(kind.__name__), None):
             changed = [f"{k}={getattr(loss, k)}" for k, v in plain.items() if getattr(loss, k, v) != v]
-            if getattr(loss, "reduction", "mean") != "mean" or changed:
-                raise CannotFuse(f"{loss} has no kernel: only the plain mean has; compute='autograd' takes any loss")
+            if (reduction := getattr(loss, "reduction", "mean")) != "mean":
+                changed.append(f"reduction={reduction!r}")
+            if changed:
+                raise CannotFuse(
+                    f"{kind.__name__} with {', '.join(changed)} has no kernel, only the plain mean has; "
+                    "compute='autograd' takes any loss"
+                )
             return name
     raise CannotFuse(
         f"the loss {getattr(loss, '__name__', loss)} has no kernel; nn.CrossEntropyLoss() and nn.MSELoss() have; "
@@ -111,7 +116,9 @@ class Fused:
         self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         dtypes = {p.dtype for p in self.named.values()}
         if len(dtypes) != 1 or not dtypes <= set(REALS):
-            raise CannotFuse(f"parameters of type {', '.join(map(str, dtypes)) or 'none'}; one of {list(REALS)} is fused")
+            raise CannotFuse(
+                f"parameters of type {', '.join(map(str, dtypes)) or 'none'}; one of {list(REALS)} is fused"
+            )
         self.dtype = dtypes.pop()
         self.optimizer = optimizer(list(self.named.values())) if optimizer is not None else None
         self.updates = 0
@@ -120,6 +127,7 @@ class Fused:
 
     # --- what users call ---
 
+    @torch.no_grad()
     def train_epoch(self, x: Tensor, y: Tensor, order: Tensor, seed: int = 0) -> float:
         """One pass over the samples named by `order`, in batches; the mean loss as it was on the way."""
         if self.optimizer is None:
@@ -133,11 +141,11 @@ class Fused:
         total = self._call(made, x, y, order, self.batch_size, updates, self.updates, settings, seed)
         self.timed = samples, time.perf_counter() - begin
         self.updates += updates
-        with torch.no_grad():
-            torch._foreach_copy_(made.tensors, made.weights)
+        torch._foreach_copy_(made.tensors, made.weights)
         self._count_batches(updates)
         return total / updates
 
+    @torch.no_grad()
     def loss_and_gradients(self, x: Tensor, y: Tensor, seed: int = 0) -> tuple[float, dict[str, Tensor]]:
         """The mean loss of these samples, and its gradient by parameter, in memory that the next call writes again."""
         made = self._for(x)
@@ -184,9 +192,7 @@ class Fused:
             if name in plan.places and f"d_{name}" in plan.places
         }
         seconds = time.perf_counter() - begin
-        return Compiled(
-            plan, source, loaded.paceline_run, file, cached, seconds, memory, weights, mine, gradients
-        )
+        return Compiled(plan, source, loaded.paceline_run, file, cached, seconds, memory, weights, mine, gradients)
 
     def _target(self) -> Target:
         return machine.target(REALS[self.dtype])
@@ -226,7 +232,7 @@ class Fused:
     def _settings(self, made: Compiled) -> Tensor:
         assert self.optimizer is not None
         words = rule_of(self.optimizer, self.l1).settings
-        return torch.tensor([numbers(group, words, self.l1) for group in self.optimizer.param_groups]).double()
+        return torch.tensor([numbers(group, words, self.l1) for group in self.optimizer.param_groups], dtype=torch.float64)
 
     def _call(
         self,
@@ -273,7 +279,7 @@ class Fused:
             made.memory["arenas"] = torch.zeros(needed, dtype=self.dtype)
 
     def _check(self, plan: Plan, x: Tensor, y: Tensor, labels: bool) -> None:
-        if labels and y.numel() and not (0 <= int(y.min()) and int(y.max()) < plan.program.outputs):
+        if labels and y.numel() and not (int(y.min()) >= 0 and int(y.max()) < plan.program.outputs):
             raise CannotFuse(
                 f"class numbers from {int(y.min())} to {int(y.max())}, for a network of {plan.program.outputs} outputs"
             )
@@ -304,7 +310,7 @@ class Fused:
         lines = [
             f"path: generated C++, {how} in {made.seconds:.2f} s, by {compiler()}",
             f"text: {made.file.with_suffix('.cpp')}",
-            f"lanes: {plan.target.lanes} samples side by side ({plan.target.bytes}-byte vectors of {plan.target.real}), "
+            f"lanes: {plan.target.lanes} samples side by side, in vectors of {plan.target.bytes} bytes; "
             f"{self.threads} thread{'s' * (self.threads > 1)}, at most {CHUNKS} chunks a batch",
             f"arithmetic: {plan.flops / 1e3:,.1f} kFLOP a sample; one group of samples uses "
             f"{plan.sizes['arena'] * plan.target.lanes * self.dtype.itemsize / 1024:,.0f} KiB",
@@ -312,9 +318,7 @@ class Fused:
         if self.timed is not None:
             samples, seconds = self.timed
             speed = plan.flops * samples / seconds / 1e9
-            lines.append(
-                f"last epoch: {seconds:.3f} s, {samples / seconds:,.0f} samples/s, {speed:.1f} GFLOP/s"
-            )
+            lines.append(f"last epoch: {seconds:.3f} s, {samples / seconds:,.0f} samples/s, {speed:.1f} GFLOP/s")
         return "\n".join([*lines, "", table(plan)])
 
 

@@ -8,22 +8,33 @@ from dataclasses import replace
 
 from paceline.kernels.adjoint import touches
 from paceline.kernels.blocks import meets
-from paceline.kernels.ir import Apply, Contract, Expression, Index, Kind, Program, Ref, Repeat, Statement, leaves
-from paceline.kernels.ir import replaced
+from paceline.kernels.ir import (
+    Apply,
+    Contract,
+    Expression,
+    Index,
+    Kind,
+    Program,
+    Ref,
+    Repeat,
+    Statement,
+    leaves,
+    replaced,
+)
 
 
 def fused(program: Program, statements: Sequence[Statement]) -> list[Statement]:
     """The same statements, those that follow a contraction number by number made part of it."""
-    readers = Counter(
-        program.base(name) for s in _all([*program.forward, *program.backward]) for name in touches(s)[0]
-    )
+    readers = Counter(program.base(name) for s in _all([*program.forward, *program.backward]) for name in touches(s)[0])
     found: list[Statement] = []
     for statement in statements:
         last = found[-1] if found else None
         if isinstance(last, Contract) and isinstance(statement, Apply):
             then = _restated(program, last, statement)
             if then is not None:
-                reads = sum(program.base(leaf.buffer) == program.base(last.target.buffer) for leaf in leaves(then.value))
+                reads = sum(
+                    program.base(leaf.buffer) == program.base(last.target.buffer) for leaf in leaves(then.value)
+                )
                 base = program.base(last.target.buffer)
                 readers[base] -= reads
                 kept = readers[base] > 0

@@ -96,7 +96,7 @@ def _add(
     if None in given:
         raise CannotFuse(f"{node} uses the last state of a recurrent layer; only its outputs are kept: take x[:, -1]")
     sources = tuple(g for g in given if isinstance(g, str))
-    name = str(node.target) if node.op == "call_module" else node.name
+    name = str(node.target) or "model" if node.op == "call_module" else node.name
     if node.op == "call_module":
         part = parts[str(node.target)]
         seen = Seen(name, f"layer {name} ({part})", str(node.target), tuple(shapes[s] for s in sources))
@@ -104,7 +104,7 @@ def _add(
         found = row(part, seen) if row is not None else None
     else:
         if node.target in (operator.getitem, "getitem") and given and isinstance(given[0], tuple):
-            made[node] = given[0][node.args[1]]  # the first of what a recurrent layer gives
+            made[node] = given[0][int(str(node.args[1]))]  # the first of what a recurrent layer gives
             return
         seen = Seen(name, f"{node.op} {node.target}", "", tuple(shapes[s] for s in sources))
         found = _function(node, seen)

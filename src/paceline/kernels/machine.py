@@ -31,11 +31,11 @@ def target(real: str = "float", *, replicas: bool = False, scalar: bool = False)
 def cores() -> int:
     """Of this process: no more than its affinity, and than what a container's quota lets it use, rounded down."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _quota()
-    return max(1, min(count, math.floor(quota)) if quota else count)
+    allowed = quota()
+    return max(1, min(count, math.floor(allowed)) if allowed else count)
 
 
-def _quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
     """Cores per second that the control groups allow, the tightest of all above us; None for as many as there are."""
     found = []
     folder = root / _group().lstrip("/")
@@ -50,7 +50,7 @@ def _quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
             continue
     try:
         old = root / "cpu"
-        given_old = int((old / "cpu.cfs_quota_us").read_text())
+        given_old = int((old / "cpu.cfsquota_us").read_text())
         if given_old > 0:
             found.append(given_old / int((old / "cpu.cfs_period_us").read_text()))
     except (OSError, ValueError):

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from paceline.kernels import blocks
-from paceline.kernels.blocks import Block, Nest
+from paceline.kernels.blocks import Block, Nest, choose, meets
 from paceline.kernels.fusion import fused
 from paceline.kernels.ir import Call, Contract, Expression, Index, Meet, Op, Program, Ref, Repeat, Statement, offset
 from paceline.kernels.memory import Memory, Place, Target, Turn
@@ -43,7 +42,7 @@ class Plan:
 
     def nest(self, it: Contract) -> Nest:
         left = self.at(it.left) if it.left is not None else None
-        return Nest(it.loops, self.at(it.target), left, self.at(it.right), blocks.meets(it.target, it.loops))
+        return Nest(it.loops, self.at(it.target), left, self.at(it.right), meets(it.target, it.loops))
 
     def steps(self) -> Iterator[Step]:
         for phase in self.phases:
@@ -79,7 +78,7 @@ def contractions(statement: Statement | Turn) -> Iterator[Contract]:
 def _blocks(plan: Plan, statement: Statement | Turn) -> Iterator[Block]:
     for contract in contractions(statement):
         scalar = plan.target.scalar
-        yield Block(()) if scalar else blocks.choose(plan.nest(contract), plan.target.registers - 3)
+        yield Block(()) if scalar else choose(plan.nest(contract), plan.target.registers - 3)
 
 
 def _word(name: str) -> str:

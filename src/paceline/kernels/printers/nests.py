@@ -14,8 +14,8 @@ from paceline.kernels.ir import (
     Expression,
     Highest,
     Index,
-    Loop,
     Lookup,
+    Loop,
     Meet,
     Noise,
     Number,
@@ -189,10 +189,10 @@ class Nests:
     def apply(self, it: Apply, indent: str) -> Lines:
         refs = {it.target, *leaves(it.value)}
         extents = tuple(loop.extent for loop in it.loops)
-        dense = tuple(zip((loop.name for loop in it.loops), strides(extents), strict=True))
-        flat = all({n: s for n, s in self.plan.at(ref).terms} == {n: s for n, s in dense} for ref in refs)
+        dense = dict(zip((loop.name for loop in it.loops), strides(extents), strict=True))
+        flat = all(dict(self.plan.at(ref).terms) == dense for ref in refs)
         sign = "+=" if it.add else "="
-        if flat and all(extent > 0 for extent in extents):
+        if flat:
             known = {ref: f"{self.name(ref.buffer)}[q + {self.plan.at(ref).shift}]" for ref in refs}
             yield f"{indent}for (int q = 0; q < {prod(extents)}; q++)"
             yield f"{indent}    {known[it.target]} {sign} V{{}} + {self.expression(it.value, {}, known)};"
@@ -270,10 +270,11 @@ class Nests:
 
     def lookup(self, it: Lookup, indent: str) -> Lines:
         rows, width = prod(loop.extent for loop in it.loops[:-1]), it.loops[-1].extent
-        yield f"{indent}for (int q = 0; q < {rows}; q++) for (int d = 0; d < {width}; d++) for (int l = 0; l < LANES; l++)"
+        yield f"{indent}for (int q = 0; q < {rows}; q++) for (int d = 0; d < {width}; d++)"
+        yield f"{indent}    for (int l = 0; l < LANES; l++)"
         table = f"{self.name(it.table)}[g.tokens[l][q] * {width} + d]"
         value = f"lane({table}, l)" if self.plan.target.replicas else table
-        yield f"{indent}    set_lane({self.name(it.target.buffer)}[q * {width} + d], l, {value});"
+        yield f"{indent}        set_lane({self.name(it.target.buffer)}[q * {width} + d], l, {value});"
 
     def scatter(self, it: Scatter, indent: str) -> Lines:
         rows, width = prod(loop.extent for loop in it.loops[:-1]), it.loops[-1].extent
