@@ -78,6 +78,11 @@ def test_people_read_standard_error(folder: Path) -> None:
     assert "samples/s: 10 updates" in done.stderr
 
 
+def test_ddp_meets_in_a_run_folder_with_any_name(folder: Path) -> None:
+    done = paceline(folder, "train", "job.py:other", "-p", "ddp", "-w", "2", "--runs", "my runs #1", "--quiet")
+    assert done.returncode == 0, done.stderr
+
+
 def test_compare(folder: Path) -> None:
     done = paceline(
         folder,

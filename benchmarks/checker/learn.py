@@ -22,13 +22,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from paceline.check.engine import CONCERNED, check_text
 from paceline.check.findings import Finding
 from paceline.check.module import Module
+from paceline.check.ranker import features
 from paceline.check.rules import RULES
 from paceline.check.source import Unreadable, parse, read
 from paceline.check.summaries import Facts
@@ -39,7 +39,6 @@ from run import changed, families, is_near, labelled  # noqa: E402
 
 LARGEST = 2_000  # lines of a file that is mutated
 PER_PROJECT = 40  # mutants kept of a project
-FAMILIES = ("PC1", "PC2", "PC3", "PC4", "PC5")
 SAMPLES = 400
 WAYS = ("plain", "rule counts", "logistic")
 
@@ -155,19 +154,7 @@ def _wrong(node: ast.stmt) -> tuple[str, list[ast.stmt]] | None:
 
 
 def example(project: str, found: Finding, true: bool, real: bool) -> Example:
-    lines = [found.line, *(step.line for step in found.story)]
-    features = [
-        found.confidence,
-        len(found.story) / 4,
-        sum(" calls " in step.what for step in found.story),
-        float(np.log1p(max(lines) - min(lines))) / 4,
-        float(bool(found.waits)),
-        float(found.function.rpartition(".")[2].startswith("_")),
-        float(found.function == "<module>"),
-        float("exception" in found.message),
-        *(float(found.rule.startswith(family)) for family in FAMILIES),
-    ]
-    return Example(project.replace("+", "/"), features, found.confidence, true, found.rule, real)
+    return Example(project.replace("+", "/"), features(found), found.confidence, true, found.rule, real)
 
 
 # -- the ranker

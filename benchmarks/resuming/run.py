@@ -96,8 +96,10 @@ def disturbed(plan: str, kills: int, every: int, chance: random.Random, seconds:
     for _ in range(kills):
         if not killed(process, chance, seconds):
             break
-        told.runs[plan] = told.runs.get(plan, 0) + 1
         folder = next(runs.iterdir(), None) if runs.exists() else None
+        if folder is not None and is_done(folder):
+            return folder  # the kill came when all was written
+        told.runs[plan] = told.runs.get(plan, 0) + 1
         if folder is None or not (folder / "run.json").exists():  # it had not begun: there is nothing to go on with
             told.kills, told.in_start = told.kills + 1, told.in_start + 1
             runs = base / f"run-{len(list(base.iterdir()))}"
@@ -111,6 +113,16 @@ def disturbed(plan: str, kills: int, every: int, chance: random.Random, seconds:
     assert process.returncode == 0, said
     (folder,) = runs.iterdir()
     return folder
+
+
+def is_probe(file: Path) -> bool:
+    """Python's own, by which `tempfile` finds a folder that it can write to; a kill may come just then."""
+    return file.is_file() and file.read_bytes() in (b"", b"blat")
+
+
+def is_done(folder: Path) -> bool:
+    record = folder / "run.json"
+    return record.exists() and json.loads(record.read_text())["status"] == "done"
 
 
 def opened(folder: Path) -> pl.Run:
@@ -181,7 +193,7 @@ def main() -> None:
                 kills = options.kills if plans is KEEPS_STEP else options.kills // 2
                 figures[name] = measure(plans, kills, options.every, chance, base)
         left = [*os.listdir(base / "tmp"), *(name for name in os.listdir("/dev/shm") if name not in shared)]
-        left = [name for name in left if not name.startswith("torchinductor_")]  # PyTorch's own cache
+        left = [name for name in left if not name.startswith("torchinductor_") and not is_probe(base / "tmp" / name)]
         assert not left, f"left behind: {left}"
     write(file.parent, {**figures, "checkpoint_every": options.every, "left_behind": 0})
 

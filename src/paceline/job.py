@@ -34,6 +34,8 @@ class Job:
                 `lambda model: SGD([{"params": model.head.parameters(), "lr": 0.1}, ...], lr=0.01)`
     schedule    a function of the optimizer that makes a learning-rate schedule, stepped once per update
     accumulate  batches whose gradients are averaged before one update (bunch mode)
+    device      "cpu", "cuda" (workers share the GPUs out), "cuda:1", or "auto": cuda where there is a GPU
+    precision   "float32": as the model is; or "bfloat16": the same parameters, computed with by autocast
     weight      weight(batch) -> number, for a loss that is not a mean over samples: what the loss divided by
     metrics     {name: f(output, target) -> number}, weighted by samples over `test`
     transform   augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
@@ -131,11 +133,6 @@ class Job:
                 "use a first-order optimizer such as torch.optim.Adam, or plan sandblaster, which is L-BFGS itself"
             )
         return optimizer
-
-    @property
-    def torch_device(self) -> torch.device:
-        """ "auto" is the CPU wherever workers share memory; name "cuda" to train sequentially on a GPU."""
-        return torch.device("cpu" if self.device == "auto" else self.device)
 
 
 @contextmanager

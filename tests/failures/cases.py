@@ -49,6 +49,7 @@ class Case:
     exit: int
     says: tuple[str, ...]
     head: str = HEAD
+    memory: int = 0  # bytes of a control group whose file of processes is GROUP in the code
 
 
 def falls(how: str) -> str:
@@ -140,12 +141,19 @@ PROCESSES = (
     Case("SIGSTOP of a worker", falls("os.kill(os.getpid(), signal.SIGSTOP)"), f"{RING} --deadline 1", 1,
          (r"WorkerSilent: worker \d did not come: worker \d waited 1 s for it. Its process \d+ is stopped \(SIGSTOP",
           "give a longer deadline")),
+    Case("SIGSTOP of a worker under PyTorch's own DDP", falls("os.kill(os.getpid(), signal.SIGSTOP)"),
+         "train job.py -p ddp -w 2 --deadline 2", 1,
+         (r"WorkerSilent: worker \d did not come: worker \d waited 2 s for it. Its process \d+ is stopped \(SIGSTOP",)),
     Case("a worker that never comes back", falls("time.sleep(60)"), f"{RING} --deadline 1", 1,
          (r"worker \d did not come: .* sleeps: it waits for something itself",)),
     Case("a worker in a loop without end", falls("[None for _ in iter(int, 1)]"), f"{RING} --deadline 1", 1,
          (r"worker \d did not come: .* computes: it is slow, or in a loop without end",)),
     Case("Python's memory runs out", falls("torch.empty(10**15)"), RING, 1,
          (r"failed first: RuntimeError: .*can't allocate memory", "advice memory has run out: a smaller batch_size")),
+    Case("the kernel's memory runs out",
+         falls("open('GROUP', 'w').write(str(os.getpid())), bytearray(1 << 28).count(1)"), RING, 1,
+         (r"worker \d died \(SIGKILL\)", "advice the kernel's out-of-memory killer has struck: a smaller batch_size"),
+         memory=64 << 20),
     Case("more workers than cores", "job = job.with_(epochs=30)\n", "train job.py -p ring -w 4", 0,
          (r"note: 4 workers on \d cores? took turns: for \d+% of their time they waited for one",)),
 )  # fmt: skip

@@ -7,7 +7,9 @@ import io
 import os
 import resource
 import sys
+import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import paceline.cli
@@ -16,7 +18,40 @@ from tests.failures.cases import Case
 
 def happen(case: Case, folder: Path) -> tuple[int, str]:
     """The exit code, and what people read."""
-    (folder / "job.py").write_text(case.head + case.code)
+    with memory_group(case.memory) if case.memory else contextlib.nullcontext("") as group:
+        (folder / "job.py").write_text(case.head + case.code.replace("GROUP", group))
+        return _happen(case, folder)
+
+
+@contextlib.contextmanager
+def memory_group(limit: int) -> Iterator[str]:
+    """The file that takes a process into a control group of so many bytes; GroupRefused where none may be made."""
+    old, new = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    group, bound = (old, "memory.limit_in_bytes") if old.is_dir() else (new, "memory.max")
+    group /= f"paceline-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise GroupRefused(str(error)) from error
+    try:
+        try:
+            (group / bound).write_text(str(limit))
+        except OSError as error:  # the parent group does not hand the control of memory on
+            raise GroupRefused(str(error)) from error
+        yield str(group / "cgroup.procs")
+    finally:
+        for _ in range(100):
+            with contextlib.suppress(OSError):  # its process is still being taken down
+                group.rmdir()
+                break
+            time.sleep(0.05)
+
+
+class GroupRefused(Exception):
+    """This process may not make control groups."""
+
+
+def _happen(case: Case, folder: Path) -> tuple[int, str]:
     (folder / "damaged").mkdir()
     (folder / "damaged" / "run.json").write_text("{")
     said, before = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.failures.cases import CASES, Case
-from tests.failures.happening import happen
+from tests.failures.happening import GroupRefused, happen
 
 ALL = [case for cases in CASES.values() for case in cases]
 PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
@@ -21,7 +21,10 @@ def even(text: str) -> str:
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.what)
 def test_it_is_told(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    code, said = happen(case, tmp_path)
+    try:
+        code, said = happen(case, tmp_path)
+    except GroupRefused as refused:
+        pytest.skip(f"no control group for memory may be made here: {refused}")
     assert code == case.exit, said
     for words in case.says:
         assert re.search(words, even(said)), said

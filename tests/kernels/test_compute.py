@@ -63,7 +63,7 @@ def test_without_a_compiler_pytorch_trains_and_says_so(monkeypatch: pytest.Monke
     monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
     build.compiler.cache_clear()
     try:
-        with pytest.warns(JobWarning, match="no C\\+\\+ compiler was found.*this run does"):
+        with pytest.warns(JobWarning, match=r"no C\+\+ compiler was found.*this run does"):
             run = train(a_job(torch.float32), "sequential", engine="virtual", folder=None, compute="fused", updates=2)
     finally:
         build.compiler.cache_clear()

@@ -94,7 +94,8 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPat
     found = set()
     for threads in (1, 2, 3, 8):
         model, (x, y) = small_cnn(), data(300)
-        fuse(model, nn.CrossEntropyLoss(), OPTIMIZERS["adam"], 100, threads=threads).train_epoch(x, y, torch.arange(300))
+        fused = fuse(model, nn.CrossEntropyLoss(), OPTIMIZERS["adam"], 100, threads=threads)
+        fused.train_epoch(x, y, torch.arange(300))
         found.add(tuple(p.detach().numpy().tobytes() for p in model.parameters()))
     assert len(found) == 1
 
@@ -153,7 +154,7 @@ def test_without_a_compiler_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
     build.compiler.cache_clear()
     try:
-        with pytest.raises(build.NoCompiler, match="no C\\+\\+ compiler was found.*compute='autograd'"):
+        with pytest.raises(build.NoCompiler, match=r"no C\+\+ compiler was found.*compute='autograd'"):
             build.compiler()
     finally:
         build.compiler.cache_clear()
@@ -186,7 +187,7 @@ class Branching(nn.Module):
         (lambda: nn.Conv2d(2, 2, 1), (1, 3, 3), "gets 1 channels, and wants 2"),
         (lambda: nn.Linear(4, 0), (4,), "has no features"),
         (lambda: nn.Linear(4, 2), (5,), "gets 5 features, and wants 4"),
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Softplus()), (4,), "layer 1 \\(Softplus.*has no kernel.*compute='autograd'"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Softplus()), (4,), "layer 1 .Softplus.*has no kernel.*autograd"),
         (lambda: nn.Sequential(nn.Linear(4, 4), Branching()), (4,), "cannot be followed"),
         (lambda: nn.LSTM(4, 3, 2, batch_first=True), (5, 4), "one layer in one direction"),
     ],
@@ -203,7 +204,7 @@ def test_what_has_no_kernel_is_named(make: Callable[[], nn.Module], shape: tuple
 def test_losses_and_optimizers_without_a_kernel_are_named() -> None:
     with pytest.raises(CannotFuse, match="L1Loss"):
         fuse(nn.Linear(2, 2), nn.L1Loss(), None, 4)
-    with pytest.raises(CannotFuse, match="label_smoothing=0.1"):
+    with pytest.raises(CannotFuse, match="label_smoothing"):
         fuse(nn.Linear(2, 2), nn.CrossEntropyLoss(label_smoothing=0.1), None, 4)
     with pytest.raises(CannotFuse, match="Adadelta"):
         fuse(nn.Linear(2, 2), nn.MSELoss(), torch.optim.Adadelta, 4).prepare(torch.zeros(1, 2))

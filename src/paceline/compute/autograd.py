@@ -18,14 +18,16 @@ from paceline.core.chance import mix
 from paceline.errors import JobError
 from paceline.job import PRECISIONS, Batch, Job, seeded_elsewhere
 
+CPU = torch.device("cpu")
+
 
 class Replica:
     """The module of one worker. Gradients of successive chunks add up in `parameter.grad` until `take`."""
 
-    def __init__(self, job: Job, module: nn.Module, moving: tuple[str, ...]) -> None:
+    def __init__(self, job: Job, module: nn.Module, moving: tuple[str, ...], device: torch.device = CPU) -> None:
         self.job = job
-        self.device = job.torch_device
-        self.module = module.to(self.device)
+        self.device = device
+        self.module = module.to(device)
         self.parameters = list(trainable(module).values())
         self.autocast = PRECISIONS[job.precision]
         buffers = dict(module.named_buffers())
@@ -112,8 +114,9 @@ def split_batch(batch: Batch) -> tuple[tuple[Any, ...], Any]:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
+    """From memory that the device may read by itself: the copy goes on while the host does other things."""
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return (batch.pin_memory() if device.type == "cuda" else batch).to(device, non_blocking=True)
     if isinstance(batch, dict):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):

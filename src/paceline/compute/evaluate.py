@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from paceline.compute.autograd import loss_function, split_batch, to_device
+from paceline.compute.autograd import CPU, loss_function, split_batch, to_device
 from paceline.data.source import Source
 from paceline.job import Job
 
@@ -15,15 +16,17 @@ BATCH = 1000
 
 
 @torch.no_grad()
-def evaluate(job: Job, module: nn.Module, source: Source) -> dict[str, float]:
+def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device = CPU) -> dict[str, float]:
     """test_loss, test_accuracy where the output is one score per class, and the job's own metrics."""
+    if device != CPU:
+        module = copy.deepcopy(module).to(device)
     was_training = module.training
     module.eval()
     step = loss_function(job)
     sums: dict[str, float] = {}
     for start in range(0, len(source), BATCH):
         indices = torch.arange(start, min(start + BATCH, len(source)))
-        batch = to_device(source.batch(indices, 0), job.torch_device)
+        batch = to_device(source.batch(indices, 0), device)
         if job.step is not None:
             found = {"test_loss": float(step(module, batch))}
         else:

@@ -16,11 +16,6 @@ from paceline.job import Batch, Job
 from paceline.kernels import NoCompiler, fuse
 
 
-def make_replica(job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
-    """The replica that the job's `compute` asks for."""
-    return (FusedReplica if job.compute == "fused" else Replica)(job, module, moving)
-
-
 class FusedReplica(Replica):
     def __init__(self, job: Job, module: nn.Module, moving: tuple[str, ...]) -> None:
         super().__init__(job, module, moving)
@@ -54,7 +49,7 @@ def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool)
         raise JobError(
             "compute='fused' needs loss=, since it reads it instead of running it; step= is compute='autograd'"
         )
-    if job.torch_device.type != "cpu" or job.precision != "float32":
+    if job.device != "cpu" or job.precision != "float32":
         raise JobError(
             f"compute='fused' is for the CPU in the model's own precision, not device={job.device!r} with "
             f"precision={job.precision!r}"

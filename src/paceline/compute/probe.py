@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from paceline.compute.autograd import Replica
+from paceline.compute.autograd import CPU, Replica
 from paceline.compute.layout import trainable
 from paceline.compute.rows import numbers
 from paceline.compute.tables import advice, sparse_names
@@ -33,7 +33,9 @@ class Probe:
     notes: tuple[str, ...]  # for the user
 
 
-def probe(job: Job, module: nn.Module, source: Source, parts: int = 1, by_rows: bool = False) -> Probe:
+def probe(
+    job: Job, module: nn.Module, source: Source, parts: int = 1, by_rows: bool = False, device: torch.device = CPU
+) -> Probe:
     """One batch forward and backward on a copy of the module, whole and in two chunks. `by_rows`: the plan would gain
     from sparse gradients.
     """
@@ -41,7 +43,7 @@ def probe(job: Job, module: nn.Module, source: Source, parts: int = 1, by_rows: 
     order = Order(len(source), job.seed, job.shuffle)
     whole = Chunk(0, 0, 0, 0, agenda.batch_size, 1.0)
     twin = copy.deepcopy(module)
-    replica = Replica(job, twin.train(), ())
+    replica = Replica(job, twin.train(), (), device)
     before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
     writes = {name: parameter._version for name, parameter in trainable(twin).items()}
     loss = replica.forward(twin, whole, source.batch(order.indices(whole), 0))
@@ -55,9 +57,9 @@ def probe(job: Job, module: nn.Module, source: Source, parts: int = 1, by_rows: 
     )
     restless = tuple(name for name, parameter in trainable(twin).items() if parameter._version != writes[name])
     replica.take()
-    _smallest_chunk(job, module, source, parts)
+    _smallest_chunk(job, module, source, parts, device)
     # Augmentation has its own chance in each chunk: the loss is asked about without it, where the model can do without.
-    replica = Replica(job.with_(transform=None), twin, ())
+    replica = Replica(job.with_(transform=None), twin, (), device)
     twin.eval()  # chunks have their own dropout and batch-norm statistics on purpose; the loss is what is asked about
     gap = 0.0
     with contextlib.nullcontext() if job.transform is None else contextlib.suppress(Exception):
@@ -85,7 +87,7 @@ def _check_loss(loss: object) -> None:
         raise JobError("the loss has no gradient: it depends on no parameter of the model, or was detached from them")
 
 
-def _smallest_chunk(job: Job, module: nn.Module, source: Source, parts: int) -> None:
+def _smallest_chunk(job: Job, module: nn.Module, source: Source, parts: int, device: torch.device) -> None:
     """The last batch of an epoch may leave a chunk of one sample, which batch normalisation refuses."""
     agenda = Agenda(len(source), job.batch_size, 1, job.accumulate, parts)
     smallest = min(agenda.filled(agenda.updates - 1), key=lambda chunk: chunk.samples)
@@ -95,7 +97,8 @@ def _smallest_chunk(job: Job, module: nn.Module, source: Source, parts: int) -> 
     try:
         with torch.no_grad():
             twin = copy.deepcopy(module)
-            Replica(job, twin.train(), ()).forward(twin, smallest, source.batch(order.indices(smallest), 0))
+            replica = Replica(job, twin.train(), (), device)
+            replica.forward(twin, smallest, source.batch(order.indices(smallest), 0))
     except ValueError as error:
         raise JobError(
             f"the last batch of an epoch leaves a chunk of one sample, and the model refuses it ({error}); choose a "

@@ -59,6 +59,9 @@ def replay(
             else "nobody wrote down in which order it summed"
         )
         raise UsageError(f"a run of plan {plan.name} cannot be replayed: {why}")
+    if record.get("adds_up"):
+        raise UsageError(f"{record['adds_up']} added up in this run, and nobody wrote down in which order: no replay")
+    opened = opened.with_(device="cuda" if "cuda" in record["job"]["device"] else "cpu")
     with threads(record["threads"]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)  # it was said when the run was made

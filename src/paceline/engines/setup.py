@@ -28,6 +28,7 @@ from paceline.core.proof import prove, prove_mixing
 from paceline.data.order import Order
 from paceline.data.source import Source, open_source
 from paceline.engines.checkpoints import Checkpoint
+from paceline.engines.devices import Placement, place
 from paceline.errors import CrowdedWarning, JobError, JobWarning, PlanError, RunFailed, RunFolderError, users_code
 from paceline.job import Job, load_job
 from paceline.plan import Plan
@@ -47,6 +48,7 @@ class Setup:
     probe: Probe
     agenda: Agenda
     layout: Layout
+    placement: Placement
     initial_sha256: str
     engine: str
     limit: int | None = None
@@ -76,13 +78,9 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     """Make the model, open the data, probe the loss, prove the table: everything that can be refused before the
     start.
     """
-    if job.torch_device.type != "cpu" and plan.workers > 1:
-        raise PlanError(
-            f"plan {plan} shares parameters between {plan.workers} workers in this machine's memory, and the job asks "
-            f"for device={job.device!r}; use device='cpu', or plan sequential on the GPU"
-        )
-    if job.torch_device.type == "cuda" and not torch.cuda.is_available():
-        raise JobError(f"device={job.device!r}: this PyTorch finds no GPU here; device='cpu', or 'auto'")
+    if job.compute == "fused" and job.device == "auto":
+        job = job.with_(device="cpu")
+    placement = place(job, plan, together=engine != "local")
     job = _judging(job, plan, engine)
     source = open_source(job.data, job.seed)
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
@@ -92,7 +90,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     if job.compute == "fused":
         job = fused_if_possible(job, module, source, plan.native)
     with users_code("the first batch"):
-        found = probe(job, module, source, plan.parts, by_rows=plan.takes_sparse and plan.steps_at_shards)
+        by_rows = plan.takes_sparse and plan.steps_at_shards
+        found = probe(job, module, source, plan.parts, by_rows, placement.devices[0])
     found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, plan, len(source))))
     if found.restless and plan.meeting is not None and plan.averaging is None and plan.exchanging is None:
         raise PlanError(
@@ -115,7 +114,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     if plan.synchronous:
         check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove
         check(plan.meeting, plan.workers)  # type: ignore[arg-type]
-    return Setup(job, plan, source, test, module, found, agenda, layout, sha256(module), engine, limit)
+    return Setup(job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit)
 
 
 def _small(job: Job, plan: Plan, samples: int) -> list[str]:
@@ -268,6 +267,7 @@ def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
         "workers": plan.workers,
         "threads": plan.threads,
         "shards": plan.shards,
+        "adds_up": setup.placement.library,
         "limit": setup.limit,
         "lives": [life(setup, 0)],
         "job": {
@@ -278,7 +278,7 @@ def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
             "accumulate": job.accumulate,
             "seed": job.seed,
             "precision": job.precision,
-            "device": str(job.torch_device),
+            "device": str(setup.placement),
             "optimizer": _optimizer(setup),
             "clip_norm": job.clip_norm,
             "shuffle": job.shuffle,
@@ -317,7 +317,7 @@ def _optimizer(setup: Setup) -> str:
 
 def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, Any]) -> Run:
     """Evaluate the snapshots, outside the timed part; save; and make the run."""
-    trace, agenda = outcome.trace, setup.agenda
+    trace, agenda, device = outcome.trace, setup.agenda, setup.placement.devices[0]
     module = load_values(setup, outcome.values)
     if (model_file := folder.file("model.pt")) is not None:
         with writing(folder.path):
@@ -326,9 +326,9 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
     if setup.test is not None:
         with users_code("the training is done, but its evaluation", RunFailed):
             for updates, seconds, values in outcome.snapshots:
-                found = evaluate(setup.job, load_values(setup, values()), setup.test)
+                found = evaluate(setup.job, load_values(setup, values()), setup.test, device)
                 history.append({"updates": updates, "seconds": seconds, **found})
-            found = evaluate(setup.job, module, setup.test)
+            found = evaluate(setup.job, module, setup.test, device)
             history.append({"updates": agenda.updates, "seconds": outcome.seconds, **found})
     last = history[-1] if history else {}
     samples = agenda.samples_until(agenda.updates)

@@ -232,7 +232,9 @@ class Fused:
     def _settings(self, made: Compiled) -> Tensor:
         assert self.optimizer is not None
         words = rule_of(self.optimizer, self.l1).settings
-        return torch.tensor([numbers(group, words, self.l1) for group in self.optimizer.param_groups], dtype=torch.float64)
+        return torch.tensor(
+            [numbers(group, words, self.l1) for group in self.optimizer.param_groups], dtype=torch.float64
+        )
 
     def _call(
         self,

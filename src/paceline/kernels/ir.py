@@ -3,7 +3,7 @@
 A program is written for *one sample*. Whoever prints it decides how many samples stand side by side in the lanes of a
 vector: a buffer of kind SAMPLE has one number per lane and place, a WEIGHT has one number for all of them.
 
-    Contract    target[..] (+)= start[..] + sum of left[..] * right[..]      dense, convolution, pooling, their gradients
+    Contract    target[..] (+)= start[..] + sum of left[..] * right[..]       dense layers, convolution, pooling
     Apply       target[..] (+)= expression                                    activations, gates, normalisation, padding
     Highest     target[..]  = max of source[..] over a window                 max pooling; Route is its way back
     Lookup      target[..]  = table[number[..], ..]                           embedding; Scatter is its way back

@@ -112,7 +112,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def _job(model: Callable[[], nn.Module], data: Any, **rest: Any) -> Job:
-    defaults: dict[str, Any] = {"loss": nn.CrossEntropyLoss(), "optimizer": OPTIMIZERS["momentum"]}
+    defaults: dict[str, Any] = {"loss": nn.CrossEntropyLoss(), "optimizer": OPTIMIZERS["momentum"], "device": "cpu"}
     return Job(model=model, data=data, batch_size=14, epochs=4, seed=7, **{**defaults, **rest})
 
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from paceline.compute.fused import make_replica
 from paceline.compute.learner import Learner
 from paceline.compute.sender import Sender
 from paceline.data.source import Reader
@@ -43,7 +42,7 @@ def threads(count: int) -> Iterator[None]:
 
 def make_learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:
     module = setup.fresh_module()
-    replica = make_replica(setup.job, module.train(), setup.probe.moving)
+    replica = setup.placement.replica(0, setup.job, module.train(), setup.probe.moving)
     optimizer = setup.job.make_optimizer(module, replica.parameters)
     return Learner(replica, Reader(setup.source, setup.order(), 0, lambda _: None)), optimizer
 

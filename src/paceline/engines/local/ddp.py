@@ -1,10 +1,10 @@
-"""PyTorch's own DistributedDataParallel over gloo, for comparison: the same chunks, the same processes, its meeting."""
+"""PyTorch's own DistributedDataParallel over gloo or NCCL, for comparison: the same chunks, the same processes, its
+meeting.
+"""
 
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
 from time import perf_counter_ns as now
 from typing import TYPE_CHECKING
 
@@ -12,17 +12,32 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.errors import NotFinite
+from paceline.errors import NotFinite, WaitedTooLong
 from paceline.trace import Kind
 
 if TYPE_CHECKING:
     from paceline.engines.local.worker import LocalWorker
 
 
-def train_by_ddp(worker: LocalWorker, meeting_place: Path) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def train_by_ddp(worker: LocalWorker) -> None:
+    try:
+        _train(worker)
+    except RuntimeError as error:
+        if "Timed out waiting" not in str(error):
+            raise
+        doing, where = list(worker.arena.doing), f"in update {worker.arena.doing[worker.number]}"
+        raise WaitedTooLong(worker.number, _slowest(worker.number, doing), worker.given.deadline, where) from error
+
+
+def _slowest(me: int, doing: list[int]) -> str:
+    """Whom this worker waited for, where the updates that all are in tell it."""
+    others = [n for n in range(len(doing)) if n != me]
+    late = [n for n in others if doing[n] == min(doing[o] for o in others)]
+    return f"worker {late[0]}" if len(late) == 1 else "the others"
+
+
+def _train(worker: LocalWorker) -> None:
     workers, agenda, replica = worker.plan.workers, worker.agenda, worker.replica
-    dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=worker.number, world_size=workers)
     home = worker.replica_home()
     own = worker.go_on(home)
     wrapped = DistributedDataParallel(replica.module)

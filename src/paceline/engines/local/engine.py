@@ -87,7 +87,7 @@ class Crew:
         for left in wish.run.glob("paceline-*") if wish else ():  # by a life that was killed
             shutil.rmtree(left)
         # Where PyTorch's own processes meet, and where loaders keep what SIGKILL would have them leave behind.
-        wanted = setup.plan.native or setup.job.loader_workers > 0
+        wanted = bool(setup.placement.library) or setup.job.loader_workers > 0
         # In the run's folder, so that SIGKILL to all leaves nothing in /tmp; loaders make sockets, for which it may be
         # too deep.
         fits = wish is not None and (setup.job.loader_workers == 0 or len(str(wish.run.absolute())) < LONG)
@@ -217,8 +217,8 @@ class Crew:
         setup, job = self.setup, self.setup.job
         data = job.data if self.tensors is None else None
         given = Assignment(
-            number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, data,
-            len(setup.source), setup.initial_sha256,
+            number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, setup.placement,
+            data, len(setup.source), setup.initial_sha256,
             Path(self.scratch.name) if self.scratch else None, self.deadline,
             Life(self.begin.updates if self.begin else 0, self.begin is not None, self.wish.every if self.wish else 0),
         )  # fmt: skip

@@ -37,7 +37,7 @@ class SnapshotFile:
         return sum(map(prod, self.shapes)) * self.dtype.itemsize
 
     def write(self, updates: int, tensors: list[Tensor]) -> None:
-        flat = torch.cat([t.detach().flatten().to(self.dtype) for t in tensors])
+        flat = torch.cat([t.detach().flatten().to("cpu", self.dtype) for t in tensors])
         raw, start = flat.numpy().tobytes(), updates // self.every * self.size
         while raw:  # the kernel writes at most 2 GiB at once
             written = os.pwrite(self.descriptor, raw, start)

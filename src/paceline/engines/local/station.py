@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Sequence
 from time import perf_counter_ns as now
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -31,10 +31,13 @@ from paceline.core.worker import Worker
 from paceline.engines.local.arena import ABORT, DESK_LOCK, Arena
 from paceline.engines.local.lockers import Keeper, Life
 from paceline.engines.local.shards import CentreClient, GatheringClient, shard_client
-from paceline.engines.local.tables import NeighbourClient, TableClient
+from paceline.engines.local.tables import Means, NeighbourClient, TableClient
 from paceline.engines.transports.shared_memory import Bell, RecordLock, Stopped, Waiter
 from paceline.plan import Plan
 from paceline.trace import Kind
+
+if TYPE_CHECKING:
+    from paceline.engines.local.group import GroupClient
 
 
 class Due(NamedTuple):
@@ -51,8 +54,9 @@ Algorithm = Generator[Due, Computed | None, None]
 class Station:
     def __init__(
         self, number: int, arena: Arena, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer,
-        deadline: float, life: Life,
+        deadline: float, life: Life, library: str = "",
     ) -> None:  # fmt: skip
+        self.library = library  # that adds up in the place of a table
         self.number, self.arena, self.plan, self.agenda, self.life = number, arena, plan, agenda, life
         self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
         self.bells = [Bell(a, b.descriptor) for a, b in zip(arena.asleep, arena.bells, strict=True)]
@@ -157,7 +161,7 @@ class Station:
     def _by_table(self) -> Algorithm:
         home = self.replica_home()
         own = self.go_on(home)
-        table = TableClient(self, self.plan.meeting, self.plan.workers)  # type: ignore[arg-type]
+        table = self._table()
         for update in self.ahead:
             computed = yield Due(update, self.agenda.mine(update, self.number), update)
             if computed is None:
@@ -169,14 +173,21 @@ class Station:
             self.keeper.in_step(update, update + 1, own)
         self.hand_in(self.values())
 
+    def _table(self) -> TableClient | GroupClient:
+        """This worker's hands on what adds all up."""
+        if self.library:
+            from paceline.engines.local.group import GroupClient  # PyTorch's groups take half a second to import
+
+            return GroupClient(self)
+        return TableClient(self, self.plan.meeting, self.plan.workers)  # type: ignore[arg-type]
+
     # --- apart: local steps; now and then the replicas meet ---------------------------------------------------------
 
     def _wander(self, rule: Averaging) -> Algorithm:
         meeting, workers, first = self.plan.meeting, self.plan.workers, rule.mixes_first
         home, meetings, apart = self.replica_home(), 0, False
         wanderer, own = Wanderer(self.learner, home, rule), self.go_on(home)
-        client = NeighbourClient if isinstance(meeting, Neighbours) else TableClient
-        table = client(self, meeting, workers)  # type: ignore[arg-type]
+        table = NeighbourClient(self, meeting, workers) if isinstance(meeting, Neighbours) else self._table()
         for update in self.ahead:
             computed = yield Due(update, self.agenda.mine(update, self.number), update)
             if computed is None:
@@ -198,7 +209,7 @@ class Station:
             self.keeper.in_step(update, update + 1, own)
         self.hand_in(wanderer.result())
 
-    def _meet(self, update: int, number: int, wanderer: Wanderer, table: TableClient | NeighbourClient) -> None:
+    def _meet(self, update: int, number: int, wanderer: Wanderer, table: Means) -> None:
         start = now()
         mean, waited, sent = table.mean(number, wanderer.bring())
         wanderer.take(mean)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,13 @@ from paceline.core.meetings.neighbours import Neighbours
 
 if TYPE_CHECKING:
     from paceline.engines.local.station import Station
+
+
+class Means(Protocol):
+    """A worker's hands on a meeting that gives each the mean, of all or of its neighbours."""
+
+    def mean(self, number: int, computed: Computed) -> tuple[Computed, int, int]:
+        """The meeting of this number: (the mean, nanoseconds waited, bytes sent)"""
 
 
 class Table:

@@ -17,13 +17,13 @@ from time import perf_counter_ns as now
 import torch
 from torch import Tensor
 
-from paceline.compute.fused import make_replica
 from paceline.compute.layout import sha256
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed
 from paceline.core.agenda import Agenda, Chunk
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source, TensorSource, open_source
+from paceline.engines.devices import Placement
 from paceline.engines.local.arena import GO, Arena
 from paceline.engines.local.lockers import Life, Locker
 from paceline.engines.local.process import core_wait, die_with_parent, quicken
@@ -47,6 +47,7 @@ class Assignment:
     plan: Plan
     agenda: Agenda
     moving: tuple[str, ...]
+    placement: Placement
     data: object  # a Dataset or a function that makes one; None when the data are shared tensors
     samples: int
     initial_sha256: str
@@ -144,13 +145,16 @@ class LocalWorker(Station):
                 "model= makes another model in this process than in the parent's; let all chance in it come from "
                 "torch, random or NumPy's global generator, which are seeded, or give the module itself"
             )
-        replica = make_replica(job, module.train(), given.moving)
+        replica = given.placement.replica(given.number, job, module.train(), given.moving)
         optimizer = job.make_optimizer(module, replica.parameters)
         order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
         reader = Reader(source, order, job.loader_workers, die_with_parent)
         learner = Learner(replica, reader)
         life = replace(given.life, locker=locker, wake=wake)
-        super().__init__(given.number, arena, given.plan, given.agenda, learner, optimizer, given.deadline, life)
+        super().__init__(
+            given.number, arena, given.plan, given.agenda, learner, optimizer, given.deadline, life,
+            given.placement.library,
+        )  # fmt: skip
         self.reader = reader
         self.due = Due(-1, [], -1)
 
@@ -162,13 +166,18 @@ class LocalWorker(Station):
         return Place(update, self.due.version, samples)
 
     def train(self) -> None:
+        if self.given.placement.library:
+            from paceline.engines.local.group import join
+
+            assert self.given.scratch is not None
+            place, deadline = self.given.scratch / "group", self.given.deadline
+            join(self.given.placement.library, place, self.number, self.plan.workers, deadline)
         if self.plan.native:
             from paceline.engines.local.ddp import (
                 train_by_ddp,
             )  # half a second of imports that others need not pay
 
-            assert self.given.scratch is not None
-            train_by_ddp(self, self.given.scratch / "ddp")
+            train_by_ddp(self)
         elif self.plan.programme is not None:
             train_by_programme(self, self.plan.programme)
         else:

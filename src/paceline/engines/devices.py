@@ -1,0 +1,86 @@
+"""Where each worker computes, where its parameters are at home, and who adds up.
+
+    device=       GPUs       parameters at home            meeting
+    cpu           any        in shared memory              by table
+    auto, cuda    one each   on the GPU                    NCCL's all_reduce, in plans whose table adds all up
+    auto, cuda    shared     in shared memory; the module  by table, or at the server
+                             computes on the GPU (Abroad)
+
+Plans with a server, and those whose workers mix with neighbours or are commanded, have their parameters in shared
+memory always. Workers that meet nobody have them where they compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from paceline.compute.abroad import Abroad
+from paceline.compute.autograd import CPU, Replica
+from paceline.compute.fused import FusedReplica
+from paceline.core.meetings.neighbours import Neighbours
+from paceline.errors import JobError
+from paceline.job import Job
+from paceline.plan import Plan
+
+
+@dataclass(frozen=True)
+class Placement:
+    devices: tuple[torch.device, ...]  # of worker 0, 1, ...
+    at_home: bool  # whether parameters are at home where they are computed with
+    library: str = ""  # that adds up where no table does: nccl, gloo
+
+    def replica(self, worker: int, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
+        device = self.devices[worker]
+        settle(device)
+        if job.compute == "fused":
+            return FusedReplica(job, module, moving)
+        return (Replica if self.at_home else Abroad)(job, module, moving, device)
+
+    def __str__(self) -> str:
+        return ", ".join(dict.fromkeys(map(str, self.devices)))
+
+
+def place(job: Job, plan: Plan, together: bool = False) -> Placement:
+    """`cuda` deals the GPUs out; `cuda:1` is for all workers; `auto` is cuda where there is a GPU. `together`: one
+    process plays all workers, with the arithmetic of those that share a GPU.
+    """
+    wanted = _wanted(job.device)
+    if wanted.type == "cpu":
+        return Placement((CPU,) * plan.workers, at_home=True, library="gloo" if plan.native else "")
+    count = torch.cuda.device_count()
+    if wanted.index is not None and wanted.index >= count:
+        raise JobError(f"device={job.device!r}: this machine has {count} GPU{'s' * (count > 1)}, from cuda:0")
+    numbers = [0 if together else n % count for n in range(plan.workers)] if wanted.index is None else None
+    devices = tuple(torch.device("cuda", n) for n in numbers or [wanted.index or 0] * plan.workers)
+    one_each = len(set(devices)) == plan.workers > 1
+    if plan.native:
+        return Placement(devices, True, "nccl" if one_each else "gloo")
+    adds_up = plan.synchronous and not isinstance(plan.meeting, Neighbours) and plan.programme is None
+    if one_each and adds_up:
+        return Placement(devices, True, "nccl")
+    return Placement(devices, at_home=plan.meeting is None)
+
+
+def _wanted(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda") if torch.cuda.is_available() else CPU
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise JobError(f"device={name!r} is no device; give cpu, cuda, cuda:1 and so on, or auto") from None
+    if device.type not in ("cpu", "cuda"):
+        raise JobError(f"device={name!r}: Paceline trains on the CPU and on CUDA's GPUs; give cpu, cuda, or auto")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise JobError(f"device={name!r}: this PyTorch finds no GPU here; device='cpu', or 'auto'")
+    return device
+
+
+def settle(device: torch.device) -> None:
+    """Have a GPU give the same numbers each time, and those of the CPU as nearly as its float32 does."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
