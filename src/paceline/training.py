@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.engines import checkpoints
+from paceline.engines.kept import keep_job
 from paceline.engines.resuming import check_same, open_run
-from paceline.engines.setup import Progress, Setup, Wish, finish, first_record, keep_job, life, set_up
+from paceline.engines.setup import Progress, Setup, Wish, finish, first_record, life, set_up
 from paceline.errors import Blamed, CheckpointWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
 from paceline.job import Job
 from paceline.plan import Plan
@@ -65,6 +66,10 @@ def train(
     chosen = Plan.parse("sequential" if plan is None else plan, workers)
     if chosen.native and engine != "local":
         raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")
+    if chosen.endless and every is not None:
+        if any(every):
+            raise PlanError(f"plan {chosen.name} keeps no checkpoints: its pipeline is never empty before the end")
+        every = None  # nor when a signal asks for one
     setup = set_up(job, chosen, engine, updates)
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
     record = {**first_record(setup, kept=path is not None), "checkpoint_every": every}

@@ -173,7 +173,17 @@ def test_killed_twice_where_there_is_a_server(job_file: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "plan", ["ceiling", "easgd:every=5", "diloco:every=9", "gossip", "sandblaster:memory=3", "ddp", "backup:backups=0"]
+    "plan",
+    [
+        "ceiling",
+        "easgd:every=5",
+        "diloco:every=9",
+        "gossip",
+        "sandblaster:memory=3",
+        "ddp",
+        "backup:backups=0",
+        "one_f_one_b",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.errors.JobWarning")
 def test_a_plan_that_keeps_step_ends_with_the_bits_of_the_undisturbed_run(
