@@ -22,7 +22,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("errors", {"failure"}, {"torch", "numpy"}),
     ("story", set(), {"torch", "numpy"}),
     ("trace", {"errors"}, {"torch"}),
-    ("run", {"errors", "trace", "job"}, set()),
+    ("run", {"errors", "tally", "trace", "job"}, set()),
     ("core.rules", {"core", "errors", "story"}, PURE_NEVER),
     ("core", {"core", "errors", "story"}, PURE_NEVER | {"torch", "numpy"}),
     ("recipe", set(), {"torch"}),

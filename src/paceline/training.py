@@ -60,10 +60,15 @@ def train(
     if resume is not None:
         return _go_on(_path(resume), job, plan, workers, progress, updates, deadline, every)
     if job is None:
-        raise UsageError("there is no job to train: give one, or the run to go on with as resume=")
+        raise UsageError("there is no job to train: give one (--help says how), or the run to go on with (resume)")
     if compute is not None:
         job = job.with_(compute=compute)
     chosen = Plan.parse("sequential" if plan is None else plan, workers)
+    if workers not in (None, chosen.workers):
+        says = f"has {chosen.workers}" if "workers" in chosen.options else "is one process"
+        raise PlanError(
+            f"{workers} workers were asked for, and plan {chosen} {says}; plans of several are ring, downpour, ..."
+        )
     if chosen.native and engine != "local":
         raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")
     if chosen.endless and every is not None:

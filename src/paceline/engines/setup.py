@@ -101,7 +101,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     with users_code("the first batch"):
         by_rows = plan.takes_sparse and plan.steps_at_shards
         found = probe(job, module, source, plan.parts, by_rows, placement.devices[0])
-    found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, plan, len(source))))
+    crowd = _crowd(plan) if engine == "local" else []
+    found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, plan, len(source)), *crowd))
     if found.restless and plan.meeting is not None and plan.averaging is None and plan.exchanging is None:
         raise PlanError(
             f"the model itself changes parameter {found.restless[0]} while it computes (an embedding with max_norm=?), "
@@ -167,6 +168,16 @@ def _small(job: Job, plan: Plan, samples: int) -> list[str]:
     return notes
 
 
+def _crowd(plan: Plan) -> list[str]:
+    """So many workers that starting them alone takes long."""
+    cores = len(os.sched_getaffinity(0))
+    if plan.workers <= CROWD * cores:
+        return []
+    return [
+        f"{plan.workers} workers on {cores} cores: each is a process with a PyTorch of its own, and they take turns"
+    ]
+
+
 def _judging(job: Job, plan: Plan, engine: str) -> Job:
     """The job, if it is this plan's affair to look for what is not finite."""
     if plan.native and job.on_nan == "skip":
@@ -198,6 +209,7 @@ def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
         )
 
 
+CROWD = 8  # workers for each core
 PROVED = 200  # updates of a table that is never flushed: what follows repeats itself
 
 
@@ -326,7 +338,7 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
         "compute": setup.job.compute,
         "workers": setup.plan.workers,
         "epochs": setup.job.epochs,
-        **summarise(trace, outcome.seconds, samples, agenda.updates),
+        **summarise(trace, outcome.seconds, samples, agenda.updates, setup.plan.workers),
         "core_wait_fraction": outcome.core_wait / max(outcome.seconds * setup.plan.workers, 1e-9),
         **{key: value for key, value in last.items() if key not in ("updates", "seconds")},
         "run": str(folder.path) if folder.path else None,
