@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <omp.h>
+#include <sched.h>
 
 #if defined(__AVX512F__)
 #define LANES 16
