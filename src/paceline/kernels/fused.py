@@ -20,8 +20,8 @@ from paceline.kernels import machine
 from paceline.kernels.build import compiler, library
 from paceline.kernels.graph import CannotFuse, Graph, Layer, describe
 from paceline.kernels.lower import lower
-from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
 from paceline.kernels.memory import Target
+from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
 from paceline.kernels.plan import CHUNKS, Plan, make, table
 from paceline.kernels.printers.cpp import text, weights_of
 
@@ -273,7 +273,7 @@ class Fused:
             made.memory["arenas"] = torch.zeros(needed, dtype=self.dtype)
 
     def _check(self, plan: Plan, x: Tensor, y: Tensor, labels: bool) -> None:
-        if labels and y.numel() and not (0 <= int(y.min()) and int(y.max()) < plan.program.outputs):
+        if labels and y.numel() and not (int(y.min()) >= 0 and int(y.max()) < plan.program.outputs):
             raise CannotFuse(
                 f"class numbers from {int(y.min())} to {int(y.max())}, for a network of {plan.program.outputs} outputs"
             )

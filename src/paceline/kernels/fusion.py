@@ -8,8 +8,19 @@ from dataclasses import replace
 
 from paceline.kernels.adjoint import touches
 from paceline.kernels.blocks import meets
-from paceline.kernels.ir import Apply, Contract, Expression, Index, Kind, Program, Ref, Repeat, Statement, leaves
-from paceline.kernels.ir import replaced
+from paceline.kernels.ir import (
+    Apply,
+    Contract,
+    Expression,
+    Index,
+    Kind,
+    Program,
+    Ref,
+    Repeat,
+    Statement,
+    leaves,
+    replaced,
+)
 
 
 def fused(program: Program, statements: Sequence[Statement]) -> list[Statement]:

@@ -1,10 +1,10 @@
 """The ways to convolve. A new one is a row of ALGORITHMS: what it can do, the numbers it needs beside, and how.
 
-    direct       four channels and three vectors of a row in registers; the image padded beside
-    unrolled     what a filter sees becomes a column, and the convolution a matrix product
-    winograd2    tiles of 2 x 2 outputs by 16 products in the place of 36; filters of 3 x 3, stride 1
-    winograd4    tiles of 4 x 4 by 36 in the place of 144; loses about two digits
-    fft          products of spectra, by PyTorch's FFT
+direct       four channels and three vectors of a row in registers; the image padded beside
+unrolled     what a filter sees becomes a column, and the convolution a matrix product
+winograd2    tiles of 2 x 2 outputs by 16 products in the place of 36; filters of 3 x 3, stride 1
+winograd4    tiles of 4 x 4 by 36 in the place of 144; loses about two digits
+fft          products of spectra, by PyTorch's FFT
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ def _native(name: str, threaded: bool = True) -> tuple[Callable[[Shape, int], in
 
     def run(shape: Shape, x: Tensor, filters: Tensor, threads: int) -> Tensor:
         y, space = torch.empty(shape.n, shape.k, shape.p, shape.q), torch.empty(workspace(shape, threads))
-        getattr(native(), name)(
-            shape.struct(), pointer(x), pointer(filters), pointer(y), pointer(space), long(threads)
-        )
+        getattr(native(), name)(shape.struct(), pointer(x), pointer(filters), pointer(y), pointer(space), long(threads))
         return y
 
     return workspace, run
@@ -70,7 +68,7 @@ def _fft(shape: Shape, x: Tensor, filters: Tensor, threads: int) -> Tensor:
         padded = torch.nn.functional.pad(x, [shape.pad] * 4) if shape.pad else x
         images, masks = torch.fft.rfft2(padded, s=size), torch.fft.rfft2(filters, s=size).conj()
         products = torch.matmul(images.permute(2, 3, 0, 1), masks.permute(2, 3, 1, 0))  # [., ., n, c] by [., ., c, k]
-        whole = torch.fft.irfft2(products.permute(2, 3, 0, 1), s=size)
+        whole: Tensor = torch.fft.irfft2(products.permute(2, 3, 0, 1), s=size)
         steps, last = shape.stride, ((shape.p - 1) * shape.stride + 1, (shape.q - 1) * shape.stride + 1)
         return whole[:, :, : last[0] : steps, : last[1] : steps].contiguous()
     finally:

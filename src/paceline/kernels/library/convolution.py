@@ -1,8 +1,8 @@
 """A convolution by whichever algorithm was quickest, and its gradients, which are convolutions too.
 
-    y  = x * filters
-    dx = dy, with stride - 1 zeros between, * filters turned round, channels exchanged
-    df = x * dy, samples and channels exchanged
+y  = x * filters
+dx = dy, with stride - 1 zeros between, * filters turned round, channels exchanged
+df = x * dy, samples and channels exchanged
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def conv2d(
     """As torch.nn.functional.conv2d does, in float32 on the CPU. Without `algorithm` the tuner chooses, for the way
     back too, among those that need at most `memory` bytes beside.
     """
-    y: Tensor = _Convolution.apply(x, filters, stride, padding, algorithm, memory, threads or torch.get_num_threads())
+    how = (algorithm, memory, threads or torch.get_num_threads())
+    y: Tensor = _Convolution.apply(x, filters, stride, padding, *how)  # type: ignore[no-untyped-call]
     return y if bias is None else y + bias[:, None, None]
 
 
@@ -69,7 +70,7 @@ def _to_input(dy: Tensor, x: Tensor, filters: Tensor, ctx: Any) -> Tensor:
 
 
 def _to_filters(dy: Tensor, x: Tensor, filters: Tensor, ctx: Any) -> Tensor:
-    """What each filter saw, weighted by dy: a convolution of whole images, of which as much counts as there are taps."""
+    """What each filter saw, weighted by dy: a convolution of whole images, cut to as many places as it has taps."""
     r, s = filters.shape[2:]
     spread = _spread(dy, ctx.stride)
     padded = functional.pad(x, [ctx.pad] * 4)[:, :, : spread.shape[2] + r - 1, : spread.shape[3] + s - 1]

@@ -1,6 +1,6 @@
 """Inference in fixed point: signed bytes for weights, bytes for what goes in, sums of 32 bits.
 
-    number = (byte - zero) * scale          one scale and one zero for what goes into a layer, as a sample of data had it
+    number = (byte - zero) * scale          one scale and zero for what goes into a layer, as a sample of data had it
     weight = signed byte * scale[output]    a scale for each output
 
 The sum over bytes times signed bytes is exact; `zero` times the sum of weights is taken off with the bias.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,9 @@ def fixed(model: nn.Module, sample: Tensor) -> nn.Module:
     which each layer's range is found; a hundred or so will do.
     """
     twin = copy.deepcopy(model).eval()
-    layers = {name: m for name, m in twin.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    layers: dict[str, nn.Linear | nn.Conv2d] = {
+        name: m for name, m in twin.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
+    }
     ranges = _ranges(twin, layers, sample)
     for name, layer in layers.items():
         if name not in ranges:
@@ -37,7 +40,7 @@ def fixed(model: nn.Module, sample: Tensor) -> nn.Module:
     return twin
 
 
-def _ranges(model: nn.Module, layers: dict[str, nn.Module], sample: Tensor) -> dict[str, tuple[float, float]]:
+def _ranges(model: nn.Module, layers: Mapping[str, nn.Module], sample: Tensor) -> dict[str, tuple[float, float]]:
     found: dict[str, tuple[float, float]] = {}
 
     def watch(name: str):  # type: ignore[no-untyped-def]
@@ -117,8 +120,9 @@ class FixedConv2d(_Fixed):
         self.filters, self.stride, self.pad = given.weight.shape, given.stride[0], given.padding[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        k, c, r, s = self.filters
-        shape = Shape(*x.shape, k, r, s, self.stride, self.pad)
+        k, _, r, s = self.filters
+        n, c, h, w = x.shape
+        shape = Shape(n, c, h, w, k, r, s, self.stride, self.pad)
         pixels = self.bytes_of(x.float().contiguous(), x.numel(), x.numel())
         count = shape.n * shape.p * shape.q
         rows = torch.empty(count * self.row, dtype=torch.uint8)

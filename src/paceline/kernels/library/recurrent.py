@@ -1,12 +1,12 @@
 """Stacked LSTM layers with fused gates, in two orders.
 
-    layers       each layer through all of time; the inputs of all steps are one product, threads share the batch
-    wavefront    layer l of step t as soon as layer l - 1 of step t and layer l of step t - 1 are done
+layers       each layer through all of time; the inputs of all steps are one product, threads share the batch
+wavefront    layer l of step t as soon as layer l - 1 of step t and layer l of step t - 1 are done
 
-          t ▶  0  1  2  3
-    layer 0    a  b  c  d          one letter at a time: what has the same letter goes on at once
-    layer 1       b  c  d  e
-    layer 2          c  d  e  f
+      t ▶  0  1  2  3
+layer 0    a  b  c  d          one letter at a time: what has the same letter goes on at once
+layer 1       b  c  d  e
+layer 2          c  d  e  f
 """
 
 from __future__ import annotations
