@@ -54,7 +54,7 @@ class Lstm(nn.Module):
         first = x.transpose(0, 1) if self.given.batch_first else x
         wave = self.order == "wavefront" if self.order else threads > 1 and first.shape[1] < 2 * threads
         weights = [getattr(self.given, name) for name in self.given._flat_weights_names]
-        out: Tensor = _Lstm.apply(first.contiguous(), wave, threads, *weights)
+        out: Tensor = _Lstm.apply(first.contiguous(), wave, threads, *weights)  # type: ignore[no-untyped-call]
         return out.transpose(0, 1) if self.given.batch_first else out
 
 

@@ -35,7 +35,8 @@ class Shape:
                 f"a convolution takes x[n, c, h, w] and filters[k, c, r, s], not {tuple(x.shape)} and "
                 f"{tuple(filters.shape)}"
             )
-        return cls(*x.shape, filters.shape[0], *filters.shape[2:], stride, pad)
+        (n, c, h, w), (k, _, r, s) = x.shape, filters.shape
+        return cls(n, c, h, w, k, r, s, stride, pad)
 
     @property
     def p(self) -> int:
