@@ -12,7 +12,7 @@ from paceline.engines import checkpoints
 from paceline.engines.kept import keep_job
 from paceline.engines.resuming import check_same, open_run
 from paceline.engines.setup import Progress, Setup, Wish, finish, first_record, life, set_up
-from paceline.errors import Blamed, CheckpointWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
+from paceline.errors import Blamed, CheckpointWarning, JobWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.run import Run, RunFolder, new_folder
@@ -66,9 +66,8 @@ def train(
     chosen = Plan.parse("sequential" if plan is None else plan, workers)
     if workers not in (None, chosen.workers):
         says = f"has {chosen.workers}" if "workers" in chosen.options else "is one process"
-        raise PlanError(
-            f"{workers} workers were asked for, and plan {chosen} {says}; plans of several are ring, downpour, ..."
-        )
+        what = f"{workers} workers were asked for, and plan {chosen} {says}; plans of several are ring, downpour, ..."
+        warnings.warn(what, JobWarning, stacklevel=2)
     if chosen.native and engine != "local":
         raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")
     if chosen.endless and every is not None:

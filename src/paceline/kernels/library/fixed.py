@@ -79,7 +79,7 @@ class _Fixed(nn.Module):
         self.shift = shift if bias is None else shift + bias.detach()
 
     def bytes_of(self, x: Tensor, depth: int, row: int) -> Tensor:
-        rows = torch.empty(x.numel() // depth * row, dtype=torch.uint8)
+        rows = torch.empty(x.numel() // depth * row + 8, dtype=torch.uint8)
         native().fixed_bytes(
             pointer(x), long(x.numel() // depth), long(depth), ctypes.c_float(1 / self.step), ctypes.c_float(self.zero),
             pointer(rows), long(row), long(torch.get_num_threads()),
@@ -123,7 +123,7 @@ class FixedConv2d(_Fixed):
         k, _, r, s = self.filters
         n, c, h, w = x.shape
         shape = Shape(n, c, h, w, k, r, s, self.stride, self.pad)
-        pixels = self.bytes_of(x.float().contiguous(), x.numel(), x.numel())
+        pixels = self.bytes_of(x.float().contiguous(), c * h * w, c * h * w)
         count = shape.n * shape.p * shape.q
         rows = torch.empty(count * self.row, dtype=torch.uint8)
         native().fixed_unroll(

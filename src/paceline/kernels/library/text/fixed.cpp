@@ -40,7 +40,10 @@ static inline void fixed_block(const uint8_t* x, long row, const int8_t* packed,
         }
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++)
-            for (long l = 0; l < LANES && c * LANES + l < columns; l++) y[r * ldy + c * LANES + l] = sum[r][c][l];
+            if (c * LANES < columns) {
+                long some = columns - c * LANES < LANES ? columns - c * LANES : LANES;
+                memcpy(y + r * ldy + c * LANES, &sum[r][c], 4 * some);
+            }
 }
 
 // The rows of x are `row` bytes long, a multiple of four, and noughts follow the depth.
@@ -71,6 +74,7 @@ extern "C" void fixed_product(const uint8_t* x, long m, long row, const int8_t* 
 }
 
 // What a filter sees at each pixel as a row of bytes: x[n, c, h, w] -> rows[n * p * q, row]; `zero` stands for nought.
+// Eight bytes may be read past the end of x.
 extern "C" void fixed_unroll(const long* shape, const uint8_t* x, uint8_t* rows, long row, long zero, long threads) {
     const Shape S = *(const Shape*)shape;
 #pragma omp parallel for num_threads(threads) collapse(2) schedule(static)
@@ -78,13 +82,22 @@ extern "C" void fixed_unroll(const long* shape, const uint8_t* x, uint8_t* rows,
         for (long p = 0; p < S.p; p++)
             for (long q = 0; q < S.q; q++) {
                 uint8_t* to = rows + ((n * S.p + p) * S.q + q) * row;
-                long k = 0;
+                long top = p * S.stride - S.pad, left = q * S.stride - S.pad, k = 0;
+                if (S.s <= 8 && row <= 1024 && top >= 0 && left >= 0 && top + S.r <= S.h && left + S.s <= S.w) {
+                    uint8_t window[1024 + 8];  // whole words, of which the next overwrites what is too much
+                    for (long c = 0; c < S.c; c++)
+                        for (long r = 0; r < S.r; r++, k += S.s)
+                            memcpy(window + k, x + ((n * S.c + c) * S.h + top + r) * S.w + left, 8);
+                    for (long rest = k; rest < row; rest++) window[rest] = 0;
+                    memcpy(to, window, row);
+                    continue;
+                }
                 for (long c = 0; c < S.c; c++)
                     for (long r = 0; r < S.r; r++) {
-                        long y = p * S.stride + r - S.pad;
+                        long y = top + r;
                         const uint8_t* line = x + ((n * S.c + c) * S.h + y) * S.w;
                         for (long s = 0; s < S.s; s++, k++) {
-                            long at = q * S.stride + s - S.pad;
+                            long at = left + s;
                             to[k] = y < 0 || y >= S.h || at < 0 || at >= S.w ? zero : line[at];
                         }
                     }
@@ -95,10 +108,12 @@ extern "C" void fixed_unroll(const long* shape, const uint8_t* x, uint8_t* rows,
 // y[m, n] * scale[n] + shift[n], back to channels before pixels: out[m / pixels, n, pixels].
 extern "C" void fixed_scale(const int32_t* y, long m, long n, const float* scale, const float* shift, float* out,
                             long pixels, long threads) {
+    const long TILE = 64;
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (long i = 0; i < m; i++)
+    for (long from = 0; from < m; from += TILE)
         for (long j = 0; j < n; j++)
-            out[(i / pixels * n + j) * pixels + i % pixels] = (float)y[i * n + j] * scale[j] + shift[j];
+            for (long i = from; i < m && i < from + TILE; i++)
+                out[(i / pixels * n + j) * pixels + i % pixels] = (float)y[i * n + j] * scale[j] + shift[j];
 }
 
 // Rows of numbers as rows of bytes, each row filled up with noughts: byte = number / scale + zero.
