@@ -40,7 +40,7 @@ def test_the_new_method_works_and_its_story_is_the_one_told(tmp_path: Path) -> N
     assert story in said
 
 
-@pytest.mark.parametrize("page", ["first-comparison", "from-torch"])
+@pytest.mark.parametrize("page", ["first-comparison", "from-torch", "kernels"])
 def test_a_pages_program_runs(page: str, tmp_path: Path) -> None:
     run_blocks(ROOT / "docs" / f"{page}.md", tmp_path)
 

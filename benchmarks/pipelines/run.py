@@ -167,9 +167,13 @@ def together(work: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> float:
 def paceline(net: str, plan: str, micro: int) -> Seconds:
     batch = NETS[net].micro * micro
     job = pl.Job(
-        model=lambda: nn.Sequential(*NETS[net].layers()), data=data(net, 4 * batch), loss=LOSS, optimizer=SGD, batch_size=batch,
+        model=lambda: nn.Sequential(*NETS[net].layers()),
+        data=data(net, 4 * batch),
+        loss=LOSS,
+        optimizer=SGD,
+        batch_size=batch,
         epochs=10**6,
-    )  # fmt: skip
+    )
 
     def seconds(updates: int) -> float:
         found: float = pl.train(job, plan, folder=None, updates=updates + 2).summary()["seconds"]

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from paceline.errors import JobError
 from paceline.job import Job
+from paceline.modules import Subsampling
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 Pair = tuple[Tensor, Tensor]
@@ -132,20 +133,6 @@ def mnist_dnn() -> nn.Module:
         nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.1),
         nn.Linear(64, 10),
     )  # fmt: skip
-
-
-class Subsampling(nn.Module):
-    """A trainable pooling: one 4x4 kernel with stride 4, shared by all maps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((1, 1, 4, 4), 1 / 16))
-        self.bias = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, maps, height, width = x.shape
-        pooled = F.conv2d(x.reshape(batch * maps, 1, height, width), self.weight, self.bias, stride=4)
-        return pooled.view(batch, maps, height // 4, width // 4)
 
 
 def mnist_cnn() -> nn.Module:

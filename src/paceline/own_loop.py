@@ -322,7 +322,7 @@ class _Block:
         seconds = (max(self.arena.ended) - self.said["origin"]) / 1e9
         summary = {
             "plan": str(self.plan), "engine": "script", "workers": self.plan.workers,
-            **summarise(trace, seconds, steps, steps), "run": str(place.path),
+            **summarise(trace, seconds, steps, steps, self.guest.plan.workers), "run": str(place.path),
         }  # fmt: skip
         place.write({**self._record("done"), "summary": summary})
 

@@ -119,6 +119,13 @@ class Pace:
         return stragglers(np.where(self.of("pieces") >= ENOUGH, self.speed, math.nan))
 
 
+def straggling(rows: Columns, workers: int) -> dict[int, float]:
+    """The stragglers of a whole run."""
+    tally = Tally(workers)
+    tally.add(rows)
+    return Pace(tally.sums).stragglers()
+
+
 ENOUGH = 10  # pieces of work that a speed is judged by
 SLOW = 0.75  # of the others' median
 

@@ -24,6 +24,10 @@ PlanArgument = Annotated[
     str, typer.Argument(metavar="PLAN", help="A plan's name and options, as in hierarchical:workers=6,groups=3")
 ]
 Workers = Annotated[Optional[int], typer.Option("--workers", "-w", min=1, help="How many workers.")]  # noqa: UP045
+Compute = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="How a gradient is made: autograd (PyTorch), or fused (machine code; small networks)."),
+]
 Epochs = Annotated[Optional[int], typer.Option(min=1, help="Passes over the data, instead of the job's.")]  # noqa: UP045
 BatchSize = Annotated[Optional[int], typer.Option(min=1, help="Samples per batch, instead of the job's.")]  # noqa: UP045
 Seed = Annotated[Optional[int], typer.Option(help="The seed of all chance, instead of the job's.")]  # noqa: UP045

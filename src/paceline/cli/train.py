@@ -22,6 +22,7 @@ def train(
     engine: Annotated[
         str, typer.Option(help="local: processes of this machine; virtual: a clock that jumps.")
     ] = "local",
+    compute: options.Compute = None,
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
@@ -47,7 +48,7 @@ def train(
     """
     from paceline.training import train as run_training
 
-    chosen = options.open_job_or_none(job, data_dir, epochs=epochs, batch_size=batch_size, seed=seed)
+    chosen = options.open_job_or_none(job, data_dir, compute=compute, epochs=epochs, batch_size=batch_size, seed=seed)
     progress = Progress(str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}", quiet)
     try:
         run = run_training(

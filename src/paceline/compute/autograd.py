@@ -68,17 +68,22 @@ class Replica:
             return self.loss(module, batch)
 
     def prepared(self, chunk: Chunk, batch: Batch) -> Batch:
-        """The chunk's batch as the model sees it; from here on all chance is the chunk's."""
-        self.chance.begin(chunk.update, chunk.number)
-        if self.job.transform is not None:
-            with seeded_elsewhere(mix(self.job.seed, chunk.update, chunk.number)):
-                batch = self.job.transform(batch)
+        """The chunk's batch as the model sees it, on its device."""
+        batch = self.transformed(chunk, batch)
         return batch if self.device.type == "cpu" else to_device(batch, self.device)
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
         if self.autocast is None:
             return NOTHING
         return torch.autocast(self.device.type, dtype=self.autocast)
+
+    def transformed(self, chunk: Chunk, batch: Batch) -> Batch:
+        """Augmented, where the job asks for it; from here on chance is this chunk's."""
+        self.chance.begin(chunk.update, chunk.number)
+        if self.job.transform is None:
+            return batch
+        with seeded_elsewhere(mix(self.job.seed, chunk.update, chunk.number)):
+            return self.job.transform(batch)
 
     def chunk_weight(self, chunk: Chunk, batch: Batch) -> float:
         """The chunk's share of its update by samples, or what the job's own `weight` says it divided by."""

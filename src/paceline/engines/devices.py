@@ -19,6 +19,7 @@ from torch import nn
 
 from paceline.compute.abroad import Abroad
 from paceline.compute.autograd import CPU, Replica
+from paceline.compute.fused import FusedReplica
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.errors import JobError
 from paceline.job import Job
@@ -34,6 +35,8 @@ class Placement:
     def replica(self, worker: int, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
         device = self.devices[worker]
         settle(device)
+        if job.compute == "fused":
+            return FusedReplica(job, module, moving)
         return (Replica if self.at_home else Abroad)(job, module, moving, device)
 
     def __str__(self) -> str:

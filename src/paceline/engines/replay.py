@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from paceline.compute.layout import sha256
+from paceline.engines.kept import kept_job
 from paceline.engines.players import Played, player
-from paceline.engines.setup import Setup, kept_job, load_values, set_up
+from paceline.engines.setup import Setup, load_values, set_up
 from paceline.engines.threads import threads
 from paceline.errors import JobWarning, ReplayDiverged, UsageError
 from paceline.job import Batch, Job
@@ -65,7 +66,7 @@ def replay(
     with threads(record["threads"]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)  # it was said when the run was made
-            setup = set_up(opened, plan, "replay", record["limit"])
+            setup = set_up(opened.with_(compute=record["compute"]), plan, "replay", record["limit"])
         _check_same_start(setup, record)
         plans = [Plan.parse(life["plan"]) for life in record["lives"]]
         shard, stop = 0, None if until in (None, "nan", "failure") else int(until)

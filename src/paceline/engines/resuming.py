@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.gates.backup import Backup
-from paceline.engines.setup import Setup, kept_job
+from paceline.engines.kept import kept_job
+from paceline.engines.setup import Setup
 from paceline.errors import PlanError, RunFolderError, UsageError
 from paceline.job import Job
 from paceline.plan import Plan, make, make_again
@@ -76,6 +77,8 @@ def check_same(setup: Setup, record: Mapping[str, Any]) -> None:
     for word in ("batch_size", "epochs", "accumulate", "seed", "precision"):
         if getattr(job, word) != kept[word]:
             raise UsageError(f"the run was begun with {word}={kept[word]}; it cannot go on with {getattr(job, word)}")
+    if job.compute != record["compute"]:
+        raise UsageError(f"the run was begun with compute={record['compute']}; it cannot go on with {job.compute}")
     if setup.source.fingerprint() != record["data_fingerprint"]:
         raise RunFolderError("the data are not those that the run was begun with: their fingerprints differ")
     if setup.initial_sha256 != record["initial_sha256"]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,12 +10,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
 from torch import Tensor, nn
 
 from paceline.compute.blueprint import agrees, blueprint
 from paceline.compute.evaluate import evaluate
+from paceline.compute.fused import fused_if_possible
 from paceline.compute.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.compute.outline import outline
 from paceline.compute.probe import Probe, probe
@@ -36,10 +34,10 @@ from paceline.data.source import Reader, Source, open_source
 from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.devices import Placement, place
 from paceline.engines.threads import threads
-from paceline.errors import CrowdedWarning, JobError, JobWarning, PlanError, RunFailed, RunFolderError, users_code
-from paceline.job import Job, load_job
+from paceline.errors import CrowdedWarning, JobWarning, PlanError, RunFailed, users_code
+from paceline.job import Job
 from paceline.plan import Plan
-from paceline.run import Run, RunFolder, machine, read_record, summarise, writing
+from paceline.run import Run, RunFolder, machine, summarise, writing
 from paceline.trace import Trace
 
 Progress = Callable[[dict[str, Any]], None]
@@ -91,6 +89,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     """Make the model, open the data, probe the loss, prove the table: everything that can be refused before the
     start.
     """
+    if job.compute == "fused" and job.device == "auto":
+        job = job.with_(device="cpu")
     placement = place(job, plan, together=engine != "local")
     job = _judging(job, plan, engine)
     source = open_source(job.data, job.seed)
@@ -98,10 +98,13 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     module = job.make_model()
     check_trainable(module)
     optimizer = job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
+    if job.compute == "fused":
+        job = fused_if_possible(job, module, source, plan.native)
     with users_code("the first batch"):
         by_rows = plan.takes_sparse and plan.steps_at_shards
         found = probe(job, module, source, plan.parts, by_rows, placement.devices[0])
-    found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, plan, len(source))))
+    crowd = _crowd(plan) if engine == "local" else []
+    found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, plan, len(source)), *crowd))
     if found.restless and plan.meeting is not None and plan.averaging is None and plan.exchanging is None:
         raise PlanError(
             f"the model itself changes parameter {found.restless[0]} while it computes (an embedding with max_norm=?), "
@@ -133,6 +136,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
 def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda, found: Probe) -> Blueprint:
     """Prove the tables, then cut the model for them."""
     assert plan.schedule is not None
+    if job.compute != "autograd":
+        raise PlanError(f"plan {plan.name} computes stages by PyTorch's autograd, not by compute={job.compute!r}")
     if agrees(job) and plan.schedule.span != 1:
         what = "on_nan='skip'" if job.clip_norm is None else f"clip_norm={job.clip_norm}"
         raise PlanError(
@@ -185,6 +190,16 @@ def _small(job: Job, plan: Plan, samples: int) -> list[str]:
     return notes
 
 
+def _crowd(plan: Plan) -> list[str]:
+    """So many workers that starting them alone takes long."""
+    cores = len(os.sched_getaffinity(0))
+    if plan.workers <= CROWD * cores:
+        return []
+    return [
+        f"{plan.workers} workers on {cores} cores: each is a process with a PyTorch of its own, and they take turns"
+    ]
+
+
 def _judging(job: Job, plan: Plan, engine: str) -> Job:
     """The job, if it is this plan's affair to look for what is not finite."""
     if plan.native and job.on_nan == "skip":
@@ -217,57 +232,8 @@ def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
 
 
 MIB = 1 << 20
+CROWD = 8  # workers for each core
 PROVED = 200  # updates of a table that is never flushed: what follows repeats itself
-SMALL = 64 << 20  # bytes of tensors that are still copied into the run's folder
-
-
-def keep_job(folder: RunFolder, job: Job, to_go_on: bool = False) -> None:
-    """Write the job for a later replay; large tensors stay out, and `origin` says where they came from. Test data are
-    needed only `to_go_on`.
-    """
-    file = folder.file("job.pickle")
-    if file is None:
-        return
-    slim = job.with_(data=_if_small(job.data), test=_if_small(job.test) if to_go_on else None)
-    try:
-        pickled = cloudpickle.dumps(slim)
-    except Exception as error:
-        raise JobError(f"the job cannot be pickled: {error}") from error
-    draft = file.with_name("job.pickle.new")
-    draft.write_bytes(pickled)
-    os.replace(draft, file)
-    source, copy = Path(job.origin.partition(":")[0]), folder.file("source.py")
-    if source.suffix == ".py" and source.is_file() and copy is not None:
-        shutil.copy(source, copy)
-
-
-def kept_job(path: Path, data: Any = None, to_go_on: bool = False) -> Job:
-    """The job of a run's folder; what was too large to be kept is read again from where the job came from."""
-    try:
-        job: Job = pickle.loads((path / "job.pickle").read_bytes())
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} has no job.pickle; give the job as job=") from None
-    tested = to_go_on and read_record(path)["job"]["test_samples"]
-    if data is not None:
-        job = job.with_(data=data)
-    if job.data is not None and (job.test is not None or not tested):
-        return job
-    if not job.origin:
-        raise RunFolderError(
-            f"{path} did not keep its data, which is large; give it as data=(x, y), or the whole job as job="
-        )
-    again = load_job(job.origin)
-    return job.with_(data=again.data if job.data is None else job.data, test=again.test if tested else None)
-
-
-def _if_small(data: Any) -> Any:
-    return None if sum(t.nbytes for t in _tensors(data)) > SMALL else data
-
-
-def _tensors(data: Any) -> list[Tensor]:
-    if isinstance(data, Tensor):
-        return [data]
-    return [t for t in data if isinstance(t, Tensor)] if isinstance(data, tuple | list) else []
 
 
 class Snapshot(NamedTuple):
@@ -320,7 +286,7 @@ def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
         "started": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "plan": str(plan),
         "engine": setup.engine,
-        "compute": "autograd",
+        "compute": job.compute,
         "workers": plan.workers,
         "threads": plan.threads,
         "shards": plan.shards,
@@ -393,10 +359,10 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
     record["summary"] = {
         "plan": str(setup.plan),
         "engine": setup.engine,
-        "compute": "autograd",
+        "compute": setup.job.compute,
         "workers": setup.plan.workers,
         "epochs": setup.job.epochs,
-        **summarise(trace, outcome.seconds, samples, agenda.updates),
+        **summarise(trace, outcome.seconds, samples, agenda.updates, setup.plan.workers),
         "peak_memory": outcome.peak_memory,
         "core_wait_fraction": outcome.core_wait / max(outcome.seconds * setup.plan.workers, 1e-9),
         **{key: value for key, value in last.items() if key not in ("updates", "seconds")},

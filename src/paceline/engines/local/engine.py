@@ -325,6 +325,7 @@ class Crew:
                 "updates": done,
                 "of": self.setup.agenda.updates,
                 "seconds": (time.perf_counter_ns() - self.origin) / 1e9,
+                "resumed_from": began,  # updates that earlier lives of the run had made
                 "began": (self.started_at - self.origin) / 1e9,  # with this life of the run
                 "samples": self.setup.agenda.samples_until(done),
                 "loss": sum(latest) / len(latest) if latest else None,

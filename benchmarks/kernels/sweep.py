@@ -1,0 +1,44 @@
+"""Many random networks, as tests/kernels tries some: gradients against PyTorch's in float64 to 1e-10, and in float32 to
+1e-4. `python benchmarks/kernels/sweep.py [EXAMPLES]`, from the repository's folder.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from hypothesis import given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+sys.path.insert(0, ".")
+
+from tests.kernels.networks import Case, images, sequences
+from tests.kernels.test_gradients import check
+
+
+def sweep(strategy: SearchStrategy[Case], single: bool, examples: int) -> int:
+    """Try so many networks; how many were tried."""
+    tried = []
+
+    @seed(2026)
+    @settings(max_examples=examples, deadline=None, database=None)
+    @given(strategy)
+    def try_one(case: Case) -> None:
+        tried.append(1)
+        check(case if single else case.double(), 1e-4 if single else 1e-10)
+
+    try_one()
+    return len(tried)
+
+
+def main(examples: int) -> None:
+    for name, strategy in (("images", images()), ("sequences", sequences())):
+        for single in (False, True):
+            begin = time.perf_counter()
+            count = sweep(strategy, single, examples)
+            word = "float32, to 1e-4" if single else "float64, to 1e-10"
+            print(f"{name}: {count} networks agree in {word}; {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)

@@ -1,0 +1,69 @@
+"""A replica whose gradients come from generated machine code: compute="fused", under any plan."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+
+from paceline.compute.autograd import Replica, split_batch
+from paceline.core.agenda import Chunk
+from paceline.core.chance import mix
+from paceline.data.source import Source
+from paceline.errors import JobError, JobWarning, users_code
+from paceline.job import Batch, Job
+from paceline.kernels import NoCompiler, fuse
+
+
+class FusedReplica(Replica):
+    def __init__(self, job: Job, module: nn.Module, moving: tuple[str, ...]) -> None:
+        super().__init__(job, module, moving)
+        assert job.loss is not None
+        self.fused = fuse(module, job.loss, None, job.batch_size, threads=torch.get_num_threads())
+        self.names = {id(p): name for name, p in module.named_parameters()}
+
+    def backward(self, chunk: Chunk, batch: Batch, weight: float) -> float:
+        batch = self.transformed(chunk, batch)
+        (x,), y = split_batch(batch)
+        seed = mix(self.job.seed, chunk.update, chunk.number) & (2**63 - 1)
+        loss, gradients = self.fused.loss_and_gradients(x, y, seed)
+        for parameter in self.parameters:
+            gradient = gradients.get(self.names[id(parameter)])
+            if gradient is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.mul(gradient, weight)
+            else:
+                parameter.grad.add_(gradient, alpha=weight)
+        return loss
+
+
+def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool) -> Job:
+    """Refuse what has no kernel before anything is started, and make the kernels, so that workers find them made. Where
+    there is no compiler, PyTorch does the work.
+    """
+    if native:
+        raise JobError("plan ddp is PyTorch's own, autograd included; compute='fused' goes with every other plan")
+    if job.loss is None:
+        raise JobError(
+            "compute='fused' needs loss=, since it reads it instead of running it; step= is compute='autograd'"
+        )
+    if job.device != "cpu" or job.precision != "float32":
+        raise JobError(
+            f"compute='fused' is for the CPU in the model's own precision, not device={job.device!r} with "
+            f"precision={job.precision!r}"
+        )
+    with users_code("the first batch"):
+        batch = source.batch(torch.arange(min(len(source), 2)), 0)
+        if job.transform is not None:
+            batch = job.transform(batch)
+        inputs, _ = split_batch(batch)
+    if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
+        raise JobError("compute='fused' takes one tensor as the network's input; compute='autograd' takes any")
+    try:
+        fuse(module, job.loss, None, job.batch_size).prepare(inputs[0])
+    except NoCompiler as error:
+        warnings.warn(f"{error}; this run does", JobWarning, stacklevel=4)
+        return job.with_(compute="autograd")
+    return job

@@ -1,0 +1,16 @@
+"""Small networks at the machine's limit: a small compiler from modules to C++.
+
+graph.py       what the module is: layers as data
+lower.py       what each layer computes, as statements of one sample (ir.py)
+adjoint.py     the way back, derived
+fusion.py  blocks.py  plan.py     what is done in one go, in which registers, where it lies
+printers/      text
+build.py       a library from it, cached
+fused.py       `fuse`: the object that trains
+"""
+
+from paceline.kernels.build import NoCompiler
+from paceline.kernels.fused import Fused, fuse
+from paceline.kernels.graph import CannotFuse
+
+__all__ = ["CannotFuse", "Fused", "NoCompiler", "fuse"]

@@ -1,0 +1,236 @@
+"""The way back, derived: each statement has an adjoint, and a program's backward half is theirs in reverse.
+
+Of a contraction  target[f] += left[g] * right[h]  both gradients are contractions over the same loops, with the roles
+exchanged:
+
+    gradient of right[h] += left[g] * gradient of target[f]
+    gradient of left[g]  += gradient of target[f] * right[h]
+
+so a convolution, its two gradients, a dense layer and a pooling are one access map each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paceline.kernels.functions import partials
+from paceline.kernels.ir import (
+    Apply,
+    Contract,
+    Expression,
+    Highest,
+    Kind,
+    Lookup,
+    Loop,
+    Loops,
+    Meet,
+    Program,
+    Ref,
+    Repeat,
+    Route,
+    Scatter,
+    Score,
+    Statement,
+    Track,
+    at,
+    leaves,
+)
+
+
+def derive(program: Program, trained: set[str]) -> None:
+    """Write the backward half. `trained` are the weights that want a gradient."""
+    Adjoint(program, trained).derive()
+
+
+def gradient_of(name: str) -> str:
+    return f"d_{name}"
+
+
+class Adjoint:
+    def __init__(self, program: Program, trained: set[str]) -> None:
+        self.program, self.trained = program, trained
+        self.moved: set[str] = set()  # samples' buffers that depend on a trained weight
+        self.written: set[str] = set()  # gradients that hold something by now
+        self.around: tuple[Loop, ...] = ()  # the steps of a sequence that we are within
+
+    def derive(self) -> None:
+        self._follow(self.program.forward)
+        for statement in reversed(self.program.forward):
+            self.program.backward += self._adjoint(statement)
+
+    def _follow(self, statements: list[Statement] | tuple[Statement, ...]) -> None:
+        """Which buffers depend on what is trained; within a sequence also by way of an earlier step."""
+        before = -1
+        while before != len(self.moved):
+            before = len(self.moved)
+            for statement in statements:
+                if isinstance(statement, Repeat):
+                    self._follow(statement.body)
+                    continue
+                read, written = touches(statement)
+                if written and any(self._wants(name) for name in read):
+                    self.moved.add(self.program.base(written))
+
+    def _wants(self, name: str) -> bool:
+        base = self.program.base(name)
+        return base in self.trained or base in self.moved
+
+    # --- places ---
+
+    def _gradient(self, ref: Ref) -> Ref:
+        return Ref(self._buffer(ref.buffer), ref.index)
+
+    def _buffer(self, name: str) -> str:
+        program, base, gradient = self.program, self.program.base(name), gradient_of(name)
+        if gradient_of(base) not in program.buffers:
+            buffer = program.buffers[base]
+            kind = Kind.GRADIENT if buffer.kind is Kind.WEIGHT else Kind.SAMPLE
+            program.new(gradient_of(base), buffer.shape, kind)
+        if base != name and gradient not in program.buffers:
+            program.view(gradient, gradient_of(base), program.shape(name))
+        return gradient
+
+    def _own(self, ref: Ref) -> set[str]:
+        """The loops that a place is named by, but for the steps of a sequence."""
+        return ref.loops() - {loop.name for loop in self.around}
+
+    def _adds(self, target: Ref, loops: Loops) -> bool:
+        """Whether to add to what is there. The first to write all of a gradient need not; what is only added to has
+        to begin at zero.
+        """
+        base = self.program.base(target.buffer)
+        fresh = base not in self.written
+        self.written.add(base)
+        if self.around or self.program.buffers[base].kind is Kind.GRADIENT:
+            return True
+        if fresh and _covers(target, loops, self.program.shape(target.buffer)):
+            return False
+        if fresh:
+            self.program.zeroed.append(base)
+        return True
+
+    # --- adjoints ---
+
+    def _adjoint(self, statement: Statement) -> list[Statement]:
+        match statement:
+            case Contract():
+                return self._of_contract(statement)
+            case Apply():
+                return self._of_apply(statement)
+            case Highest(target=target, source=source) if self._wants(source.buffer):
+                into = self._gradient(source)
+                self._adds(into, ())
+                return [Route(statement, self._gradient(target), into, statement.layer)]
+            case Lookup(loops=loops, target=target, table=table, padding=padding) if table in self.trained:
+                return [Scatter(loops, self._gradient(target), self._buffer(table), padding, statement.layer)]
+            case Meet(target=target, source=source) if self._wants(source):
+                shape = self.program.shape(source)
+                whole = Ref(self._buffer(source), at(*(f"q{d}" for d in range(len(shape)))))
+                loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(shape))
+                assert not self._adds(whole, loops), "what meets has one reader"
+                return [Meet(whole.buffer, self._buffer(target), True, statement.layer)]
+            case Repeat():
+                return self._of_repeat(statement)
+            case Score(scores=scores):
+                self.written.add(self.program.base(self._buffer(scores)))
+        return []
+
+    def _of_contract(self, it: Contract) -> list[Statement]:
+        found: list[Statement] = []
+        gradient = self._gradient(it.target) if self._wants(it.target.buffer) else it.target
+        if it.start is not None and self._wants(it.start.buffer):
+            found.append(self._sum(it.fixed(), it.start, gradient, it.layer))
+        if it.left is not None and self._wants(it.left.buffer):
+            target = self._gradient(it.left)
+            self._adds(target, it.loops)
+            found.append(Contract(it.loops, target, gradient, it.right, add=True, layer=it.layer))
+        if self._wants(it.right.buffer):
+            target = self._gradient(it.right)
+            add = self._adds(target, it.loops)
+            found.append(Contract(it.loops, target, it.left, gradient, add=add, layer=it.layer))
+        return found
+
+    def _sum(self, loops: Loops, leaf: Ref, value: Ref, layer: str) -> Statement:
+        """What a leaf gets from a gradient; loops that the leaf does not name are summed over."""
+        target = self._gradient(leaf)
+        add = self._adds(target, loops)
+        if self.program.buffers[target.buffer].kind is Kind.GRADIENT or self._own(leaf) != {lo.name for lo in loops}:
+            return Contract(loops, target, None, value, add=add, layer=layer)
+        return Apply(loops, target, value, add, layer)
+
+    def _of_apply(self, it: Apply) -> list[Statement]:
+        if not self._wants(it.target.buffer):
+            return []
+        found: list[Statement] = []
+        for leaf, value in partials(it.value, it.target, self._gradient(it.target)):
+            if not isinstance(leaf, Ref) or not self._wants(leaf.buffer):
+                continue
+            names = {loop.name for loop in it.loops}
+            if self.program.buffers[leaf.buffer].kind is Kind.SAMPLE and self._own(leaf) == names:
+                target = self._gradient(leaf)
+                found.append(Apply(it.loops, target, value, self._adds(target, it.loops), it.layer))
+                continue
+            found += self._gathered(it, leaf, value)
+        return found
+
+    def _gathered(self, it: Apply, leaf: Ref, value: Expression) -> list[Statement]:
+        """A leaf that stands for several places: the gradient of each is made first, then they are summed."""
+        if isinstance(value, Ref):
+            return [self._sum(it.loops, leaf, value, it.layer)]
+        assert not self.around, "within a sequence, weights are used by contractions only"
+        temporary = self.program.new(f"part.{len(self.program.buffers)}", tuple(loop.extent for loop in it.loops))
+        place = Ref(temporary, at(*(loop.name for loop in it.loops)))
+        return [Apply(it.loops, place, value, layer=it.layer), self._sum(it.loops, leaf, place, it.layer)]
+
+    def _of_repeat(self, it: Repeat) -> list[Statement]:
+        """The steps in reverse. What only adds to a weight's gradient is done for all steps at once, afterwards."""
+        before = set(self.written)
+        self.around = (it.loop,)
+        body: list[Statement] = []
+        for statement in reversed(it.body):
+            body += self._adjoint(statement)
+        self.around = ()
+        for name in sorted({self.program.base(touches(s)[1]) for s in body}):
+            if self.program.buffers[name].kind is Kind.SAMPLE and name not in before:
+                self.program.zeroed.append(name)
+            self.written.add(name)
+        inside = tuple(s for s in body if self.program.buffers[touches(s)[1]].kind is Kind.SAMPLE)
+        after = [s for s in body if s not in inside]
+        whole = [replace(s, loops=(it.loop, *s.loops)) for s in after if isinstance(s, Contract)]
+        return [Repeat(it.loop, inside, not it.backwards, it.layer), *whole]
+
+
+def touches(statement: Statement) -> tuple[list[str], str]:
+    """(buffers read, the buffer written)"""
+    match statement:
+        case Contract(target=target, left=left, right=right, start=start):
+            return [ref.buffer for ref in (left, right, start) if ref is not None], target.buffer
+        case Apply(target=target, value=value):
+            return [ref.buffer for ref in leaves(value)], target.buffer
+        case Highest(target=target, source=source):
+            return [source.buffer], target.buffer
+        case Route(forward=forward, gradient=gradient, into=into):
+            return [forward.source.buffer, forward.target.buffer, gradient.buffer], into.buffer
+        case Lookup(target=target, table=table):
+            return [table], target.buffer
+        case Scatter(gradient=gradient, table=table):
+            return [gradient.buffer], table
+        case Meet(target=target, source=source):
+            return [source], target
+        case Track(value=value):
+            return [value], ""
+        case Score(scores=scores):
+            return [scores], ""
+    return [], ""
+
+
+def _covers(target: Ref, loops: Loops, shape: tuple[int, ...]) -> bool:
+    """Whether these loops visit each place of the target exactly once (for each round of the loops summed over)."""
+    extents = {loop.name: loop.extent for loop in loops}
+    for index, extent in zip(target.index, shape, strict=True):
+        places = [index.shift]
+        for name, stride in index.terms:
+            places = [p + stride * k for p in places for k in range(extents.get(name, 1))]
+        if len(places) != extent or set(places) != set(range(extent)):
+            return False
+    return True

@@ -1,0 +1,126 @@
+"""Register blocks: how many rounds of which loops of a contraction are done at once, in registers.
+
+A round of the loops that are blocked needs so many sums (numbers of the target), so many loads of the left and the
+right factor, and one multiply-add for each combination. A load is shared by all combinations that name the same place,
+which is what a block is for: eight neighbouring columns under five taps need twelve loads for forty multiply-adds. The
+cheapest block by this count, among those whose numbers fit into the registers, is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, product
+from math import prod
+
+from paceline.kernels.ir import Index, Loop, Loops, Ref
+
+FACTORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24)
+UNROLLED = 8  # a loop up to so long may be unrolled whole
+LATENCY = 8  # multiply-adds under way at once, before a sum can be added to again
+LARGEST = 160  # multiply-adds in one block: longer text compiles slowly
+
+
+@dataclass(frozen=True)
+class Block:
+    factors: tuple[tuple[str, int], ...]  # loop -> rounds at once
+
+    def of(self, loop: str) -> int:
+        return dict(self.factors).get(loop, 1)
+
+    def __str__(self) -> str:
+        return " x ".join(f"{factor} {loop}" for loop, factor in self.factors) or "1"
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A contraction with its references as places in flat memory."""
+
+    loops: Loops
+    target: Index
+    left: Index | None
+    right: Index
+    aliased: bool  # loops of the target that meet in one place: it must be added to in memory
+
+    @cached_property
+    def fixed(self) -> tuple[Loop, ...]:
+        return tuple(loop for loop in self.loops if self.target.of(loop.name))
+
+    @cached_property
+    def summed(self) -> tuple[Loop, ...]:
+        return tuple(loop for loop in self.loops if not self.target.of(loop.name))
+
+
+def meets(target: Ref, loops: Loops) -> bool:
+    """Whether two rounds of the loops that the target names may meet in one place."""
+    extents = {loop.name: loop.extent for loop in loops}
+    for index in target.index:
+        places = [index.shift]
+        for name, stride in index.terms:
+            places = [p + stride * k for p in places for k in range(extents.get(name, 1))]
+        if len(set(places)) != len(places):
+            return True
+    return False
+
+
+def choose(nest: Nest, registers: int) -> Block:
+    best, least = Block(()), cost(nest, Block(()), registers)
+    for block in _candidates(nest, registers):
+        price = cost(nest, block, registers)
+        if price < least * 0.999:
+            best, least = block, price
+    return best
+
+
+def _candidates(nest: Nest, registers: int) -> Iterator[Block]:
+    wide = [loop for loop in reversed(nest.fixed) if loop.extent > 1]  # of equals, neighbours in memory are taken
+    short = [loop for loop in reversed(nest.loops) if 1 < loop.extent <= UNROLLED]
+    pairs: list[tuple[Loop, ...]] = [(), *((loop,) for loop in wide), *combinations(wide, 2)]
+    for chosen in pairs:
+        choices = [[f for f in FACTORS if f < loop.extent] + [loop.extent] for loop in chosen]
+        for factors in product(*choices):
+            if prod(factors) > registers:
+                continue
+            base = {loop.name: factor for loop, factor in zip(chosen, factors, strict=True)}
+            yield Block(tuple(base.items()))
+            for loop in short:
+                if loop.name not in base and prod(factors) * loop.extent <= LARGEST:
+                    yield Block((*base.items(), (loop.name, loop.extent)))
+
+
+def cost(nest: Nest, block: Block, registers: int) -> float:
+    """In half cycles of a core with two pipes: the larger of loads and multiply-adds, and what the ends cost."""
+    total = 0.0
+    sizes = []
+    for loop in nest.loops:
+        factor = block.of(loop.name)
+        whole, rest = divmod(loop.extent, factor)
+        sizes.append([(loop, n, f) for n, f in ((whole, factor), (1, rest)) if n and f])
+    for combination in product(*sizes):
+        total += _part(nest, combination, registers)
+    return total
+
+
+def _part(nest: Nest, parts: tuple[tuple[Loop, int, int], ...], registers: int) -> float:
+    extents = {loop.name: factor for loop, _, factor in parts}
+    sums = len(places(nest.target, extents))
+    lefts = len(places(nest.left, extents)) if nest.left is not None else 0
+    rights = len(places(nest.right, extents))
+    work = prod(extents.values())
+    inner = prod(n for loop, n, _ in parts if not nest.target.of(loop.name))
+    outer = prod(n for loop, n, _ in parts if nest.target.of(loop.name))
+    once = max(float(work), float(lefts + rights), LATENCY * work / sums if inner > 1 else 0.0)
+    crowd = sums + min(rights, lefts or rights) + 1
+    spilled = 2.0 * max(0, crowd - registers)
+    return outer * (inner * (once + 0.12 * (lefts + rights) + spilled + 1.0) + (3.0 if nest.aliased else 2.0) * sums)
+
+
+def places(index: Index, extents: dict[str, int]) -> set[int]:
+    """The distinct places, relative to the first, that a block names."""
+    found = {0}
+    for name, stride in index.terms:
+        extent = extents.get(name, 1)
+        if extent > 1:
+            found = {p + stride * k for p in found for k in range(extent)}
+    return found

@@ -1,0 +1,135 @@
+"""Text becomes a shared library: found in the cache, or compiled by the compiler at hand.
+
+A library is cached by its text, the compiler and its version, the flags and the CPU's own abilities: a library made
+for this machine may be an illegal instruction on the next. Several processes may build the same one; the last to
+finish renames its file over the others', which are the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from paceline.errors import JobError
+
+ABI = 1  # of the structs that text and Python share
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+PATIENCE = 300.0  # seconds for one text
+
+
+class NoCompiler(JobError):
+    pass
+
+
+class CannotCompile(JobError):
+    pass
+
+
+@dataclass(frozen=True)
+class Compiler:
+    command: tuple[str, ...]
+    version: str
+    openmp: bool
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.command)} ({self.version}{'' if self.openmp else ', without OpenMP: one thread'})"
+
+
+@cache
+def compiler() -> Compiler:
+    """$CXX, g++, clang++, c++, or the `ziglang` wheel."""
+    tried = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
+    for name in filter(None, tried):
+        command = tuple(name.split())
+        if shutil.which(command[0]) and (version := _version(command)):
+            return Compiler(command, version, _openmp(command))
+    if importlib.util.find_spec("ziglang"):
+        command = (sys.executable, "-m", "ziglang", "c++")
+        if version := _version(command):
+            return Compiler(command, version, False)  # its OpenMP does not link
+    raise NoCompiler(
+        "no C++ compiler was found ($CXX, g++, clang++, c++, the ziglang wheel), which compute='fused' needs: install "
+        "one, as by `pip install ziglang`, or use compute='autograd', which is PyTorch"
+    )
+
+
+def _version(command: tuple[str, ...]) -> str:
+    try:
+        found = subprocess.run((*command, "--version"), capture_output=True, text=True, timeout=60)
+    except OSError:
+        return ""
+    return found.stdout.splitlines()[0] if found.returncode == 0 and found.stdout else ""
+
+
+def _openmp(command: tuple[str, ...]) -> bool:
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        source = Path(folder) / "try.cpp"
+        source.write_text("#include <omp.h>\nint main() { return omp_get_num_threads() - 1; }\n")
+        made = subprocess.run((*command, "-fopenmp", source, "-o", source.with_suffix("")), capture_output=True)
+        return made.returncode == 0
+
+
+@cache
+def abilities() -> str:
+    """What the CPU can do, as the kernel says it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def folder() -> Path:
+    """$PACELINE_CACHE, or in the user's cache."""
+    given = os.environ.get("PACELINE_CACHE")
+    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
+    return base / "kernels"
+
+
+def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, bool]:
+    """(the library, its file, whether it was in the cache)"""
+    made = compiler()
+    flags = (*FLAGS, "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native", *extra)
+    if made.openmp:
+        flags = (*flags, "-fopenmp")
+    key = "\0".join((str(ABI), text, *made.command, made.version, *flags, abilities()))
+    file = folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
+    cached = file.exists()
+    if not cached:
+        _compile(made, text, flags, file)
+    return ctypes.CDLL(str(file)), file, cached
+
+
+def _compile(made: Compiler, text: str, flags: tuple[str, ...], file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    source = file.with_suffix(".cpp")
+    with tempfile.TemporaryDirectory(prefix="paceline-") as place:
+        draft, binary = Path(place) / "text.cpp", Path(place) / "text.so"
+        draft.write_text(text)
+        try:
+            done = subprocess.run(
+                (*made.command, *flags, str(draft), "-o", str(binary)), capture_output=True, text=True, timeout=PATIENCE
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CannotCompile(f"{made} needed more than {PATIENCE:.0f} s for one text") from error
+        if done.returncode:
+            raise CannotCompile(
+                f"{made} refused the generated text; this is a fault of Paceline's, compute='autograd' goes on without."
+                f"\n{done.stderr[:2000]}"
+            )
+        for made_file, target in ((draft, source), (binary, file)):
+            fresh = target.with_suffix(f"{target.suffix}.{os.getpid()}")
+            shutil.copy(made_file, fresh)
+            os.replace(fresh, target)

@@ -1,0 +1,45 @@
+"""Functions of one number, and their slopes: a row each. A slope is given by the result where that is enough, so that
+only the result needs to be kept for the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.kernels.ir import Call, Expression, Number, Op
+
+ONE = Number(1.0)
+
+
+@dataclass(frozen=True)
+class Function:
+    slope: Callable[[Expression, Expression], Expression]  # of (argument, result)
+    flops: int = 1
+
+
+FUNCTIONS: dict[str, Function] = {
+    "sigmoid": Function(lambda x, y: Op("*", y, Op("-", ONE, y)), 12),
+    "tanh": Function(lambda x, y: Op("-", ONE, Op("*", y, y)), 14),
+    "relu": Function(lambda x, y: Call("step", y), 1),
+    "gelu": Function(lambda x, y: Call("gelu_slope", x), 20),
+    "gelu_tanh": Function(lambda x, y: Call("gelu_tanh_slope", x), 20),
+    "reciprocal_root": Function(lambda x, y: Op("*", Number(-0.5), Op("*", y, Op("*", y, y))), 2),
+}
+
+
+def partials(value: Expression, result: Expression, seed: Expression) -> list[tuple[Expression, Expression]]:
+    """(leaf, the gradient that it gets) for each leaf of an expression whose result gets the gradient `seed`."""
+    match value:
+        case Op("+", left, right):
+            return [*partials(left, left, seed), *partials(right, right, seed)]
+        case Op("-", left, right):
+            return [*partials(left, left, seed), *partials(right, right, Op("*", Number(-1.0), seed))]
+        case Op("*", left, right):
+            return [*partials(left, left, Op("*", seed, right)), *partials(right, right, Op("*", seed, left))]
+        case Call(function, argument):
+            slope = FUNCTIONS[function].slope(argument, result)
+            return partials(argument, argument, Op("*", seed, slope))
+        case Number():
+            return []
+    return [(value, seed)]

@@ -1,0 +1,360 @@
+"""The fused network: what `fuse` gives back.
+
+The module's own parameters are copied into padded memory before a call and back after it; within a call, which may be a
+whole epoch, nothing else leaves the generated text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import paceline.kernels.machine as machine
+from paceline.kernels.build import compiler, library
+from paceline.kernels.graph import CannotFuse, Graph, Layer, describe
+from paceline.kernels.lower import lower
+from paceline.kernels.memory import Target
+from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
+from paceline.kernels.plan import CHUNKS, Plan, make, table
+from paceline.kernels.printers.cpp import text, weights_of
+
+REALS = {torch.float32: "float", torch.float64: "double"}
+
+
+def fuse(
+    model: nn.Module,
+    loss: Callable[..., Any],
+    optimizer: Callable[..., torch.optim.Optimizer] | None,
+    batch_size: int,
+    *,
+    threads: int | None = None,
+    l1: float = 0.0,
+) -> Fused:
+    """`model` as one piece of machine code, made when the first samples show their shape.
+
+    loss       nn.CrossEntropyLoss() of class numbers, or nn.MSELoss()
+    optimizer  a function of the parameters that makes a torch optimizer; None where only gradients are wanted
+    threads    at most so many; default: the cores this process may use
+    l1         weight of the sum of all weights' sizes, added to the loss
+    """
+    if batch_size < 1:
+        raise CannotFuse(f"batch_size={batch_size} is not at least 1")
+    return Fused(model, loss_kind(loss), optimizer, batch_size, threads or machine.cores(), l1)
+
+
+def loss_kind(loss: Callable[..., Any]) -> str:
+    """What the loss is called in the text."""
+    for kind, name, plain in (
+        (nn.CrossEntropyLoss, "cross_entropy", {"weight": None, "ignore_index": -100, "label_smoothing": 0.0}),
+        (nn.MSELoss, "squared_error", {}),
+    ):
+        if isinstance(loss, kind) or loss is getattr(nn.functional, _snake(kind.__name__), None):
+            changed = [f"{k}={getattr(loss, k)}" for k, v in plain.items() if getattr(loss, k, v) != v]
+            if (reduction := getattr(loss, "reduction", "mean")) != "mean":
+                changed.append(f"reduction={reduction!r}")
+            if changed:
+                raise CannotFuse(
+                    f"{kind.__name__} with {', '.join(changed)} has no kernel, only the plain mean has; "
+                    "compute='autograd' takes any loss"
+                )
+            return name
+    raise CannotFuse(
+        f"the loss {getattr(loss, '__name__', loss)} has no kernel; nn.CrossEntropyLoss() and nn.MSELoss() have; "
+        "compute='autograd' takes any loss"
+    )
+
+
+def _snake(name: str) -> str:
+    return {"CrossEntropyLoss": "cross_entropy", "MSELoss": "mse_loss"}[name]
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in (
+            "weights", "gradients", "lane_gradients", "state", "arenas", "x", "tokens", "targets", "labels", "order",
+            "settings", "losses",
+        )),
+        *((name, ctypes.c_int64) for name in ("samples", "batch", "updates", "threads", "update", "seed")),
+    ]  # fmt: skip
+
+
+@dataclass
+class Compiled:
+    """A plan with its library and its memory."""
+
+    plan: Plan
+    source: str
+    run: Any
+    file: Any
+    cached: bool
+    seconds: float
+    memory: dict[str, Tensor]
+    weights: list[Tensor]  # views of the padded memory, as the module's tensors are
+    tensors: list[Tensor]  # the module's own
+    gradients: dict[str, Tensor]  # views, by the parameter's name
+
+
+class Fused:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: str,
+        optimizer: Callable[..., torch.optim.Optimizer] | None,
+        batch_size: int,
+        threads: int,
+        l1: float,
+    ) -> None:
+        self.model, self.loss, self.batch_size, self.l1 = model, loss, batch_size, l1
+        self.threads = max(1, min(threads, machine.cores()))
+        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        dtypes = {p.dtype for p in self.named.values()}
+        if len(dtypes) != 1 or not dtypes <= set(REALS):
+            raise CannotFuse(
+                f"parameters of type {', '.join(map(str, dtypes)) or 'none'}; one of {list(REALS)} is fused"
+            )
+        self.dtype = dtypes.pop()
+        self.optimizer = optimizer(list(self.named.values())) if optimizer is not None else None
+        self.updates = 0
+        self.timed: tuple[int, float] | None = None  # samples and seconds of the last epoch
+        self._compiled: dict[tuple[Any, ...], Compiled] = {}
+
+    # --- what users call ---
+
+    @torch.no_grad()
+    def train_epoch(self, x: Tensor, y: Tensor, order: Tensor, seed: int = 0) -> float:
+        """One pass over the samples named by `order`, in batches; the mean loss as it was on the way."""
+        if self.optimizer is None:
+            raise CannotFuse("fuse(...) was given no optimizer: there is nothing to train by")
+        made = self._for(x)
+        torch._foreach_copy_(made.weights, made.tensors)
+        settings = self._settings(made)
+        begin = time.perf_counter()
+        samples = len(order)
+        updates = -(-samples // self.batch_size)
+        total = self._call(made, x, y, order, self.batch_size, updates, self.updates, settings, seed)
+        self.timed = samples, time.perf_counter() - begin
+        self.updates += updates
+        torch._foreach_copy_(made.tensors, made.weights)
+        self._count_batches(updates)
+        return total / updates
+
+    @torch.no_grad()
+    def loss_and_gradients(self, x: Tensor, y: Tensor, seed: int = 0) -> tuple[float, dict[str, Tensor]]:
+        """The mean loss of these samples, and its gradient by parameter, in memory that the next call writes again."""
+        made = self._for(x)
+        torch._foreach_copy_(made.weights, made.tensors)
+        order = torch.arange(len(x))
+        loss = self._call(made, x, y, order, len(x), 1, -1, torch.zeros(1, dtype=torch.float64), seed)
+        self._take_moving(made)
+        return loss, made.gradients
+
+    def explain(self) -> str:
+        """Which path was taken, the plan, and how fast the last epoch was."""
+        if not self._compiled:
+            return "not compiled yet: the first samples show the shape"
+        return "\n\n".join(self._explained(made) for made in self._compiled.values())
+
+    # --- compiling ---
+
+    def prepare(self, x: Tensor) -> None:
+        """Compile for samples such as these, or find it compiled."""
+        self._for(x)
+
+    def _for(self, x: Tensor) -> Compiled:
+        tokens = not x.is_floating_point()
+        key = (tuple(x.shape[1:]), tokens)
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(key[0], tokens)
+        return self._compiled[key]
+
+    def _compile(self, shape: tuple[int, ...], tokens: bool) -> Compiled:
+        begin = time.perf_counter()
+        graph = canonical(describe(self.model, shape, tokens), self.model)
+        tensors = _tensors(graph, self.model)
+        plan = plan_of(graph, tensors, set(self.named), self.loss, self._target())
+        rule = self._rule(plan)
+        source = text(plan, rule)
+        loaded, file, cached = library(source)
+        loaded.paceline_run.argtypes, loaded.paceline_run.restype = [ctypes.c_void_p], None
+        memory = self._memory(plan, rule)
+        weights = [_view(memory["weights"], plan, name, tensors[name].shape) for name in weights_of(plan)]
+        mine = [tensors[name] for name in weights_of(plan)]
+        gradients = {
+            name: _view(memory["gradients"], plan, name, p.shape)
+            for name, p in self.named.items()
+            if name in plan.places and f"d_{name}" in plan.places
+        }
+        seconds = time.perf_counter() - begin
+        return Compiled(plan, source, loaded.paceline_run, file, cached, seconds, memory, weights, mine, gradients)
+
+    def _target(self) -> Target:
+        return machine.target(REALS[self.dtype])
+
+    def _rule(self, plan: Plan) -> Rule:
+        if self.optimizer is None:
+            return Rule()
+        found = rule_of(self.optimizer, self.l1)
+        groups = {id(p): number for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        segments = []
+        for name, parameter in self.named.items():
+            if name in plan.places and f"d_{name}" in plan.places:
+                place = plan.places[name]
+                segments.append(Segment(place.start, place.start + prod(place.shape), groups[id(parameter)]))
+        return replace(found, segments=tuple(segments))
+
+    def _memory(self, plan: Plan, rule: Rule) -> dict[str, Tensor]:
+        lanes, sizes = plan.target.lanes, plan.sizes
+        wide = lanes if plan.target.replicas else 1
+        groups = -(-self.batch_size // lanes)
+        arenas = groups if len(plan.phases) > 1 else self.threads
+
+        def zeros(count: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.zeros(max(count, 1), dtype=dtype)
+
+        return {
+            "weights": zeros(sizes["weights"] * wide),
+            "gradients": zeros(sizes["gradient"] * wide * CHUNKS),
+            "lane_gradients": zeros(sizes["lanes"] * lanes * CHUNKS),
+            "state": zeros(sizes["weights"] * wide * rule.states),
+            "arenas": zeros(sizes["arena"] * lanes * arenas),
+            "losses": zeros((CHUNKS + 1) * lanes, torch.float64),
+        }
+
+    # --- running ---
+
+    def _settings(self, made: Compiled) -> Tensor:
+        assert self.optimizer is not None
+        words = rule_of(self.optimizer, self.l1).settings
+        return torch.tensor(
+            [numbers(group, words, self.l1) for group in self.optimizer.param_groups], dtype=torch.float64
+        )
+
+    def _call(
+        self,
+        made: Compiled,
+        x: Tensor,
+        y: Tensor,
+        order: Tensor,
+        batch: int,
+        updates: int,
+        update: int,
+        settings: Tensor,
+        seed: int,
+    ) -> float:
+        plan, memory = made.plan, made.memory
+        self._room(made, batch)
+        memory["losses"].zero_()
+        x = x.contiguous() if plan.program.tokens else x.to(self.dtype).contiguous()
+        if plan.program.tokens:
+            x = x.long()
+        labels = self.loss == "cross_entropy"
+        y = y.long().contiguous() if labels else y.to(self.dtype).contiguous()
+        self._check(plan, x, y, labels)
+        order = order.long().contiguous()
+        given = {
+            **{name: memory[name].data_ptr() for name in (
+                "weights", "gradients", "lane_gradients", "state", "arenas", "losses",
+            )},
+            "x": 0 if plan.program.tokens else x.data_ptr(), "tokens": x.data_ptr() if plan.program.tokens else 0,
+            "targets": 0 if labels else y.data_ptr(), "labels": y.data_ptr() if labels else 0,
+            "order": order.data_ptr(), "settings": settings.data_ptr(),
+        }  # fmt: skip
+        call = _Call(
+            **given, samples=len(order), batch=batch, updates=updates, threads=self.threads, update=update, seed=seed
+        )
+        made.run(ctypes.byref(call))
+        return float(memory["losses"][CHUNKS * plan.target.lanes :].sum())
+
+    def _room(self, made: Compiled, batch: int) -> None:
+        """Where all samples of a batch meet, each group has an arena of its own."""
+        plan = made.plan
+        groups = -(-batch // plan.target.lanes)
+        needed = plan.sizes["arena"] * plan.target.lanes * (groups if len(plan.phases) > 1 else self.threads)
+        if made.memory["arenas"].numel() < needed:
+            made.memory["arenas"] = torch.zeros(needed, dtype=self.dtype)
+
+    def _check(self, plan: Plan, x: Tensor, y: Tensor, labels: bool) -> None:
+        if labels and y.numel() and not (int(y.min()) >= 0 and int(y.max()) < plan.program.outputs):
+            raise CannotFuse(
+                f"class numbers from {int(y.min())} to {int(y.max())}, for a network of {plan.program.outputs} outputs"
+            )
+        if not labels and y[0].numel() != plan.program.outputs:
+            raise CannotFuse(f"targets of {y[0].numel()} numbers, for a network of {plan.program.outputs} outputs")
+
+    def _take_moving(self, made: Compiled) -> None:
+        """Batch-norm's statistics go back into the module; its parameters did not change."""
+        moving = [
+            (tensor, view)
+            for tensor, view in zip(made.tensors, made.weights, strict=True)
+            if not isinstance(tensor, nn.Parameter)
+        ]
+        if moving:
+            torch._foreach_copy_([tensor for tensor, _ in moving], [view for _, view in moving])
+            self._count_batches(1)
+
+    def _count_batches(self, batches: int) -> None:
+        for part in self.model.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.num_batches_tracked is not None:
+                part.num_batches_tracked += batches
+
+    # --- telling ---
+
+    def _explained(self, made: Compiled) -> str:
+        plan = made.plan
+        how = "from the cache" if made.cached else "compiled"
+        lines = [
+            f"path: generated C++, {how} in {made.seconds:.2f} s, by {compiler()}",
+            f"text: {made.file.with_suffix('.cpp')}",
+            f"lanes: {plan.target.lanes} samples side by side, in vectors of {plan.target.bytes} bytes; "
+            f"{self.threads} thread{'s' * (self.threads > 1)}, at most {CHUNKS} chunks a batch",
+            f"arithmetic: {plan.flops / 1e3:,.1f} kFLOP a sample; one group of samples uses "
+            f"{plan.sizes['arena'] * plan.target.lanes * self.dtype.itemsize / 1024:,.0f} KiB",
+        ]
+        if self.timed is not None:
+            samples, seconds = self.timed
+            speed = plan.flops * samples / seconds / 1e9
+            lines.append(f"last epoch: {seconds:.3f} s, {samples / seconds:,.0f} samples/s, {speed:.1f} GFLOP/s")
+        return "\n".join([*lines, "", table(plan)])
+
+
+# --- from a module to a plan ----------------------------------------------------------------------------------------
+
+
+def canonical(graph: Graph, model: nn.Module) -> Graph:
+    """Tied parameters by one name: the first that the module gives them."""
+    named = {id(t): name for name, t in [*model.named_buffers(), *model.named_parameters()]}
+
+    def renamed(layer: Layer) -> Layer:
+        found = {word: named[id(_tensor(model, path.lstrip(".")))] for word, path in layer.weights.items()}
+        return replace(layer, weights=found)
+
+    return replace(graph, layers=tuple(map(renamed, graph.layers)))
+
+
+def _tensor(model: nn.Module, path: str) -> Tensor:
+    folder, _, name = path.rpartition(".")
+    found: Tensor = getattr(model.get_submodule(folder), name)
+    return found
+
+
+def _tensors(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
+    return {name: _tensor(model, name) for layer in graph.layers for name in layer.weights.values()}
+
+
+def plan_of(graph: Graph, tensors: dict[str, Tensor], trained: set[str], loss: str, target: Target) -> Plan:
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return make(lower(graph, shapes, trained & set(shapes), loss), target)
+
+
+def _view(memory: Tensor, plan: Plan, name: str, shape: torch.Size) -> Tensor:
+    """A parameter in padded memory, without the padding."""
+    place = plan.places[name]
+    whole = memory[place.start : place.start + prod(place.shape)].view(place.shape)
+    return whole[..., : shape[-1]] if place.shape != tuple(shape) else whole

@@ -1,0 +1,66 @@
+"""What this machine has: vector width, registers, and the cores that we may really use."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+from paceline.kernels.build import abilities
+from paceline.kernels.memory import Target
+
+
+@cache
+def vector() -> tuple[int, int]:
+    """(bytes, registers) of the widest vector."""
+    flags = abilities().split()
+    if "avx512f" in flags:
+        return 64, 32
+    if "avx2" in flags:
+        return 32, 16
+    return 16, 32 if platform.machine() in ("aarch64", "arm64") else 16
+
+
+def target(real: str = "float", *, replicas: bool = False, scalar: bool = False) -> Target:
+    width, registers = vector()
+    return Target(width, real, registers, replicas, scalar)
+
+
+def cores() -> int:
+    """Of this process: no more than its affinity, and than what a container's quota lets it use, rounded down."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = quota()
+    return max(1, min(count, math.floor(allowed)) if allowed else count)
+
+
+def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores per second that the control groups allow, the tightest of all above us; None for as many as there are."""
+    found = []
+    folder = root / _group().lstrip("/")
+    for place in (folder, *folder.parents):
+        if root not in (place, *place.parents):
+            break
+        try:
+            given, period = (place / "cpu.max").read_text().split()
+            if given != "max":
+                found.append(int(given) / int(period))
+        except (OSError, ValueError):
+            continue
+    try:
+        old = root / "cpu"
+        given_old = int((old / "cpu.cfsquota_us").read_text())
+        if given_old > 0:
+            found.append(given_old / int((old / "cpu.cfs_period_us").read_text()))
+    except (OSError, ValueError):
+        pass
+    return min(found, default=None)
+
+
+def _group() -> str:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split("::", 1)[1] for line in lines if "::" in line), "")

@@ -1,0 +1,222 @@
+"""Where every number lies, and which gradients are made by rows.
+
+    arena     of one group of samples: a vector per place, one sample per lane
+    weights   one number per place, rows padded to whole vectors where a gradient is made by rows
+    gradient  of one chunk of the batch, laid out as the weights
+    lanes     gradients that are summed in the lanes first, and across them at the chunk's end
+
+The gradient of a dense layer's weights is made by rows: `turned` is the layer's input with a row per sample, so that
+lanes are neighbouring inputs and the samples are summed over one by one. A convolution's is made in the lanes, since it
+sums over many pixels before its lanes have to be added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from paceline.kernels.adjoint import touches
+from paceline.kernels.ir import (
+    Buffer,
+    Contract,
+    Index,
+    Kind,
+    Loop,
+    Noise,
+    Program,
+    Ref,
+    Repeat,
+    Scatter,
+    Score,
+    Statement,
+    Track,
+    at,
+)
+
+LONG = 24  # sums over so many places are made in the lanes, shorter ones by rows
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the text is for."""
+
+    bytes: int = 64  # of a vector
+    real: str = "float"
+    registers: int = 32
+    replicas: bool = False  # lanes hold copies of the model instead of samples
+    scalar: bool = False  # one sample at a time
+
+    @property
+    def lanes(self) -> int:
+        return 1 if self.scalar else self.bytes // (4 if self.real == "float" else 8)
+
+    @property
+    def direct(self) -> bool:
+        """Whether a weight's gradient has as many numbers per place as a sample's value."""
+        return self.scalar or self.replicas
+
+
+@dataclass(frozen=True)
+class Place:
+    region: str  # "arena", "weights", "gradient" or "lanes"
+    start: int  # in elements
+    shape: tuple[int, ...]  # as it lies in memory
+    element: str  # "V", a vector, or "R", a number
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A sample per row: turned[.., lane, q] holds places q * lanes ... of the source's last dimension."""
+
+    source: str
+    target: str
+    layer: str = ""
+
+
+@dataclass
+class Memory:
+    program: Program
+    target: Target
+    places: dict[str, Place] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("arena", "weights", "gradient", "lanes"), 0))
+    rows: set[str] = field(default_factory=set)  # gradients made by rows
+    casts: dict[str, str] = field(default_factory=dict)  # views with elements of another kind: which
+    zeroed: tuple[int, int] = (0, 0)  # where in the arena gradients begin with zeros
+
+    # --- gradients by rows ---
+
+    def by_rows(self, statements: Sequence[Statement]) -> list[Statement | Turn]:
+        """The same statements, gradients made by rows where that can be, and what has to be turned before."""
+        if self.target.direct:
+            return list(statements)
+        into = [s for s in statements if isinstance(s, Contract) and self._is_gradient(s.target.buffer)]
+        scattered = {s.table for s in statements if isinstance(s, Scatter)}
+        for name in sorted({s.target.buffer for s in into}):
+            mine = [s for s in into if self.program.base(s.target.buffer) == self.program.base(name)]
+            if name == self.program.base(name) and name not in scattered and all(map(self._rowwise, mine)):
+                self.rows.add(name)
+        found: list[Statement | Turn] = []
+        for s in statements:
+            if isinstance(s, Contract) and s.target.buffer in self.rows:
+                turned = f"{s.right.buffer}.turned"
+                if turned not in self.program.buffers:
+                    found.append(self._turn(s.right.buffer, turned, s.layer))
+                found.append(self._by_row(s, turned))
+            else:
+                found.append(s)
+        return found
+
+    def _is_gradient(self, name: str) -> bool:
+        return self.program.buffers[name].kind is Kind.GRADIENT
+
+    def _rowwise(self, it: Contract) -> bool:
+        """dw[o][i] += d[.., o] * x[.., i], summed over few places."""
+        if it.left is None or len(it.target.index) != 2 or not all(map(_lone, it.target.index)):
+            return False
+        last = it.target.index[1].terms[0][0]
+        ends = it.right.index[-1] == it.target.index[1] and not any(i.of(last) for i in it.right.index[:-1])
+        few = prod(loop.extent for loop in it.summed()) < LONG or any(loop.name == "t" for loop in it.loops)
+        return ends and few and not any(index.of(last) for index in it.left.index)
+
+    def _turn(self, source: str, turned: str, layer: str) -> Turn:
+        *outer, size = self.program.shape(source)
+        lanes = self.target.lanes
+        self.program.new(turned, (*outer, lanes, -(-size // lanes)))
+        return Turn(source, turned, layer)
+
+    def _by_row(self, it: Contract, turned: str) -> Contract:
+        """The same sum with neighbouring inputs in the lanes, over samples one by one."""
+        assert it.left is not None
+        lanes, (outputs, inputs) = self.target.lanes, self.program.shape(it.target.buffer)
+        last = it.target.index[1].terms[0][0]
+        rows, scalars = f"{it.target.buffer}.rows", f"{it.left.buffer}.scalars"
+        self._cast(rows, it.target.buffer, (outputs, -(-inputs // lanes)), "V")
+        self._cast(scalars, it.left.buffer, (*self.program.shape(it.left.buffer), lanes), "R")
+        loops = [Loop("q", -(-inputs // lanes)) if loop.name == last else loop for loop in it.loops]
+        return replace(
+            it,
+            loops=(*loops, Loop("lane", lanes)),
+            target=Ref(rows, (it.target.index[0], *at("q"))),
+            left=Ref(scalars, (*it.left.index, *at("lane"))),
+            right=Ref(turned, (*it.right.index[:-1], *at("lane", "q"))),
+        )
+
+    def _cast(self, name: str, of: str, shape: tuple[int, ...], element: str) -> None:
+        self.casts[name] = element
+        self.program.buffers[name] = Buffer(name, shape, self.program.buffers[of].kind, self.program.base(of))
+
+    # --- places ---
+
+    def lay_out(self, statements: Sequence[Statement | Turn]) -> None:
+        program, lanes = self.program, self.target.lanes
+        used = {program.base(name) for name in used_by(statements)}
+        samples = [b for b in program.buffers.values() if b.kind is Kind.SAMPLE and not b.base and b.name in used]
+        for buffer in [b for b in samples if b.name not in program.zeroed]:
+            self._place(buffer.name, "arena", buffer.shape, "V")
+        begin = self.sizes["arena"]
+        for name in [name for name in program.zeroed if name in used]:
+            self._place(name, "arena", program.shape(name), "V")
+        self.zeroed = (begin, self.sizes["arena"])
+        for buffer in [b for b in program.buffers.values() if b.kind is Kind.WEIGHT and not b.base]:
+            self._weight(buffer, lanes)
+        self.sizes["gradient"] = self.sizes["weights"]
+        for buffer in [b for b in program.buffers.values() if b.base and b.base in self.places]:
+            self.places[buffer.name] = self._view(buffer, lanes)
+
+    def _weight(self, buffer: Buffer, lanes: int) -> None:
+        gradient, shape = f"d_{buffer.name}", buffer.shape
+        if gradient in self.rows:
+            shape = (shape[0], -(-shape[1] // lanes) * lanes)
+        place = self._place(buffer.name, "weights", shape, "V" if self.target.replicas else "R", lanes)
+        if gradient not in self.program.buffers:
+            return
+        scattered = any(isinstance(s, Scatter) and s.table == gradient for s in self.program.backward)
+        if self.target.direct or gradient in self.rows or scattered:
+            self.places[gradient] = replace(place, region="gradient")
+        else:
+            self._place(gradient, "lanes", shape, "V")
+
+    def _place(self, name: str, region: str, shape: tuple[int, ...], element: str, align: int = 1) -> Place:
+        start = -(-self.sizes[region] // align) * align
+        self.places[name] = Place(region, start, shape, element)
+        self.sizes[region] = -(-(start + prod(shape)) // align) * align
+        return self.places[name]
+
+    def _view(self, buffer: Buffer, lanes: int) -> Place:
+        place = self.places[buffer.base]
+        element = self.casts.get(buffer.name, place.element)
+        start = {"VR": place.start * lanes, "RV": place.start // lanes}.get(place.element + element, place.start)
+        return Place(place.region, start, buffer.shape, element)
+
+
+def used_by(statements: Sequence[Statement | Turn]) -> set[str]:
+    """The buffers that are read or written in memory."""
+    found: set[str] = set()
+    for it in statements:
+        match it:
+            case Turn(source=source, target=target):
+                found |= {source, target}
+            case Repeat(body=body):
+                found |= used_by(body)
+            case Contract(target=target, then=then):
+                found |= {*touches(it)[0], *used_by(then)} - ({target.buffer} if not it.keeps else set())
+                found |= {target.buffer} if it.keeps else set()
+            case Noise(target=name):
+                found.add(name)
+            case Score(scores=scores):
+                found |= {scores, f"d_{scores}"}
+            case Track(moving=moving, value=value):
+                found |= {moving, value}
+            case _:
+                read, written = touches(it)
+                found |= {*read, written}
+    return found - {"", "share"}
+
+
+def _lone(index: Index) -> bool:
+    return len(index.terms) == 1 and index.terms[0][1] == 1 and index.shift == 0

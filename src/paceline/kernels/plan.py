@@ -1,0 +1,128 @@
+"""The plan: which statements become one nest, which register blocks they use, where every number lies. It is data, and
+prints as a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from paceline.kernels.blocks import Block, Nest, choose, meets
+from paceline.kernels.fusion import fused
+from paceline.kernels.ir import Call, Contract, Expression, Index, Meet, Op, Program, Ref, Repeat, Statement, offset
+from paceline.kernels.memory import Memory, Place, Target, Turn
+
+CHUNKS = 8  # gradients of a batch that are summed apart, whatever the number of threads
+
+
+@dataclass(frozen=True)
+class Step:
+    """One function of the text."""
+
+    name: str
+    statement: Statement | Turn
+    blocks: tuple[Block, ...] = ()  # of its contractions, in order
+
+
+@dataclass
+class Plan:
+    program: Program
+    target: Target
+    phases: list[list[Step]]  # between two phases all samples of the batch meet
+    places: dict[str, Place]
+    sizes: dict[str, int]  # of the regions
+    zeroed: tuple[int, int]  # where in the arena gradients begin with zeros
+    halfway: int = 0  # the first step of the way back, counted over all phases
+    flops: int = 0  # of one sample, forwards and backwards
+
+    def at(self, ref: Ref) -> Index:
+        place = self.places.get(ref.buffer)  # what never leaves the registers has none
+        return offset(ref, place.shape if place else self.program.shape(ref.buffer))
+
+    def nest(self, it: Contract) -> Nest:
+        left = self.at(it.left) if it.left is not None else None
+        return Nest(it.loops, self.at(it.target), left, self.at(it.right), meets(it.target, it.loops))
+
+    def steps(self) -> Iterator[Step]:
+        for phase in self.phases:
+            yield from phase
+
+
+def make(program: Program, target: Target) -> Plan:
+    work = sum(flops(s) for s in (*program.forward, *program.backward))
+    memory = Memory(program, target)
+    program.forward, program.backward = fused(program, program.forward), fused(program, program.backward)
+    backward = memory.by_rows(program.backward)
+    memory.lay_out([*program.forward, *backward])
+    plan = Plan(program, target, [[]], memory.places, memory.sizes, memory.zeroed, flops=work)
+    for way, statements in (("forward", program.forward), ("backward", backward)):
+        if way == "backward":
+            plan.halfway = sum(map(len, plan.phases))
+        for statement in statements:
+            if isinstance(statement, Meet) and plan.phases[-1]:
+                plan.phases.append([])
+            name = f"{_word(statement.layer)}_{way}_{sum(map(len, plan.phases))}"
+            plan.phases[-1].append(Step(name, statement, tuple(_blocks(plan, statement))))
+    return plan
+
+
+def contractions(statement: Statement | Turn) -> Iterator[Contract]:
+    if isinstance(statement, Contract):
+        yield statement
+    elif isinstance(statement, Repeat):
+        for inner in statement.body:
+            yield from contractions(inner)
+
+
+def _blocks(plan: Plan, statement: Statement | Turn) -> Iterator[Block]:
+    for contract in contractions(statement):
+        scalar = plan.target.scalar
+        yield Block(()) if scalar else choose(plan.nest(contract), plan.target.registers - 3)
+
+
+def _word(name: str) -> str:
+    kept = "".join(c if c.isalnum() else "_" for c in name)
+    return f"layer{kept}" if kept[:1].isdigit() else kept or "layer"
+
+
+# --- what it costs, and how it looks --------------------------------------------------------------------------------
+
+
+def flops(statement: Statement) -> int:
+    """The multiply-adds of its contractions, counted twice; the rest is not counted."""
+    match statement:
+        case Contract(loops=loops, left=left):
+            return (1 if left is None else 2) * prod(loop.extent for loop in loops)
+        case Repeat(loop=loop, body=body):
+            return loop.extent * sum(flops(s) for s in body)
+    return 0
+
+
+def table(plan: Plan) -> str:
+    """A row per function of the text."""
+    rows = [("step", "what", "loops", "block", "then")]
+    for number, phase in enumerate(plan.phases):
+        if number:
+            rows.append(("-- all samples of the batch meet --", "", "", "", ""))
+        rows += [_row(step) for step in phase]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    sizes = ", ".join(f"{region} {size:,}" for region, size in plan.sizes.items())
+    return "\n".join([*lines, f"numbers: {sizes}"])
+
+
+def _row(step: Step) -> tuple[str, str, str, str, str]:
+    it = step.statement
+    extents = " ".join(f"{loop.name}{loop.extent}" for loop in getattr(it, "loops", ()))
+    then = ", ".join(_named(a.value) for a in it.then) if isinstance(it, Contract) else ""
+    return step.name, type(it).__name__.lower(), extents, "; ".join(map(str, step.blocks)), then
+
+
+def _named(value: Expression) -> str:
+    match value:
+        case Call(function, _):
+            return function
+        case Op(sign, _, _):
+            return {"*": "product", "+": "sum", "-": "difference"}[sign]
+    return "copy"

@@ -1,0 +1,97 @@
+"""The whole text of a plan in C++: a function per step, the phases, and the loop over batches that a team runs.
+
+The same text is sequential, vectorised over samples, vectorised over copies of the model, float or double: what differs
+is the type of a lane and how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.kernels.ir import Kind
+from paceline.kernels.optimizers import Rule
+from paceline.kernels.plan import CHUNKS, Plan
+from paceline.kernels.printers.nests import Nests
+
+HERE = Path(__file__).parent
+
+
+def text(plan: Plan, rule: Rule) -> str:
+    target = plan.target
+    defines = {
+        "REAL": target.real, "LANES": target.lanes, "DOUBLE": int(target.real == "double"),
+        "REPLICAS": int(target.replicas), "CHUNKS": CHUNKS, "PHASES": len(plan.phases),
+        "ARENA": plan.sizes["arena"], "NUMBERS": plan.sizes["weights"], "LANE_NUMBERS": plan.sizes["lanes"],
+        "INPUTS": _inputs(plan), "TOKENS": int(plan.program.tokens), "OUTPUTS": plan.program.outputs,
+        "STATES": rule.states, "SETTINGS": len(rule.settings),
+    }  # fmt: skip
+    nests = Nests(plan)
+    lines = [f"#define {name} {value}" for name, value in defines.items()]
+    lines.append((HERE / "prelude.hpp").read_text())
+    lines.append(_butterfly(target.lanes))
+    lines.append((HERE / "group.hpp").read_text())
+    for step in plan.steps():
+        lines += nests.function(step.name, step.statement, step.blocks)
+    lines += _phases(plan, nests)
+    lines += _chunk_end(plan)
+    lines += rule.lines()
+    lines.append((HERE / "team.hpp").read_text())
+    return "\n".join(lines)
+
+
+def _inputs(plan: Plan) -> int:
+    size = 1
+    for extent in plan.program.inputs:
+        size *= extent
+    return size
+
+
+def _phases(plan: Plan, nests: Nests) -> Iterator[str]:
+    begin, end = plan.zeroed
+    number = 0
+    for phase, steps in enumerate(plan.phases):
+        yield f"static void phase{phase}(Group& g) {{"
+        if phase == 0 and not plan.program.tokens:
+            yield f"    take_inputs(g, {nests.pointer('input')});"
+        for step in steps:
+            if number == plan.halfway and end > begin:
+                yield f"    std::memset((void*)(g.arena + {begin}), 0, sizeof(V) * {end - begin});"
+            yield f"    {step.name}(g);"
+            number += 1
+        yield "}"
+    calls = " ".join(f"case {phase}: return phase{phase}(g);" for phase in range(len(plan.phases)))
+    yield f"static void run_phase(int phase, Group& g) {{ switch (phase) {{ {calls} }} }}"
+
+
+def _chunk_end(plan: Plan) -> Iterator[str]:
+    """What was summed in the lanes becomes one number per weight."""
+    yield "static void end_chunk(W* gradient, const V* lanes) {"
+    for name, place in plan.places.items():
+        if place.region == "lanes" and not plan.program.buffers[name].base:
+            weight = plan.places[name.removeprefix("d_")]
+            yield f"    for (int q = 0; q < {place.size}; q++)"
+            yield f"        gradient[{weight.start} + q] = sum_of_lanes(lanes[{place.start} + q]);"
+    yield "    (void)gradient, (void)lanes;"
+    yield "}"
+
+
+def _butterfly(lanes: int) -> str:
+    """Rows and columns of a square exchanged, in as many rounds as its side has bits."""
+    lines = ["INLINE void exchange(V* a) {"]
+    step = 1
+    while step < lanes:
+        low = ", ".join(str(j - step + lanes if j & step else j) for j in range(lanes))
+        high = ", ".join(str(j + lanes if j & step else j + step) for j in range(lanes))
+        lines.append(f"    for (int i = 0; i < {lanes}; i++) {{")
+        lines.append(f"        if (i & {step}) continue;")
+        lines.append(f"        const V one = a[i], other = a[i + {step}];")
+        lines.append(f"        a[i] = __builtin_shufflevector(one, other, {low});")
+        lines.append(f"        a[i + {step}] = __builtin_shufflevector(one, other, {high});")
+        lines.append("    }")
+        step *= 2
+    return "\n".join([*lines, "    (void)a;", "}"])
+
+
+def weights_of(plan: Plan) -> list[str]:
+    return [b.name for b in plan.program.buffers.values() if b.kind is Kind.WEIGHT and not b.base]

@@ -1,0 +1,98 @@
+// --- rows of samples and lanes ---
+
+// Rows of numbers, one per sample, become places with a sample per lane.
+INLINE void rows_to_lanes(const R* const* rows, int size, V* places) {
+    int q = 0;
+    for (; q + LANES <= size; q += LANES) {
+        V square[LANES];
+        for (int l = 0; l < LANES; l++) std::memcpy(&square[l], rows[l] + q, sizeof(V));
+        exchange(square);
+        for (int l = 0; l < LANES; l++) places[q + l] = square[l];
+    }
+    for (; q < size; q++)
+        for (int l = 0; l < LANES; l++) set_lane(places[q], l, rows[l][q]);
+}
+
+static __attribute__((noinline)) void take_inputs(Group& g, V* places) { rows_to_lanes(g.rows, INPUTS, places); }
+
+template <int SIZE, int WIDE> INLINE void copy_rows(Group& g, int from, R* rows) {
+    for (int l = 0; l < LANES; l++) {
+        std::memcpy(rows + l * WIDE, g.rows[l] + from, sizeof(R) * SIZE);
+        for (int q = SIZE; q < WIDE; q++) rows[l * WIDE + q] = 0;
+    }
+}
+
+// Places with a sample per lane become rows, padded with zeros to whole vectors.
+template <int SIZE, int WIDE> INLINE void turn(const V* places, R* rows) {
+    for (int q = 0; q < WIDE; q += LANES) {
+        V square[LANES];
+        for (int l = 0; l < LANES; l++) square[l] = q + l < SIZE ? places[q + l] : V{};
+        exchange(square);
+        for (int l = 0; l < LANES; l++) std::memcpy(rows + l * WIDE + q, &square[l], sizeof(V));
+    }
+}
+
+// --- sums over the samples of a batch ---
+
+#if REPLICAS
+INLINE V group_sum(V v, int64_t, int64_t) { return v; }
+INLINE V first_lane(V v) { return v; }
+#else
+INLINE R group_sum(V v, int64_t group, int64_t samples) {
+    for (int l = 0; l < LANES; l++)
+        if (group * LANES + l >= samples) set_lane(v, l, 0);
+    return sum_of_lanes(v);
+}
+INLINE R first_lane(V v) { return lane(v, 0); }
+#endif
+
+// --- losses, with their gradients by the scores ---
+
+template <int N> INLINE void cross_entropy(Group& g, const V* scores, V* gradient) {
+    V best = scores[0];
+    for (int k = 1; k < N; k++) best = larger(scores[k], best);
+    V sum = V{}, chosen = V{};
+    for (int k = 0; k < N; k++) {
+        const V power = exp_(scores[k] - best);
+        gradient[k] = power;
+        sum += power;
+        chosen += g.label == all(R(k)) ? scores[k] : V{};
+    }
+    const V share = g.weight / sum;
+    for (int k = 0; k < N; k++) gradient[k] = gradient[k] * share - (g.label == all(R(k)) ? g.weight : V{});
+    for (int l = 0; l < LANES; l++)
+        g.loss[l] += (double)lane(g.weight, l) * ((double)lane(best, l) - (double)lane(chosen, l) + std::log((double)lane(sum, l)));
+}
+
+template <int N> INLINE void squared_error(Group& g, const V* scores, V* gradient) {
+    V wanted[N], sum = V{};
+    rows_to_lanes(g.targets, N, wanted);
+    for (int k = 0; k < N; k++) {
+        const V gap = scores[k] - wanted[k];
+        sum += gap * gap;
+        gradient[k] = gap * g.weight * R(2.0 / N);
+    }
+    for (int l = 0; l < LANES; l++) g.loss[l] += (double)lane(g.weight, l) * (double)lane(sum, l) / N;
+}
+
+// --- for optimizers ---
+
+INLINE R root(R x) { return std::sqrt(x); }
+INLINE R sign(R x) { return R(x > 0) - R(x < 0); }
+INLINE R power(R x, int64_t n) { return R(std::pow((double)x, (double)n)); }
+#if LANES > 1
+INLINE V root(V x) { return each(x, [](R a) { return std::sqrt(a); }); }
+INLINE V sign(V x) { return (x > all(0) ? all(1) : V{}) - (x < all(0) ? all(1) : V{}); }
+INLINE V power(V x, int64_t n) { return each(x, [n](R a) { return power(a, n); }); }
+#endif
+
+// A setting of a parameter group; where lanes are copies of the model, one for each.
+INLINE W setting(const Call& c, int64_t group, int number) {
+#if REPLICAS
+    W w = W{};
+    for (int l = 0; l < LANES; l++) set_lane(w, l, R(c.settings[(group * SETTINGS + number) * LANES + l]));
+    return w;
+#else
+    return R(c.settings[group * SETTINGS + number]);
+#endif
+}

@@ -1,0 +1,99 @@
+// --- batches, chunks, threads ---
+
+static void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t number, int64_t groups, V* arenas, int64_t own) {
+    g.number = number;
+    g.groups = groups;
+    g.samples = n;
+    g.first_arena = arenas;
+    g.arena = arenas + own * ARENA;
+    g.weights = c.weights;
+    g.share = all(R(1) / R(n));
+    for (int l = 0; l < LANES; l++) {
+#if REPLICAS
+        const int64_t in_batch = number, place = l * c.samples + first + number;
+        const bool real = true;
+#else
+        const bool real = number * LANES + l < n;
+        const int64_t in_batch = real ? number * LANES + l : n - 1, place = first + in_batch;
+#endif
+        const int64_t sample = c.order[place];
+        g.rows[l] = c.x + (TOKENS ? 0 : sample * INPUTS);
+        g.tokens[l] = c.tokens + (TOKENS ? sample * INPUTS : 0);
+        g.targets[l] = c.targets + sample * OUTPUTS;
+        g.position[l] = (uint32_t)in_batch;
+        g.loss[l] = 0;
+        set_lane(g.label, l, c.labels ? R(c.labels[sample]) : R(0));
+        set_lane(g.valid, l, real ? R(1) : R(0));
+    }
+    g.weight = g.valid * g.share;
+}
+
+static void compute(const Call& c, int phase, int64_t first, int64_t n, int64_t chunk, int64_t thread, int64_t turn) {
+    const int64_t groups = REPLICAS ? n : (n + LANES - 1) / LANES, chunks = groups < CHUNKS ? groups : CHUNKS;
+    W* gradient = c.gradients + chunk * NUMBERS;
+    V* lanes = c.lane_gradients + chunk * LANE_NUMBERS;
+    double* loss = c.losses + chunk * LANES;
+    if (phase == 0) {
+        std::memset((void*)gradient, 0, sizeof(W) * NUMBERS);
+        std::memset((void*)lanes, 0, sizeof(V) * LANE_NUMBERS);
+        for (int l = 0; l < LANES; l++) loss[l] = 0;
+    }
+    Group g;
+    g.gradient = gradient;
+    g.lanes = lanes;
+    g.seed = mixed((uint32_t)c.seed ^ mixed((uint32_t)(c.seed >> 32) + (uint32_t)turn * 0x9e3779b9U));
+    for (int64_t k = chunk * groups / chunks; k < (chunk + 1) * groups / chunks; k++) {
+        prepare(c, g, first, n, k, groups, c.arenas, PHASES > 1 ? k : thread);
+        run_phase(phase, g);
+        for (int l = 0; l < LANES; l++) loss[l] += g.loss[l];
+    }
+    if (phase == PHASES - 1) end_chunk(gradient, lanes);
+}
+
+// The gradients of all chunks, from this place to that, become one: neighbours first, then neighbours of those.
+static void add_chunks(const Call& c, int64_t chunks, int64_t from, int64_t to) {
+    for (int64_t step = 1; step < chunks; step *= 2)
+        for (int64_t k = 0; k + step < chunks; k += 2 * step) {
+            W* __restrict sum = c.gradients + k * NUMBERS;
+            const W* __restrict other = c.gradients + (k + step) * NUMBERS;
+            for (int64_t q = from; q < to; q++) sum[q] += other[q];
+        }
+}
+
+static void work(const Call& c, int64_t thread, Meeting& team) {
+    FlushDenormals flush;
+    for (int64_t u = 0; u < c.updates; u++) {
+        const int64_t first = u * c.batch, n = c.samples - first < c.batch ? c.samples - first : c.batch;
+        const int64_t groups = REPLICAS ? n : (n + LANES - 1) / LANES, chunks = groups < CHUNKS ? groups : CHUNKS;
+        for (int phase = 0; phase < PHASES; phase++) {
+            for (int64_t k = thread * chunks / team.members; k < (thread + 1) * chunks / team.members; k++)
+                compute(c, phase, first, n, k, thread, u);
+            meet(team);
+        }
+        const int64_t parts = (NUMBERS + 63) / 64, from = thread * parts / team.members * 64;
+        int64_t to = (thread + 1) * parts / team.members * 64;
+        if (to > NUMBERS) to = NUMBERS;
+        add_chunks(c, chunks, from, to);
+        if (c.update >= 0) apply_rule(c, from, to, c.update + u + 1);
+        if (thread == 0)
+            for (int64_t k = 0; k < chunks; k++)
+                for (int l = 0; l < LANES; l++) c.losses[CHUNKS * LANES + l] += c.losses[k * LANES + l];
+        meet(team);
+    }
+}
+
+extern "C" void paceline_run(const Call* c) {
+    Meeting team = {1, 0, 0};
+#ifdef _OPENMP
+    if (c->threads > 1) {
+#pragma omp parallel num_threads(c->threads)
+        {
+#pragma omp single
+            team.members = omp_get_num_threads();
+            work(*c, omp_get_thread_num(), team);
+        }
+        return;
+    }
+#endif
+    work(*c, 0, team);
+}

@@ -1,0 +1,134 @@
+"""Random small networks of every supported layer, in odd sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from paceline.modules import Subsampling
+
+
+class Residual(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.body(x))
+
+
+class Last(nn.Module):
+    """The last output of a recurrent layer, and a dense layer on it."""
+
+    def __init__(self, recurrent: nn.LSTM | nn.GRU, classes: int) -> None:
+        super().__init__()
+        self.recurrent, self.head = recurrent, nn.Linear(recurrent.hidden_size, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, _ = self.recurrent(x)
+        scores: Tensor = self.head(outputs[:, -1])
+        return scores
+
+
+@dataclass
+class Case:
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    loss: nn.Module
+
+    def double(self) -> Case:
+        x = self.x if not self.x.is_floating_point() else self.x.double()
+        y = self.y.double() if self.y.is_floating_point() else self.y
+        return Case(self.model.double(), x, y, self.loss)
+
+
+FUNCTIONS = (nn.Sigmoid, nn.Tanh, nn.ReLU, nn.GELU, lambda: nn.GELU(approximate="tanh"))
+
+
+@st.composite
+def images(draw: st.DrawFn) -> Case:
+    """Convolutions, poolings, normalisation, residual additions and dense layers on images of 1x1 to 12x12."""
+    torch.manual_seed(draw(st.integers(0, 10_000)))
+    channels, height, width = (draw(st.integers(1, most)) for most in (4, 12, 12))
+    shape, layers = (channels, height, width), []
+    for _ in range(draw(st.integers(1, 4))):
+        layer = draw(_layer(shape))
+        layers.append(layer)
+        with torch.no_grad():
+            shape = tuple(nn.Sequential(layer)(torch.zeros(3, *shape)).shape[1:])
+    return draw(_finished(layers, shape, (channels, height, width)))
+
+
+@st.composite
+def _finished(draw: st.DrawFn, layers: list[nn.Module], shape: tuple[int, ...], inputs: tuple[int, ...]) -> Case:
+    size, outputs = int(torch.Size(shape).numel()), draw(st.integers(1, 19))
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(size, outputs, bias=draw(st.booleans())))
+    batch = draw(st.sampled_from([2, 3, 15, 16, 17, 40, 70]))
+    x = torch.randn(batch, *inputs)
+    if draw(st.booleans()):
+        return Case(model, x, torch.randn(batch, outputs), nn.MSELoss())
+    return Case(model, x, torch.randint(outputs, (batch,)), nn.CrossEntropyLoss())
+
+
+@st.composite
+def _layer(draw: st.DrawFn, shape: tuple[int, ...]) -> nn.Module:
+    channels, height, width = shape
+    kind = draw(st.sampled_from(("convolution", "highest", "average", "trainable", "norm", "function", "residual")))
+    if kind == "convolution":
+        padding = (draw(st.integers(0, 2)), draw(st.integers(0, 2)))
+        kernel = tuple(draw(st.integers(1, min(5, n + 2 * p))) for n, p in zip((height, width), padding, strict=True))
+        dilation = tuple(
+            draw(st.integers(1, 2)) if 2 * (k - 1) + 1 <= n + 2 * p else 1
+            for k, n, p in zip(kernel, (height, width), padding, strict=True)
+        )
+        groups = draw(st.sampled_from([g for g in (1, 2) if channels % g == 0]))
+        stride = (draw(st.integers(1, 6)), draw(st.integers(1, 6)))
+        outputs = groups * draw(st.integers(1, 5))
+        return nn.Conv2d(channels, outputs, kernel, stride, padding, dilation, groups, bias=draw(st.booleans()))
+    window = (draw(st.integers(1, min(4, height))), draw(st.integers(1, min(4, width))))
+    stride = (draw(st.integers(1, 5)), draw(st.integers(1, 5)))
+    if kind == "highest":
+        return nn.MaxPool2d(window, stride, tuple(draw(st.integers(0, w // 2)) for w in window))
+    if kind == "average":
+        return nn.AvgPool2d(window, stride, tuple(draw(st.integers(0, w // 2)) for w in window))
+    if kind == "trainable" and min(height, width) >= 2:
+        pooling = Subsampling(draw(st.integers(2, min(4, height, width))))
+        nn.init.normal_(pooling.weight)
+        return pooling
+    if kind == "norm":
+        norm = nn.BatchNorm2d(channels, affine=draw(st.booleans()), track_running_stats=draw(st.booleans()))
+        return nn.Sequential(norm, nn.Sigmoid())
+    if kind == "residual":
+        return Residual(nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.Tanh()))
+    return draw(st.sampled_from(FUNCTIONS))()
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> Case:
+    """Recurrent layers, alone or after an embedding; convolutions and poolings along one dimension."""
+    torch.manual_seed(draw(st.integers(0, 10_000)))
+    steps, features, hidden, classes = (draw(st.integers(1, most)) for most in (9, 7, 19, 6))
+    batch = draw(st.sampled_from([1, 5, 16, 33]))
+    y = torch.randint(classes, (batch,))
+    kind = draw(st.sampled_from(("recurrent", "tokens", "line")))
+    if kind == "line":
+        size = draw(st.integers(3, 20))
+        kernel, stride = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+        line = nn.Sequential(nn.Conv1d(features, hidden, kernel, stride, draw(st.integers(0, 1))), nn.ReLU())
+        pools = [nn.MaxPool1d(1, 2), nn.AvgPool1d(1), nn.AdaptiveAvgPool1d(1), nn.BatchNorm1d(hidden), nn.Identity()]
+        pool = draw(st.sampled_from(pools))
+        with torch.no_grad():
+            out = nn.Sequential(line, pool, nn.Flatten())(torch.zeros(2, features, size)).shape[1]
+        model = nn.Sequential(line, pool, nn.Flatten(), nn.Linear(out, classes))
+        batch = max(batch, 2)
+        return Case(model, torch.randn(batch, features, size), torch.randint(classes, (batch,)), nn.CrossEntropyLoss())
+    recurrent = draw(st.sampled_from((nn.LSTM, nn.GRU)))
+    last = Last(recurrent(features, hidden, batch_first=True, bias=draw(st.booleans())), classes)
+    if kind == "recurrent":
+        return Case(last, torch.randn(batch, steps, features), y, nn.CrossEntropyLoss())
+    table = nn.Embedding(11, features, padding_idx=draw(st.sampled_from([None, 0])))
+    return Case(nn.Sequential(table, last), torch.randint(11, (batch, steps)), y, nn.CrossEntropyLoss())

@@ -1,0 +1,214 @@
+"""`fuse`: trainings, thread counts, the cache, the cores it may use, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.kernels import CannotFuse, build, fuse, machine
+from paceline.modules import Subsampling
+
+
+def small_cnn() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 12)), nn.Conv2d(1, 3, 5), nn.Sigmoid(), Subsampling(), nn.Tanh(),
+        nn.Flatten(), nn.Linear(12, 5),
+    )  # fmt: skip
+
+
+def data(samples: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.rand(samples, 12, 12, generator=generator)
+    return x, (x[:, 3:9, 3:9].mean((1, 2)) * 40).long() % 5
+
+
+OPTIMIZERS = {
+    "sgd": partial(torch.optim.SGD, lr=0.1, weight_decay=1e-3),
+    "momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+    "nesterov": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.02, lr_decay=0.01),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.002),
+    "rmsprop with momentum": partial(torch.optim.RMSprop, lr=0.002, momentum=0.5, weight_decay=1e-3),
+    "adam": partial(torch.optim.Adam, lr=0.003, weight_decay=1e-3),
+    "adamw": partial(torch.optim.AdamW, lr=0.003),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_epoch_is_that_of_pytorch(optimizer: str) -> None:
+    """In float64, where updates can be told from one another to the last digits; the last batch is a short one."""
+    model, (x, y) = small_cnn().double(), data(150)
+    x = x.double()
+    twin = copy.deepcopy(model)
+    fused = fuse(model, nn.CrossEntropyLoss(), OPTIMIZERS[optimizer], 32)
+    order = torch.randperm(150, generator=torch.Generator().manual_seed(3))
+    by_hand = OPTIMIZERS[optimizer](twin.parameters())
+    for _ in range(2):
+        fused.train_epoch(x, y, order)
+        for some in order.split(32):
+            by_hand.zero_grad()
+            nn.functional.cross_entropy(twin(x[some]), y[some]).backward()
+            by_hand.step()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_l1_pulls_weights_to_zero_by_their_signs() -> None:
+    model = nn.Linear(3, 2).double()
+    before = copy.deepcopy(model)
+    x, y = torch.zeros(4, 3, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64)
+    fused = fuse(model, nn.MSELoss(), partial(torch.optim.SGD, lr=0.5), 4, l1=0.01)
+    fused.train_epoch(x, y, torch.arange(4))
+    assert torch.allclose(model.weight, before.weight - 0.005 * before.weight.sign())
+
+
+def test_groups_and_schedules_are_the_optimizers_own() -> None:
+    """Each parameter group by its own learning rate, as it is when the epoch begins."""
+    model = nn.Linear(4, 3)
+    before = copy.deepcopy(model)
+    weight, bias = model.weight, model.bias
+
+    def two_groups(parameters: object) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [weight], "lr": 0.0}, {"params": [bias], "lr": 0.1}])
+
+    fused = fuse(model, nn.CrossEntropyLoss(), two_groups, 8)
+    x, y, order = torch.randn(8, 4), torch.randint(3, (8,)), torch.arange(8)
+    fused.train_epoch(x, y, order)
+    assert torch.equal(model.weight, before.weight)
+    assert not torch.equal(model.bias, before.bias)
+    assert fused.optimizer is not None
+    fused.optimizer.param_groups[0]["lr"] = 0.1
+    fused.train_epoch(x, y, order)
+    assert not torch.equal(model.weight, before.weight)
+
+
+def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+    found = set()
+    for threads in (1, 2, 3, 8):
+        model, (x, y) = small_cnn(), data(300)
+        fused = fuse(model, nn.CrossEntropyLoss(), OPTIMIZERS["adam"], 100, threads=threads)
+        fused.train_epoch(x, y, torch.arange(300))
+        found.add(tuple(p.detach().numpy().tobytes() for p in model.parameters()))
+    assert len(found) == 1
+
+
+def test_training_learns_as_pytorch_does() -> None:
+    """Three epochs over five seeds: the accuracies differ by less than the seeds' own spread."""
+    ours, theirs = [], []
+    x, y = data(2000)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(144, 24), nn.Tanh(), nn.Linear(24, 5))
+        twin = copy.deepcopy(model)
+        fused, by_hand = (OPTIMIZERS["momentum"] for _ in range(2))
+        trained = fuse(model, nn.CrossEntropyLoss(), fused, 50)
+        stepper = by_hand(twin.parameters())
+        for _ in range(3):
+            order = torch.randperm(2000)
+            trained.train_epoch(x, y, order)
+            for some in order.split(50):
+                stepper.zero_grad()
+                nn.functional.cross_entropy(twin(x[some]), y[some]).backward()
+                stepper.step()
+        for accuracies, net in ((ours, model), (theirs, twin)):
+            accuracies.append(float((net(x).argmax(1) == y).float().mean()))
+    assert abs(sum(ours) - sum(theirs)) / 5 <= max(max(theirs) - min(theirs), 0.01)
+
+
+def test_dropout_keeps_the_mean_and_follows_the_seed() -> None:
+    model = nn.Sequential(nn.Dropout(0.4), nn.Linear(400, 1, bias=False))
+    nn.init.constant_(model[1].weight, 1.0)
+    fused = fuse(model, nn.MSELoss(), None, 64)
+    x, y = torch.ones(64, 400), torch.zeros(64, 1)
+    losses = [fused.loss_and_gradients(x, y, seed)[0] for seed in (1, 1, 2)]
+    assert losses[0] == losses[1] != losses[2]
+    gradients = fused.loss_and_gradients(x, torch.full((64, 1), 400.0), 3)[1]["1.weight"]
+    # The mean of (sum of kept) is 400: of its square, 400^2 and the variance of 400 draws of 0 or 1/0.6.
+    assert losses[0] == pytest.approx(400**2 + 400 * (0.4 / 0.6), rel=0.02)
+    assert gradients.shape == (1, 400)
+
+
+def test_the_second_time_it_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    model, (x, y) = nn.Sequential(nn.Flatten(), nn.Linear(144, 5)), data(20)
+    explained = []
+    for _ in range(2):
+        fused = fuse(model, nn.CrossEntropyLoss(), None, 20)
+        fused.loss_and_gradients(x, y)
+        explained.append(fused.explain())
+    assert "compiled in" in explained[0]
+    assert "from the cache" in explained[1]
+    assert len(list(tmp_path.rglob("*.so"))) == len(list(tmp_path.rglob("*.cpp"))) == 1
+
+
+def test_without_a_compiler_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
+    build.compiler.cache_clear()
+    try:
+        with pytest.raises(build.NoCompiler, match=r"no C\+\+ compiler was found.*compute='autograd'"):
+            build.compiler()
+    finally:
+        build.compiler.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [({"": "max 100000"}, None), ({"": "150000 100000"}, 1.5), ({"": "400000 100000", "a": "100000 100000"}, 1.0)],
+)
+def test_a_containers_quota_is_respected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, str], expected: float | None
+) -> None:
+    for folder, text in limits.items():
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "cpu.max").write_text(text)
+    monkeypatch.setattr(machine, "_group", lambda: "/a")
+    assert machine.quota(tmp_path) == expected
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "message"),
+    [
+        (lambda: nn.Conv2d(1, 2, 5), (1, 3, 3), "kernel that spans 5x5, and gets images of 3x3"),
+        (lambda: nn.MaxPool2d(4), (1, 3, 3), "the kernel is larger"),
+        (lambda: nn.Conv2d(2, 2, 1), (1, 3, 3), "gets 1 channels, and wants 2"),
+        (lambda: nn.Linear(4, 0), (4,), "has no features"),
+        (lambda: nn.Linear(4, 2), (5,), "gets 5 features, and wants 4"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Softplus()), (4,), "layer 1 .Softplus.*has no kernel.*autograd"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), Branching()), (4,), "cannot be followed"),
+        (lambda: nn.LSTM(4, 3, 2, batch_first=True), (5, 4), "one layer in one direction"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_what_has_no_kernel_is_named(make: Callable[[], nn.Module], shape: tuple[int, ...], message: str) -> None:
+    model = make()
+    if not list(model.parameters()):
+        model = nn.Sequential(model, nn.Conv2d(1, 1, 1))
+    with pytest.raises(CannotFuse, match=message):
+        fuse(model, nn.MSELoss(), None, 4).prepare(torch.zeros(4, *shape))
+
+
+def test_losses_and_optimizers_without_a_kernel_are_named() -> None:
+    with pytest.raises(CannotFuse, match="L1Loss"):
+        fuse(nn.Linear(2, 2), nn.L1Loss(), None, 4)
+    with pytest.raises(CannotFuse, match="label_smoothing"):
+        fuse(nn.Linear(2, 2), nn.CrossEntropyLoss(label_smoothing=0.1), None, 4)
+    with pytest.raises(CannotFuse, match="Adadelta"):
+        fuse(nn.Linear(2, 2), nn.MSELoss(), torch.optim.Adadelta, 4).prepare(torch.zeros(1, 2))
+    with pytest.raises(CannotFuse, match="class numbers from 0 to 7"):
+        fuse(nn.Linear(2, 2), nn.CrossEntropyLoss(), None, 4).loss_and_gradients(
+            torch.zeros(2, 2), torch.tensor([0, 7])
+        )

@@ -1,0 +1,60 @@
+"""Gradients of generated code are PyTorch's: to rounding in float64, to what float32 allows in float32."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from paceline.kernels import fuse
+from tests.kernels.networks import Case, images, sequences
+
+SOME = settings(
+    max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@SOME
+@given(images())
+def test_images(case: Case) -> None:
+    check(case.double(), 1e-10)
+
+
+@SOME
+@given(sequences())
+def test_sequences(case: Case) -> None:
+    check(case.double(), 1e-10)
+
+
+@settings(SOME, max_examples=4)
+@given(images())
+def test_images_in_single_precision(case: Case) -> None:
+    check(case, 1e-4)
+
+
+@settings(SOME, max_examples=4)
+@given(sequences())
+def test_sequences_in_single_precision(case: Case) -> None:
+    check(case, 1e-4)
+
+
+def check(case: Case, tolerance: float) -> None:
+    """Loss, gradients, and the statistics that batch-norm keeps."""
+    twin = copy.deepcopy(case.model)
+    loss, gradients = fuse(twin, case.loss, None, len(case.x)).loss_and_gradients(case.x, case.y)
+    exact = copy.deepcopy(case.model).double()  # what float32 is measured against
+    x = case.x.double() if case.x.is_floating_point() else case.x
+    y = case.y.double() if case.y.is_floating_point() else case.y
+    wanted = case.loss(exact(x), y)
+    wanted.backward()
+    assert loss == pytest.approx(float(wanted.detach()), rel=tolerance, abs=tolerance)
+    largest = max(float(p.grad.abs().max()) for p in exact.parameters() if p.grad is not None)
+    for name, parameter in exact.named_parameters():
+        assert parameter.grad is not None
+        gap = float((gradients[name] - parameter.grad).abs().max())
+        scale = max(float(parameter.grad.abs().max()), 1e-2 * largest)  # a gradient may be zero but for rounding
+        assert gap <= tolerance * scale, f"{name}: {gap / scale:.1e}, of {case.model}"
+    for (name, one), other in zip(twin.named_buffers(), exact.buffers(), strict=True):
+        assert torch.allclose(one.double(), other.double(), rtol=tolerance, atol=tolerance), name
