@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.compute.weighing import weigh_all
 from paceline.core.schedules.own import Own, read
 from paceline.core.schedules.proof import prove_table
+from paceline.data.source import Reader
 from paceline.drawing import draw, draw_page, draw_run
 from paceline.engines.setup import set_up
 from paceline.errors import JobError, NotFinite, PlanError, UsageError, WorkerFailed
@@ -346,3 +348,32 @@ def test_colours_are_for_terminals() -> None:
     plain, coloured = draw(Plan.parse("gpipe")), draw(Plan.parse("gpipe"), colours=True)
     assert "\x1b" not in plain
     assert coloured.count("\x1b[34mF0\x1b[0m") == 3  # two workers and the legend
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_weighed_is_what_a_stage_is_made_of() -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 5))
+    job = job_of(model, 64, optimizer=partial(torch.optim.Adam, lr=0.01), batch_size=56)
+    setup = set_up(job, make("gpipe", cuts="2"), "virtual")
+    assert setup.blueprint is not None
+    chunk = max(setup.agenda.filled(0), key=lambda chunk: chunk.samples)
+    reader = Reader(setup.source, setup.order(), 0, lambda _: None)
+    first, last = weigh_all(setup.job, setup.module, setup.blueprint, reader, chunk)
+    weights = 8 * (64 * 256 + 256)
+    assert (first.gradients, first.always // weights) == (weights, 3)  # the weights, and Adam's two
+    assert first.kept == 8 * 14 * (64 + 256)  # the input of each of its layers, and what goes on
+    assert first.forward >= first.kept
+    assert first.backward > first.kept + weights / 2  # a gradient, before it is added to the others
+    assert last.kept > 8 * 14 * (256 + 64)
+
+
+def test_what_does_not_fit_is_refused_before_anything_starts_and_fits_when_it_is_cut() -> None:
+    layers = [part for _ in range(4) for part in (nn.Linear(600, 600), nn.ReLU())]
+    job = job_of(nn.Sequential(*layers, nn.Linear(600, 5)), 600)
+    with pytest.raises(PlanError, match=r"worker 0 would take 3[0-9] MiB for its tensors, and memory=24"):
+        train(job, "layers:workers=1,memory=24", folder=None)
+    run = train(job, "one_f_one_b:memory=24,balance=memory", folder=None, updates=3)
+    assert len(run.summary()["peak_memory"]) == 2
+    assert all(each > 8 << 20 for each in run.summary()["peak_memory"])

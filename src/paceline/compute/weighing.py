@@ -93,20 +93,22 @@ def _there_and_back(
     gradients: list[Tensor | None] = []
     for stage in reversed(stages):
         before = live.begin() - found[stage.code.number][0]
-        gradients = stage.backward(0, gradients, 0)
+        gradients = stage.inputs(0, gradients, 0)
         found[stage.code.number].append(live.most - before)
-        stage.debts.clear()
+        owed = live.begin() - before
+        stage.pay(0)
+        found[stage.code.number] += [owed, live.most - before]
 
 
 def _weighed(job: Job, live: Live, stage: Stage, counted: list[int]) -> Weighed:
-    kept, forward, backward = counted
+    kept, forward, backward, owed, pay = counted
     weights = stage.weights
     gradients = sum(p.nbytes for p in weights.parameters)
     state, moment = _step(live, weights.home.optimizer, weights.masters)
     held = gradients * max(1, weights.copies) + state + sum(b.nbytes for b in stage.moving.values)
     for parameter in weights.parameters:
         parameter.grad = None
-    return Weighed(held, gradients, kept, forward, backward, moment)
+    return Weighed(held, gradients, kept, forward, backward, moment, owed, pay)
 
 
 def _step(live: Live, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[int, int]:

@@ -23,6 +23,8 @@ class Weighed(NamedTuple):
     forward: int  # most while it goes on, over what was there before
     backward: int  # the same, over what was there without what its forward left
     update: int  # the same
+    owed: int = 0  # where backward comes in two halves: what lies between them
+    pay: int = 0  # most in the second half, over what was there without what is owed
 
 
 def peaks(table: Table, stages: Sequence[Weighed]) -> list[int]:
@@ -40,13 +42,19 @@ def _peak(table: Table, worker: int, stages: Sequence[Weighed]) -> int:
             moment = weighed.forward
         elif work.what in (BACKWARD, INPUTS):
             moment = weighed.backward - weighed.kept + (0 if work.stage in summed else weighed.gradients)
+        elif work.what == WEIGHTS:
+            moment = weighed.pay - weighed.owed
         elif work.what == UPDATE:
             moment = weighed.update
         most = max(most, lies + moment)
         if work.what == FORWARD:
             lies += weighed.kept
-        elif work.what in (BACKWARD, WEIGHTS):
+        elif work.what == BACKWARD:
             lies -= weighed.kept
+        elif work.what == INPUTS:
+            lies += weighed.owed - weighed.kept
+        elif work.what == WEIGHTS:
+            lies -= weighed.owed
         if work.what in (BACKWARD, INPUTS) and work.stage not in summed:
             summed.add(work.stage)
             lies += weighed.gradients

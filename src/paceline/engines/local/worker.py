@@ -75,6 +75,7 @@ def main(
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     die_with_parent()
     quicken()
+    give_back()
     before = memory("VmRSS") - len(box[0])
     number, worker = -1, None  # type: int, LocalWorker | PipelineWorker | None
     try:
@@ -88,13 +89,16 @@ def main(
         source = TensorSource(tensors.open()) if tensors else open_source(assignment.data, assignment.job.seed)
         kind = LocalWorker if assignment.blueprint is None else PipelineWorker
         worker = kind(assignment, arena, source, snapshots, locker, lambda: pipe.send(("kept",)))
+        give_back()  # so that the most memory there will have been is what the training took
         pipe.send(("ready",))
         worker.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
         waited = core_wait()
-        give_back()  # so that the most memory there will have been is what the training took
         worker.train()
         arena.ended[number] = now()
-        pipe.send(("finished", core_wait() - waited, memory("VmHWM") - before - memory("RssShmem")))
+        waited = core_wait() - waited
+        if not worker.peak:
+            worker.look_back()
+        pipe.send(("finished", waited, worker.peak - before))
     except Stopped:
         pass
     except BaseException as error:
