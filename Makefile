@@ -33,6 +33,10 @@ bench: $(VENV)/.ready         ## the measured claims, at full size (most of an h
 	$(BIN)/python benchmarks/embedding_rows/run.py
 	$(BIN)/python benchmarks/published-downpour/run.py
 	$(BIN)/python benchmarks/staleness/run.py --quick
+	$(BIN)/python benchmarks/pipelines/run.py
+	$(BIN)/python benchmarks/pipelines/memory.py
+	$(BIN)/python benchmarks/pipelines/worlds.py
+	$(BIN)/python benchmarks/stale-pipelines/run.py
 	$(BIN)/python benchmarks/checker/installed.py
 	$(BIN)/python benchmarks/checker/guided.py
 
