@@ -12,5 +12,6 @@ fused.py       `fuse`: the object that trains
 from paceline.kernels.build import NoCompiler
 from paceline.kernels.fused import Fused, fuse
 from paceline.kernels.graph import CannotFuse
+from paceline.kernels.replicas import Replicas, fuse_replicas
 
-__all__ = ["CannotFuse", "Fused", "NoCompiler", "fuse"]
+__all__ = ["CannotFuse", "Fused", "NoCompiler", "Replicas", "fuse", "fuse_replicas"]

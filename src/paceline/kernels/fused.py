@@ -136,7 +136,7 @@ class Fused:
         torch._foreach_copy_(made.weights, made.tensors)
         settings = self._settings(made)
         begin = time.perf_counter()
-        samples = len(order)
+        samples = order.shape[-1]
         updates = -(-samples // self.batch_size)
         total = self._call(made, x, y, order, self.batch_size, updates, self.updates, settings, seed)
         self.timed = samples, time.perf_counter() - begin
@@ -184,8 +184,7 @@ class Fused:
         loaded, file, cached = library(source)
         loaded.paceline_run.argtypes, loaded.paceline_run.restype = [ctypes.c_void_p], None
         memory = self._memory(plan, rule)
-        weights = [_view(memory["weights"], plan, name, tensors[name].shape) for name in weights_of(plan)]
-        mine = [tensors[name] for name in weights_of(plan)]
+        weights, mine = self._copied(plan, memory["weights"], tensors)
         gradients = {
             name: _view(memory["gradients"], plan, name, p.shape)
             for name, p in self.named.items()
@@ -193,6 +192,11 @@ class Fused:
         }
         seconds = time.perf_counter() - begin
         return Compiled(plan, source, loaded.paceline_run, file, cached, seconds, memory, weights, mine, gradients)
+
+    def _copied(self, plan: Plan, memory: Tensor, tensors: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """(views of the padded memory, the module's tensors that they are copies of)"""
+        names = weights_of(plan)
+        return [_view(memory, plan, name, tensors[name].shape) for name in names], [tensors[name] for name in names]
 
     def _target(self) -> Target:
         return machine.target(REALS[self.dtype])
@@ -212,7 +216,7 @@ class Fused:
     def _memory(self, plan: Plan, rule: Rule) -> dict[str, Tensor]:
         lanes, sizes = plan.target.lanes, plan.sizes
         wide = lanes if plan.target.replicas else 1
-        groups = -(-self.batch_size // lanes)
+        groups = self.batch_size if plan.target.replicas else -(-self.batch_size // lanes)
         arenas = groups if len(plan.phases) > 1 else self.threads
 
         def zeros(count: int, dtype: torch.dtype = self.dtype) -> Tensor:
@@ -267,7 +271,7 @@ class Fused:
             "order": order.data_ptr(), "settings": settings.data_ptr(),
         }  # fmt: skip
         call = _Call(
-            **given, samples=len(order), batch=batch, updates=updates, threads=self.threads, update=update, seed=seed
+            **given, samples=order.shape[-1], batch=batch, updates=updates, threads=self.threads, update=update, seed=seed
         )
         made.run(ctypes.byref(call))
         return float(memory["losses"][CHUNKS * plan.target.lanes :].sum())
@@ -275,7 +279,7 @@ class Fused:
     def _room(self, made: Compiled, batch: int) -> None:
         """Where all samples of a batch meet, each group has an arena of its own."""
         plan = made.plan
-        groups = -(-batch // plan.target.lanes)
+        groups = batch if plan.target.replicas else -(-batch // plan.target.lanes)
         needed = plan.sizes["arena"] * plan.target.lanes * (groups if len(plan.phases) > 1 else self.threads)
         if made.memory["arenas"].numel() < needed:
             made.memory["arenas"] = torch.zeros(needed, dtype=self.dtype)
@@ -300,7 +304,11 @@ class Fused:
             self._count_batches(1)
 
     def _count_batches(self, batches: int) -> None:
-        for part in self.model.modules():
+        self._count(self.model, batches)
+
+    @staticmethod
+    def _count(model: nn.Module, batches: int) -> None:
+        for part in model.modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.num_batches_tracked is not None:
                 part.num_batches_tracked += batches
 

@@ -20,7 +20,7 @@ static void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t n
         g.rows[l] = c.x + (TOKENS ? 0 : sample * INPUTS);
         g.tokens[l] = c.tokens + (TOKENS ? sample * INPUTS : 0);
         g.targets[l] = c.targets + sample * OUTPUTS;
-        g.position[l] = (uint32_t)in_batch;
+        g.position[l] = (uint32_t)in_batch + (REPLICAS ? (uint32_t)l << 20 : 0);  // copies draw by themselves
         g.loss[l] = 0;
         set_lane(g.label, l, c.labels ? R(c.labels[sample]) : R(0));
         set_lane(g.valid, l, real ? R(1) : R(0));
