@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import paceline.kernels.machine as machine
 from paceline.kernels.build import compiler, library
 from paceline.kernels.graph import CannotFuse, Graph, Layer, describe
+from paceline.kernels.ir import Lookup
 from paceline.kernels.lower import lower
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
@@ -177,10 +178,10 @@ class Fused:
     def _compile(self, shape: tuple[int, ...], tokens: bool) -> Compiled:
         begin = time.perf_counter()
         graph = canonical(describe(self.model, shape, tokens), self.model)
-        tensors = _tensors(graph, self.model)
+        tensors = tensors_of(graph, self.model)
         plan = plan_of(graph, tensors, set(self.named), self.loss, self._target())
         rule = self._rule(plan)
-        source = text(plan, rule)
+        source = self._text(plan, rule)
         loaded, file, cached = library(source)
         loaded.paceline_run.argtypes, loaded.paceline_run.restype = [ctypes.c_void_p], None
         memory = self._memory(plan, rule)
@@ -200,6 +201,9 @@ class Fused:
 
     def _target(self) -> Target:
         return machine.target(REALS[self.dtype])
+
+    def _text(self, plan: Plan, rule: Rule) -> str:
+        return text(plan, rule)
 
     def _rule(self, plan: Plan) -> Rule:
         if self.optimizer is None:
@@ -233,6 +237,10 @@ class Fused:
 
     # --- running ---
 
+    def compiled(self, x: Tensor) -> Compiled:
+        """What was made for samples such as these."""
+        return self._for(x)
+
     def _settings(self, made: Compiled) -> Tensor:
         assert self.optimizer is not None
         words = rule_of(self.optimizer, self.l1).settings
@@ -252,29 +260,35 @@ class Fused:
         settings: Tensor,
         seed: int,
     ) -> float:
-        plan, memory = made.plan, made.memory
+        call, given = self._prepared(made, x, y, order, settings)
+        call.batch, call.updates, call.update, call.seed = batch, updates, update, seed
         self._room(made, batch)
-        memory["losses"].zero_()
-        x = x.contiguous() if plan.program.tokens else x.to(self.dtype).contiguous()
-        if plan.program.tokens:
-            x = x.long()
-        labels = self.loss == "cross_entropy"
-        y = y.long().contiguous() if labels else y.to(self.dtype).contiguous()
+        call.arenas = made.memory["arenas"].data_ptr()
+        made.memory["losses"].zero_()
+        made.run(ctypes.byref(call))
+        del given  # was needed until now
+        return float(made.memory["losses"][CHUNKS * made.plan.target.lanes :].sum())
+
+    def call_for(self, made: Compiled, x: Tensor, y: Tensor) -> tuple[_Call, list[Tensor]]:
+        """What the library's functions are called with, for measuring; and what has to live until then."""
+        return self._prepared(made, x, y, torch.arange(len(x)), torch.zeros(1, dtype=torch.float64))
+
+    def _prepared(
+        self, made: Compiled, x: Tensor, y: Tensor, order: Tensor, settings: Tensor
+    ) -> tuple[_Call, list[Tensor]]:
+        plan = made.plan
+        tokens, labels = plan.program.tokens, self.loss == "cross_entropy"
+        x = (x.long() if tokens else x.to(self.dtype)).contiguous()
+        y = (y.long() if labels else y.to(self.dtype)).contiguous()
         self._check(plan, x, y, labels)
         order = order.long().contiguous()
-        given = {
-            **{name: memory[name].data_ptr() for name in (
-                "weights", "gradients", "lane_gradients", "state", "arenas", "losses",
-            )},
-            "x": 0 if plan.program.tokens else x.data_ptr(), "tokens": x.data_ptr() if plan.program.tokens else 0,
-            "targets": 0 if labels else y.data_ptr(), "labels": y.data_ptr() if labels else 0,
-            "order": order.data_ptr(), "settings": settings.data_ptr(),
-        }  # fmt: skip
+        pointers = {name: tensor.data_ptr() for name, tensor in made.memory.items()}
         call = _Call(
-            **given, samples=order.shape[-1], batch=batch, updates=updates, threads=self.threads, update=update, seed=seed
-        )
-        made.run(ctypes.byref(call))
-        return float(memory["losses"][CHUNKS * plan.target.lanes :].sum())
+            **pointers,
+            **{"tokens" if tokens else "x": x.data_ptr(), "labels" if labels else "targets": y.data_ptr()},
+            order=order.data_ptr(), settings=settings.data_ptr(), samples=order.shape[-1], threads=self.threads,
+        )  # fmt: skip
+        return call, [x, y, order, settings]
 
     def _room(self, made: Compiled, batch: int) -> None:
         """Where all samples of a batch meet, each group has an arena of its own."""
@@ -285,6 +299,9 @@ class Fused:
             made.memory["arenas"] = torch.zeros(needed, dtype=self.dtype)
 
     def _check(self, plan: Plan, x: Tensor, y: Tensor, labels: bool) -> None:
+        rows = [s.rows for s in plan.program.forward if isinstance(s, Lookup)]
+        if rows and x.numel() and not (0 <= int(x.min()) and int(x.max()) < min(rows)):
+            raise CannotFuse(f"tokens from {int(x.min())} to {int(x.max())}, for an embedding of {min(rows)} rows")
         if labels and y.numel() and not (int(y.min()) >= 0 and int(y.max()) < plan.program.outputs):
             raise CannotFuse(
                 f"class numbers from {int(y.min())} to {int(y.max())}, for a network of {plan.program.outputs} outputs"
@@ -352,7 +369,7 @@ def _tensor(model: nn.Module, path: str) -> Tensor:
     return found
 
 
-def _tensors(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
+def tensors_of(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
     return {name: _tensor(model, name) for layer in graph.layers for name in layer.weights.values()}
 
 

@@ -268,7 +268,8 @@ def _batch_norm(program: Program, layer: Layer, sources: list[str], number: int)
 def _embedding(program: Program, layer: Layer, sources: list[str], number: int) -> str:
     loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(layer.shape))
     target = Ref(program.new(layer.name, layer.shape), at(*(loop.name for loop in loops)))
-    program.forward.append(Lookup(loops, target, layer.weights["weight"], layer.options["padding"], layer.name))
+    rows, padding = layer.options["rows"], layer.options["padding"]
+    program.forward.append(Lookup(loops, target, layer.weights["weight"], rows, padding, layer.name))
     return layer.name
 
 

@@ -46,6 +46,7 @@ class Target:
     registers: int = 32
     replicas: bool = False  # lanes hold copies of the model instead of samples
     scalar: bool = False  # one sample at a time
+    apart: bool = False  # nothing is fused: every layer by itself
 
     @property
     def lanes(self) -> int:

@@ -52,7 +52,8 @@ class Plan:
 def make(program: Program, target: Target) -> Plan:
     work = sum(flops(s) for s in (*program.forward, *program.backward))
     memory = Memory(program, target)
-    program.forward, program.backward = fused(program, program.forward), fused(program, program.backward)
+    if not target.apart:
+        program.forward, program.backward = fused(program, program.forward), fused(program, program.backward)
     backward = memory.by_rows(program.backward)
     memory.lay_out([*program.forward, *backward])
     plan = Plan(program, target, [[]], memory.places, memory.sizes, memory.zeroed, flops=work)

@@ -17,8 +17,8 @@ from paceline.kernels.printers.nests import Nests
 HERE = Path(__file__).parent
 
 
-def text(plan: Plan, rule: Rule) -> str:
-    target = plan.target
+def text(plan: Plan, rule: Rule, nests: Nests | None = None) -> str:
+    target, nests = plan.target, nests or Nests(plan)
     defines = {
         "REAL": target.real, "LANES": target.lanes, "DOUBLE": int(target.real == "double"),
         "REPLICAS": int(target.replicas), "CHUNKS": CHUNKS, "PHASES": len(plan.phases),
@@ -26,7 +26,6 @@ def text(plan: Plan, rule: Rule) -> str:
         "INPUTS": _inputs(plan), "TOKENS": int(plan.program.tokens), "OUTPUTS": plan.program.outputs,
         "STATES": rule.states, "SETTINGS": len(rule.settings),
     }  # fmt: skip
-    nests = Nests(plan)
     lines = [f"#define {name} {value}" for name, value in defines.items()]
     lines.append((HERE / "prelude.hpp").read_text())
     lines.append(_butterfly(target.lanes))
@@ -34,6 +33,7 @@ def text(plan: Plan, rule: Rule) -> str:
     for step in plan.steps():
         lines += nests.function(step.name, step.statement, step.blocks)
     lines += _phases(plan, nests)
+    lines.append(f"static void (*const STEPS[])(Group&) = {{{', '.join(step.name for step in plan.steps())}}};")
     lines += _chunk_end(plan)
     lines += rule.lines()
     lines.append((HERE / "team.hpp").read_text())

@@ -215,7 +215,7 @@ INLINE void meet(Meeting& m) {
         return;
     }
     for (int spins = 0; __atomic_load_n(&m.round, __ATOMIC_ACQUIRE) == round; spins++) {
-        if (spins > 4000) sched_yield();
+        if (spins > 1000) sched_yield();
 #if defined(__x86_64__)
         else _mm_pause();
 #endif

@@ -97,3 +97,15 @@ extern "C" void paceline_run(const Call* c) {
 #endif
     work(*c, 0, team);
 }
+
+// A step by itself, so many times; everything else once before it. For measuring.
+extern "C" void paceline_step(const Call* c, int64_t step, int64_t times) {
+    FlushDenormals flush;
+    Group g;
+    g.gradient = c->gradients;
+    g.lanes = c->lane_gradients;
+    g.seed = 0;
+    prepare(*c, g, 0, REPLICAS ? 1 : LANES, 0, 1, c->arenas, 0);
+    for (int phase = 0; phase < PHASES; phase++) run_phase(phase, g);
+    for (int64_t k = 0; k < times; k++) STEPS[step](g);
+}
