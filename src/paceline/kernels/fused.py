@@ -300,7 +300,7 @@ class Fused:
 
     def _check(self, plan: Plan, x: Tensor, y: Tensor, labels: bool) -> None:
         rows = [s.rows for s in plan.program.forward if isinstance(s, Lookup)]
-        if rows and x.numel() and not (0 <= int(x.min()) and int(x.max()) < min(rows)):
+        if rows and x.numel() and not (int(x.min()) >= 0 and int(x.max()) < min(rows)):
             raise CannotFuse(f"tokens from {int(x.min())} to {int(x.max())}, for an embedding of {min(rows)} rows")
         if labels and y.numel() and not (int(y.min()) >= 0 and int(y.max()) < plan.program.outputs):
             raise CannotFuse(

@@ -22,7 +22,8 @@ class Network:
     def data(self, samples: int) -> tuple[Tensor, Tensor]:
         """Random numbers: time does not depend on them."""
         generator = torch.Generator().manual_seed(0)
-        return torch.rand(samples, *self.inputs, generator=generator), torch.randint(10, (samples,), generator=generator)
+        x = torch.rand(samples, *self.inputs, generator=generator)
+        return x, torch.randint(10, (samples,), generator=generator)
 
 
 class LastState(nn.Module):

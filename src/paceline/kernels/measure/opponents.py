@@ -4,9 +4,11 @@ shuffled once per epoch, nothing read back on the way.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,26 +72,27 @@ def jax_epoch(seconds: float) -> float | None:
     """mnist-cnn at batch 64, the whole epoch one scan; None where JAX is not installed."""
     if importlib.util.find_spec("jax") is None:
         return None
-    import jax
-    import jax.numpy as jnp
     import numpy as np
 
-    def model(p, x):  # type: ignore[no-untyped-def]
+    jax: Any = importlib.import_module("jax")
+    jnp: Any = importlib.import_module("jax.numpy")
+
+    def model(p: Any, x: Any) -> Any:
         maps = jax.lax.conv_general_dilated(x[:, None], p["conv"], (1, 1), "VALID")
         maps = jax.nn.sigmoid(maps + p["bias"][:, None, None])
         pooled = jnp.einsum("ncyaxb,ab->ncyx", maps.reshape(-1, 6, 6, 4, 6, 4), p["pool"]) + p["shift"]
         return jax.nn.sigmoid(pooled).reshape(-1, 216) @ p["dense"] + p["last"]
 
-    def loss(p, x, y):  # type: ignore[no-untyped-def]
+    def loss(p: Any, x: Any, y: Any) -> Any:
         return -jnp.take_along_axis(jax.nn.log_softmax(model(p, x)), y[:, None], 1).mean()
 
-    def step(p, batch):  # type: ignore[no-untyped-def]
+    def step(p: Any, batch: Any) -> Any:
         gradients = jax.grad(loss)(p, *batch)
         return jax.tree.map(lambda w, g: w - RATE * g, p, gradients), None
 
     epoch = jax.jit(lambda p, x, y: jax.lax.scan(step, p, (x, y))[0])
     draw = np.random.default_rng(0)
-    p = {
+    p: Any = {
         "conv": draw.normal(size=(6, 1, 5, 5)) * 0.1, "bias": np.zeros(6), "pool": np.full((4, 4), 1 / 16),
         "shift": np.zeros(()), "dense": draw.normal(size=(216, 10)) * 0.1, "last": np.zeros(10),
     }  # fmt: skip
@@ -97,7 +100,7 @@ def jax_epoch(seconds: float) -> float | None:
     x = jnp.asarray(draw.random((937, 64, 28, 28), np.float32))
     y = jnp.asarray(draw.integers(0, 10, (937, 64)))
     jax.block_until_ready(epoch(p, x, y))
-    times = []
+    times: list[float] = []
     begin = time.perf_counter()
     while time.perf_counter() - begin < max(seconds, 1.0) or not times:
         start = time.perf_counter()

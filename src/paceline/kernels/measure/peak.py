@@ -62,7 +62,7 @@ def peak(threads: int, tries: int = 5) -> Peak:
     constraint = '"v"' if width == 64 else '"x"' if machine.x86() else '"w"'
     sums = 16 if registers == 32 else 10
     names = [f"s{k}" for k in range(sums)]
-    kept = " ".join(f"{n} = {n} * a + b; asm volatile(\"\" : \"+\" {constraint}({n}));" for n in names)
+    kept = " ".join(f'{n} = {n} * a + b; asm volatile("" : "+" {constraint}({n}));' for n in names)
     defines = {
         "BYTES": width, "LANES": width // 4, "SUMMED": " + ".join(names), "MULTIPLIED": kept,
         "DECLARED": ", ".join(f"{n} = V{{}} + {k}.0f" for k, n in enumerate(names)),
@@ -72,8 +72,8 @@ def peak(threads: int, tries: int = 5) -> Peak:
     out = torch.zeros(64)
     pointer = ctypes.c_void_p(out.data_ptr())
     rounds = 2_000_000
-    loaded.multiply_adds(ctypes.c_int64(10_000), ctypes.c_int64(threads), pointer)
-    best = min(_timed(loaded.multiply_adds, ctypes.c_int64(rounds), ctypes.c_int64(threads), pointer) for _ in range(tries))
+    how = (ctypes.c_int64(rounds), ctypes.c_int64(threads), pointer)
+    best = min(_timed(loaded.multiply_adds, *how) for _ in range(tries))
     numbers = 64 << 20
     array = torch.ones(numbers)
     arguments = (ctypes.c_void_p(array.data_ptr()), ctypes.c_int64(numbers), ctypes.c_int64(threads), pointer)

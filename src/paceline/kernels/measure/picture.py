@@ -43,12 +43,13 @@ def roofline(points: Sequence[Point], gflops: float, gigabytes: float, title: st
     ]
     for point in sorted(points, key=lambda p: p.gflops):
         cx, cy = x(point.intensity), y(point.gflops)
-        parts.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="4" fill="{MINE}"><title>{escape(point.name)}</title></circle>')
+        parts.append(
+            f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="4" fill="{MINE}"><title>{escape(point.name)}</title></circle>'
+        )
         parts.append(f'<text x="{cx + 7:.1f}" y="{cy + 4:.1f}">{escape(point.name)}</text>')
     parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">FLOP per byte touched</text>')
-    parts.append(
-        f'<text x="14" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 14 {HEIGHT / 2})">GFLOP/s, one core</text>'
-    )
+    turned = f'text-anchor="middle" transform="rotate(-90 14 {HEIGHT / 2})"'
+    parts.append(f'<text x="14" y="{HEIGHT / 2}" {turned}>GFLOP/s, one core</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -13,7 +13,7 @@ from torch import nn
 import paceline.kernels.machine as machine
 from paceline.kernels.fused import Compiled, Fused, loss_kind
 from paceline.kernels.ir import Contract, Repeat, Statement
-from paceline.kernels.measure.networks import CNN, Network
+from paceline.kernels.measure.networks import Network
 from paceline.kernels.memory import Target, Turn, used_by
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan, flops

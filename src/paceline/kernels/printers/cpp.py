@@ -14,6 +14,7 @@ from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import CHUNKS, Plan
 from paceline.kernels.printers.nests import Nests
 
+SLICE = 8192  # weights that are worth another thread's while
 HERE = Path(__file__).parent
 
 
@@ -24,7 +25,8 @@ def text(plan: Plan, rule: Rule, nests: Nests | None = None) -> str:
         "REPLICAS": int(target.replicas), "CHUNKS": CHUNKS, "PHASES": len(plan.phases),
         "ARENA": plan.sizes["arena"], "NUMBERS": plan.sizes["weights"], "LANE_NUMBERS": plan.sizes["lanes"],
         "INPUTS": _inputs(plan), "TOKENS": int(plan.program.tokens), "OUTPUTS": plan.program.outputs,
-        "STATES": rule.states, "SETTINGS": len(rule.settings),
+        "SLICES": max(1, min(CHUNKS, plan.sizes["weights"] // SLICE)), "STATES": rule.states,
+        "SETTINGS": len(rule.settings),
     }  # fmt: skip
     lines = [f"#define {name} {value}" for name, value in defines.items()]
     lines.append((HERE / "prelude.hpp").read_text())

@@ -7,7 +7,7 @@ statement is printed as it stands in the program.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from paceline.kernels.ir import (
 )
 
 Lines = Iterator[str]
+WORD = 0xFFFFFFFF  # of 32 bits
 
 
 def text(program: Program) -> str:
@@ -98,14 +99,14 @@ def _contract(program: Program, it: Contract, indent: str) -> Lines:
     yield f"{deep}{_place(it.target)} += {factors}"
 
 
-def _open(loops: Loops, indent: str) -> Iterator[str]:
+def _open(loops: Loops, indent: str) -> Generator[str, None, str]:
     for loop in loops:
         yield f"{indent}for {loop.name} in range({loop.extent}):"
         indent += "    "
     return indent
 
 
-def _window(program: Program, it: Highest, indent: str) -> Iterator[str]:
+def _window(program: Program, it: Highest, indent: str) -> Generator[str, None, str]:
     deep = yield from _open(it.window, indent)
     extents = program.shape(it.source.buffer)
     tests = [f"0 <= {_index(i)} < {n}" for i, n in zip(it.source.index[1:], extents[1:], strict=True)]
@@ -191,14 +192,14 @@ def _mixed(h: np.ndarray) -> np.ndarray:
     """The hash of the generated text, on 32 bits."""
     h = h.astype(np.uint64)
     h ^= h >> np.uint64(16)
-    h = h * np.uint64(0x7FEB352D) & np.uint64(0xFFFFFFFF)
+    h = h * np.uint64(0x7FEB352D) & np.uint64(WORD)
     h ^= h >> np.uint64(15)
-    h = h * np.uint64(0x846CA68B) & np.uint64(0xFFFFFFFF)
+    h = h * np.uint64(0x846CA68B) & np.uint64(WORD)
     return h ^ (h >> np.uint64(16))
 
 
 def _whole(value: int) -> np.ndarray:
-    return np.array([value & 0xFFFFFFFF], np.uint64)
+    return np.array([value & WORD], np.uint64)
 
 
 def _noise(samples: int, seed: int) -> Any:
@@ -206,9 +207,11 @@ def _noise(samples: int, seed: int) -> Any:
 
     def fill(mask: np.ndarray, rate: float, layer: int) -> None:
         places = np.arange(mask[..., 0].size, dtype=np.uint64).reshape(*mask.shape[:-1], 1)
-        salt = _mixed(np.uint64(start) ^ _mixed((places + np.uint64(layer * 0x9E3779B9 & 0xFFFFFFFF)) & np.uint64(0xFFFFFFFF)))
+        salt = _mixed(
+            np.uint64(start) ^ _mixed((places + np.uint64(layer * 0x9E3779B9 & 0xFFFFFFFF)) & np.uint64(WORD))
+        )
         position = np.arange(samples, dtype=np.uint64) * np.uint64(0x85EBCA6B)
-        drawn = _mixed((salt + position) & np.uint64(0xFFFFFFFF))
+        drawn = _mixed((salt + position) & np.uint64(WORD))
         mask[:] = np.where(drawn < np.uint64(rate * 4294967296.0), 0.0, 1.0 / (1.0 - rate))
 
     return fill
@@ -228,7 +231,8 @@ def _inner(x: np.ndarray) -> np.ndarray:
 
 def _gelu_tanh_slope(x: np.ndarray) -> np.ndarray:
     t = np.tanh(_inner(x))
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    slope: np.ndarray = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    return slope
 
 
 FUNCTIONS: dict[str, Any] = {

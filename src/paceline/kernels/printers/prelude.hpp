@@ -198,28 +198,14 @@ INLINE V kept(const Group& g, uint32_t layer, uint32_t place, R rate) {
     return v;
 }
 
-// --- a team of threads that meet ---
-
-struct Meeting {
-    int64_t members;
-    int64_t waiting, round;
-};
+// --- threads ---
 
 // Spins for a while, for a batch takes microseconds; then lets others have the core.
-INLINE void meet(Meeting& m) {
-    if (m.members == 1) return;
-    const int64_t round = __atomic_load_n(&m.round, __ATOMIC_ACQUIRE);
-    if (__atomic_add_fetch(&m.waiting, 1, __ATOMIC_ACQ_REL) == m.members) {
-        m.waiting = 0;
-        __atomic_store_n(&m.round, round + 1, __ATOMIC_RELEASE);
-        return;
-    }
-    for (int spins = 0; __atomic_load_n(&m.round, __ATOMIC_ACQUIRE) == round; spins++) {
-        if (spins > 1000) sched_yield();
+INLINE void wait_a_little(int64_t spins) {
+    if (spins > 2000) sched_yield();
 #if defined(__x86_64__)
-        else _mm_pause();
+    else _mm_pause();
 #endif
-    }
 }
 
 // Denormal numbers are zero while we compute: they are slow, and gradients that small mean nothing.

@@ -65,7 +65,7 @@ class Layerwise(Nests):
         """A nest whose rounds are dealt out to the threads, left open."""
         wide = max(len(loops), 1)
         if loops and self.threads > 1:
-            yield f"{indent}_Pragma(\"omp parallel for collapse({wide}) num_threads({self.threads})\")"
+            yield f'{indent}_Pragma("omp parallel for collapse({wide}) num_threads({self.threads})")'
         yield from self._loops_of(loops, indent)
         yield f"{indent}{{"
 

@@ -60,38 +60,57 @@ static void add_chunks(const Call& c, int64_t chunks, int64_t from, int64_t to) 
         }
 }
 
-static void work(const Call& c, int64_t thread, Meeting& team) {
+// The work of an update is a row of items: the chunks of each phase, then slices of the weights to be changed. Whoever is
+// free takes the next item as soon as all items of the stage before are done. Nobody waits for a thread, only for work: one
+// that has no core at the moment, and no item, holds up nobody.
+struct Team {
+    alignas(64) int64_t taken = 0;
+    alignas(64) int64_t done = 0;
+};
+
+static void item(const Call& c, int64_t thread, int64_t u, int64_t number, int64_t per_phase) {
+    const int64_t first = u * c.batch, n = c.samples - first < c.batch ? c.samples - first : c.batch;
+    const int64_t groups = REPLICAS ? n : (n + LANES - 1) / LANES, chunks = groups < CHUNKS ? groups : CHUNKS;
+    if (number < PHASES * per_phase) {
+        if (number % per_phase < chunks) compute(c, (int)(number / per_phase), first, n, number % per_phase, thread, u);
+        return;
+    }
+    const int64_t slice = number - PHASES * per_phase, parts = (NUMBERS + 63) / 64;
+    const int64_t from = slice * parts / SLICES * 64, end = (slice + 1) * parts / SLICES * 64;
+    const int64_t to = end < NUMBERS ? end : NUMBERS;
+    add_chunks(c, chunks, from, to);
+    if (c.update >= 0) apply_rule(c, from, to, c.update + u + 1);
+    if (slice == 0)
+        for (int64_t k = 0; k < chunks; k++)
+            for (int l = 0; l < LANES; l++) c.losses[CHUNKS * LANES + l] += c.losses[k * LANES + l];
+}
+
+static void work(const Call& c, int64_t thread, Team& team) {
     FlushDenormals flush;
-    for (int64_t u = 0; u < c.updates; u++) {
-        const int64_t first = u * c.batch, n = c.samples - first < c.batch ? c.samples - first : c.batch;
-        const int64_t groups = REPLICAS ? n : (n + LANES - 1) / LANES, chunks = groups < CHUNKS ? groups : CHUNKS;
-        for (int phase = 0; phase < PHASES; phase++) {
-            for (int64_t k = thread * chunks / team.members; k < (thread + 1) * chunks / team.members; k++)
-                compute(c, phase, first, n, k, thread, u);
-            meet(team);
+    const int64_t most = REPLICAS ? c.batch : (c.batch + LANES - 1) / LANES, per_phase = most < CHUNKS ? most : CHUNKS;
+    const int64_t per_update = PHASES * per_phase + SLICES;
+    for (int64_t spins = 0;;) {
+        int64_t next = __atomic_load_n(&team.taken, __ATOMIC_RELAXED);
+        if (next >= c.updates * per_update) return;
+        const int64_t number = next % per_update, phase = number / per_phase;
+        const int64_t ready = next - number + (phase < PHASES ? phase : PHASES) * per_phase;
+        if (__atomic_load_n(&team.done, __ATOMIC_ACQUIRE) < ready) {
+            wait_a_little(spins++);
+            continue;
         }
-        const int64_t parts = (NUMBERS + 63) / 64, from = thread * parts / team.members * 64;
-        int64_t to = (thread + 1) * parts / team.members * 64;
-        if (to > NUMBERS) to = NUMBERS;
-        add_chunks(c, chunks, from, to);
-        if (c.update >= 0) apply_rule(c, from, to, c.update + u + 1);
-        if (thread == 0)
-            for (int64_t k = 0; k < chunks; k++)
-                for (int l = 0; l < LANES; l++) c.losses[CHUNKS * LANES + l] += c.losses[k * LANES + l];
-        meet(team);
+        if (!__atomic_compare_exchange_n(&team.taken, &next, next + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
+        item(c, thread, next / per_update, number, per_phase);
+        __atomic_fetch_add(&team.done, 1, __ATOMIC_RELEASE);
+        spins = 0;
     }
 }
 
 extern "C" void paceline_run(const Call* c) {
-    Meeting team = {1, 0, 0};
+    Team team;
 #ifdef _OPENMP
     if (c->threads > 1) {
 #pragma omp parallel num_threads(c->threads)
-        {
-#pragma omp single
-            team.members = omp_get_num_threads();
-            work(*c, omp_get_thread_num(), team);
-        }
+        work(*c, omp_get_thread_num(), team);
         return;
     }
 #endif
