@@ -25,7 +25,7 @@ job = pl.Job(
     epochs=3,
 )
 
-for plan in ("sequential", "ring", "downpour", "downpour:shards=3"):
-    run = pl.train(job, plan, workers=2)
+for plan in ("sequential", "ring:workers=2", "downpour:workers=2", "downpour:workers=2,shards=3"):
+    run = pl.train(job, plan)
     summary = run.summary()
-    print(f"{plan:18} {summary['test_accuracy']:.1%}  staleness {summary['staleness']['mean']:.2f}")
+    print(f"{plan:28} {summary['test_accuracy']:.1%}  staleness {summary['staleness']['mean']:.2f}")

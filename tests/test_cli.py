@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -176,3 +177,21 @@ def test_a_plain_script_needs_no_main_guard(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "30\n"), done.stderr
+
+
+SLOW = """
+import multiprocessing, time
+class Slow(nn.Linear):
+    def forward(self, x):
+        if self.training and str(multiprocessing.current_process().name).endswith("-2"):
+            time.sleep(0.004)
+        return super().forward(x)
+job = job.with_(model=lambda: Slow(8, 3), epochs=6)
+"""
+
+
+def test_the_summary_names_the_straggler(folder: Path) -> None:
+    (folder / "job.py").write_text(JOB + SLOW)
+    done = paceline(folder, "train", "job.py", "-p", "ring", "-w", "3")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"straggler  worker 1 computes at \d+% of the others' speed", done.stderr)

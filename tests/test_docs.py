@@ -53,7 +53,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert all(f"pl.{name}" in reference for name in pl._FACE)
 
 
-DRAWN = METHODS + (ROOT / "docs" / "how-it-works.md").read_text()
+DRAWN = METHODS + "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("how-it-works", "pipelines"))
 PICTURES = re.findall(r"<!-- draw: (.*?) -->\n```text\n(.*?)```", DRAWN, re.S)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from paceline.overhead import Case, Step, step, verdict
 from paceline.trace import Kind, Row, Trace
@@ -53,3 +54,11 @@ def test_where_the_ceiling_is_low_nothing_can_help() -> None:
     assert said is not None
     assert "keeps several cores busy by itself (2 threads)" in said
     assert "no way of meeting" in said
+
+
+def test_rounds_that_differ_settle_nothing() -> None:
+    said = verdict(replace(case(900.0, 1000.0), doubt=0.3))
+    assert said is not None
+    assert "rounds differ by 30%" in said
+    assert "not settled" in said
+    assert "no way of meeting" in (verdict(replace(case(500.0, 600.0), doubt=0.3)) or "")  # so far off, it is settled

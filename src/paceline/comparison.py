@@ -62,6 +62,7 @@ class Comparison:
     best_single_samples_per_second: float
     common_accuracy: float | None
     rounds: int
+    notes: list[str] = field(default_factory=list)  # what makes the figures doubtful
     path: Path | None = None
     page: Path | None = None
     runs: list[Run] = field(repr=False, default_factory=list)
@@ -81,6 +82,7 @@ class _Entrant:
     job: Job
     speeds: list[float] = field(default_factory=list)
     updates: int | None = None
+    waited: list[float] = field(default_factory=list)  # share of the workers' time without a core, round by round
 
     def race(self, seconds: float) -> None:
         """One round: train for about so many seconds; the first finds out how many updates that is."""
@@ -95,11 +97,18 @@ class _Entrant:
             self.updates = max(20, math.ceil(seconds * summary["updates"] / summary["seconds"]))
         # As many epochs as it takes: the round's length is in `updates`.
         job = self.job.with_(epochs=10**6)
-        self.speeds.append(train(job, self.plan, folder=None, updates=self.updates).summary()["samples_per_second"])
+        summary = train(job, self.plan, folder=None, updates=self.updates).summary()
+        self.speeds.append(summary["samples_per_second"])
+        self.waited.append(summary["core_wait_fraction"])
 
     @property
     def speed(self) -> float:
         return statistics.median(self.speeds)
+
+    @property
+    def doubt(self) -> float:
+        """Half the range of its rounds, as a share of the median."""
+        return (max(self.speeds) - min(self.speeds)) / 2 / self.speed
 
 
 def compare(
@@ -117,6 +126,8 @@ def compare(
     folder    where the comparison's folder goes, with the runs' in it; None keeps nothing on disk
     say       is told in plain lines what goes on
     """
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise UsageError(f"seconds={seconds}: give how many seconds each plan is timed, such as 20")
     if not plans:
         raise UsageError("there are no plans to compare; name some, as in ring,downpour")
     chosen = [Plan.parse(plan, workers) for plan in plans]
@@ -141,10 +152,27 @@ def compare(
         _row(entrant, run, best, ceilings.get(_ceiling_key(bare, entrant.plan)), common)
         for entrant, run in zip(entrants, runs, strict=True)
     ]
-    found = Comparison(job.name, rows, best.name, best.speed, common, rounds, place, runs=runs)
+    notes = _notes([*entrants, *singles])
+    found = Comparison(job.name, rows, best.name, best.speed, common, rounds, notes, place, runs=runs)
     if place is not None:
         found.page = _keep(found, place)
     return found
+
+
+CROWDED = 0.05  # of their time for which workers wait for a core that is theirs
+
+
+def _notes(entrants: Sequence[_Entrant]) -> list[str]:
+    """What makes the figures doubtful: somebody else used the cores."""
+    cores = len(os.sched_getaffinity(0))
+    fitting = [e for e in entrants if e.plan.workers * e.plan.threads <= cores]
+    waited = statistics.median([share for entrant in fitting for share in entrant.waited] or [0.0])
+    if waited < CROWDED:
+        return []
+    return [
+        f"something else was running on this machine: workers that had a core each waited for it {waited:.0%} of their "
+        "time. Speeds on a quiet machine may be others"
+    ]
 
 
 def _keep(found: Comparison, place: Path) -> Path:
@@ -209,5 +237,8 @@ def _verdict(entrant: _Entrant, mine: Step | None, best: _Entrant, ceiling: _Ent
     plan, batch = entrant.plan, entrant.job.batch_size
     samples = batch * plan.workers // plan.parts
     return verdict(
-        Case(plan.name, plan.workers, entrant.speed, ceiling.speed, best.speed, best.name, samples, batch, mine)
-    )
+        Case(
+            plan.name, plan.workers, entrant.speed, ceiling.speed, best.speed, best.name, samples, batch, mine,
+            max(entrant.doubt, ceiling.doubt, best.doubt),
+        )
+    )  # fmt: skip

@@ -2,6 +2,7 @@
 
 a table      of a collective: a row per step, a column per worker
 a programme  of a coordinator: the commands of an update
+a timetable  of a pipeline: a line per worker, a column per tick (`timetable`)
 a timeline   of everything else: a line per worker, in a virtual world whose workers are of unequal speed
 """
 
@@ -17,6 +18,7 @@ from paceline.core.programmes import PARAMETERS, Axpy, Command, Copy, Dot, Evalu
 from paceline.core.programmes.rehearsal import rehearse
 from paceline.errors import PlanError
 from paceline.plan import RECIPES, Plan
+from paceline.timetable import draw_table
 
 if TYPE_CHECKING:
     from paceline.trace import Trace
@@ -24,12 +26,14 @@ if TYPE_CHECKING:
 LETTERS = "abcdefghijklmnopqrstuvwxyz"  # a segment each
 
 
-def draw(plan: Plan) -> str:
-    """The plan's picture, without a newline at its end."""
+def draw(plan: Plan, colours: bool = False) -> str:
+    """The plan's picture, without a newline at its end; in colours as a terminal shows them, where it has any."""
     if plan.workers > len(LETTERS):
         raise PlanError(f"{plan.workers} workers do not fit on a page; draw at most {len(LETTERS)}: --workers 8")
     if plan.native:
         body = ["What its workers do is decided inside PyTorch: there is nothing of Paceline's to draw."]
+    elif plan.schedule is not None:
+        body = draw_table(plan, colours)
     elif plan.programme is not None:
         body = _programme(plan.programme)
     elif plan.meeting is None or isinstance(plan.meeting, Shards) or plan.averaging is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -32,10 +33,16 @@ class Job:
     step        or step(model, batch) -> loss, for any other shape of batch
     optimizer   a function of the parameters that makes a torch optimizer; for groups, a function of `model`:
                 `lambda model: SGD([{"params": model.head.parameters(), "lr": 0.1}, ...], lr=0.01)`
+    batch_size  samples of one update, of all workers together where they share a batch
+    epochs      passes over the data
+    seed        of all chance: the model, the order of samples, dropout, augmentation
     schedule    a function of the optimizer that makes a learning-rate schedule, stepped once per update
     accumulate  batches whose gradients are averaged before one update (bunch mode)
     device      "cpu", "cuda" (workers share the GPUs out), "cuda:1", or "auto": cuda where there is a GPU
     precision   "float32": as the model is; or "bfloat16": the same parameters, computed with by autocast
+    clip_norm   the gradient of an update is made no longer than this
+    shuffle     whether each epoch has an order of its own
+    loader_workers  processes that load samples ahead, for a Dataset
     weight      weight(batch) -> number, for a loss that is not a mean over samples: what the loss divided by
     metrics     {name: f(output, target) -> number}, weighted by samples over `test`
     transform   augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
@@ -163,7 +170,10 @@ def load_job(where: str) -> Job:
     path, _, name = where.partition(":")
     if not path.endswith(".py"):
         if path not in BUILT_IN:
-            raise JobError(f"there is no job {where!r}: give a path to a Python file, or {suggest(path, BUILT_IN)}")
+            near = f"did you mean {path}.py? " if os.path.isfile(f"{path}.py") else ""
+            raise JobError(
+                f"there is no job {where!r}; {near or suggest(path, BUILT_IN) + ', or a path to a Python file'}"
+            )
         return built_in(path)
     return _from_file(path, name or "job")
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from paceline.tally import Tally, Time
 from paceline.trace import Kind, Trace
 
+DOUBTFUL = 0.15  # from this spread of rounds on nothing is said for certain
 PAYS = 1.05  # times as fast as one process; less is not worth a second one
 
 
@@ -63,6 +64,7 @@ class Case:
     samples: int  # of a step of all workers together
     batch: int  # batch_size that gives such a step
     step: Step | None  # None: what it went into is not known
+    doubt: float = 0.0  # by which share the rounds of these three differ from their medians
 
 
 def verdict(case: Case) -> str | None:
@@ -70,12 +72,17 @@ def verdict(case: Case) -> str | None:
     if case.speed >= PAYS * case.single:
         return None
     workers, times = f"{case.workers} workers", f"{case.speed / case.single:.2f} times as fast as one process"
+    if case.doubt >= DOUBTFUL and max(case.speed, case.ceiling) * (1 + case.doubt) >= PAYS * case.single:
+        return (
+            f"{case.plan} is {times}, but rounds differ by {case.doubt:.0%} from their median: whether it pays is not "
+            "settled. Time it for longer (--seconds), on a quiet machine"
+        )
     if case.ceiling < PAYS * case.single:
         alone = case.single_name
         busy = "" if alone.startswith("1 ") else f", which keeps several cores busy by itself ({alone})"
         return (
             f"{case.plan} is {times}{busy}: {workers} that never meet would be "
-            f"{case.ceiling / case.single:.2f} times as fast, so no way of meeting can make them pay here"
+            f"{case.ceiling / case.single:.2f} times as fast, so no way of meeting gains more here"
         )
     cost = case.samples / case.speed - case.samples / case.ceiling
     saved = 1 / case.single - 1 / case.ceiling  # seconds a sample

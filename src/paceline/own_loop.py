@@ -151,6 +151,8 @@ def _refuse(model: nn.Module, plan: Plan) -> None:
         why = "is what your script does without Paceline"
     elif plan.programme is not None:
         why = "evaluates a batch several times in one step; use `paceline.train` for it"
+    elif plan.schedule is not None:
+        why = "cuts the model into stages, and your loop has it whole; use `paceline.train` for it"
     elif plan.gathers:
         why = "computes late batches again, and only your loop has them; use `paceline.train` for it"
     elif plan.exchanging is not None and plan.exchanging.parts:
@@ -320,7 +322,7 @@ class _Block:
         seconds = (max(self.arena.ended) - self.said["origin"]) / 1e9
         summary = {
             "plan": str(self.plan), "engine": "script", "workers": self.plan.workers,
-            **summarise(trace, seconds, steps, steps), "run": str(place.path),
+            **summarise(trace, seconds, steps, steps, self.guest.plan.workers), "run": str(place.path),
         }  # fmt: skip
         place.write({**self._record("done"), "summary": summary})
 

@@ -1,7 +1,8 @@
 """Plan: how a job is trained, a choice on each axis; the named plans are recipes.
 
     axis       question                                     members so far
-    split      what does each worker hold?                  the whole model (data parallelism)
+    split      what does each worker hold?                  the whole model (data parallelism); stages of it, by a
+                                                            schedule
     meeting    where do workers meet?                       Ring, Tree, HalvingDoubling, Hierarchical, Central,
                                                             Neighbours; Shards; None: nowhere
     gate       who may go on?                               Asynchronous, StaleSynchronous, Backup; None: the meeting
@@ -11,6 +12,8 @@
     exchanging or with a centre?                            ElasticExchange, OuterExchange, MapReduce
     pairing    or with one other?                           AdPsgd
     programme  or does a coordinator command each update?   Lbfgs; None: the rule says it all
+    schedule   in which order do stages work?               Layers, Gpipe, OneFOneB, Interleaved,
+                                                            ZeroBubble, Pipedream, Spectrain; None: nobody holds a part
     codec      how is a gradient written on the wire?       Dense
 
 `Plan.parse("downpour:workers=4,shards=2")` and `Downpour(workers=4, shards=2)` are the same.
@@ -19,9 +22,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.core.agenda import Agenda
 from paceline.core.codecs import Codec
@@ -48,26 +51,10 @@ from paceline.core.rules.easgd import Easgd, ElasticExchange
 from paceline.core.rules.map_reduce import MapReduce
 from paceline.core.rules.model_averaging import ModelAveraging
 from paceline.core.rules.plain import Plain
+from paceline.core.schedules import Schedule, Table, table_of
 from paceline.errors import PlanError, suggest
-
-Option = int | float | str
-
-
-class Kind(NamedTuple):
-    """What an option may be; the default says whether it is a whole number, a number (None: the method's own) or a
-    word.
-    """
-
-    default: Option | None
-    least: float = 1
-    words: tuple[str, ...] = ()
-
-    def refusal(self, value: object) -> str | None:
-        if self.words:
-            return None if value in self.words else f"is not one of {', '.join(self.words)}"
-        what = "whole number" if isinstance(self.default, int) else "number"
-        fits = isinstance(value, int if isinstance(self.default, int) else int | float) and not isinstance(value, bool)
-        return None if fits and value >= self.least else f"is not a {what} of at least {self.least}"  # type: ignore
+from paceline.pipelines import PIPELINES
+from paceline.recipe import TEAM, THREADS, Kind, Option, Recipe
 
 
 @dataclass(frozen=True)
@@ -83,6 +70,10 @@ class Plan:
     exchanging: Exchanging | None = None
     pairing: AdPsgd | None = None
     programme: Programme | None = None
+    schedule: Schedule | None = None  # workers hold stages of the model
+    cuts: str = ""  # where stages begin, with + between them; "": where they are `balance`d
+    balance: str = "time"
+    recompute: str = "none"  # which stages compute activations again instead of keeping them
     codec: Codec = field(default_factory=Dense)
     locked: bool = True  # whether a shard is changed by one worker at a time; else (Hogwild) a run has no order
     native: bool = False  # PyTorch's own DDP does the meeting
@@ -155,6 +146,34 @@ class Plan:
         parts = self.exchanging.parts if self.exchanging else 0
         return Agenda(samples, batch_size, epochs, accumulate, self.parts, limit, self.block, self.gathers or 1, parts)
 
+    @property
+    def endless(self) -> bool:
+        """Whether this is a pipeline that is never empty before the training is over."""
+        return self.schedule is not None and self.schedule.span == 0
+
+    def table(self, counts: Sequence[int]) -> Table:
+        """What everybody does in as many updates, of so many micro-batches each."""
+        assert self.schedule is not None
+        return table_of(self.schedule, self.workers, counts)
+
+    def recomputing(self, stages: int) -> tuple[int, ...]:
+        """The stages that compute their activations again."""
+        every = {"none": (), "all": tuple(range(stages))}
+        if self.recompute in every:
+            return every[self.recompute]
+        words = self.recompute.split("+")
+        if not all(word.isdigit() and int(word) < stages for word in words):
+            raise PlanError(
+                f"plan {self.name!r}: recompute={self.recompute!r} is neither 'none' nor 'all' nor stages from 0 to "
+                f"{stages - 1}, as in recompute=0+1"
+            )
+        return tuple(map(int, words))
+
+    def cut_at(self, names: Sequence[str]) -> Plan:
+        """With the places where it was cut, so that it is cut there again."""
+        cuts = "+".join(names)
+        return replace(self, cuts=cuts, options={**self.options, "cuts": cuts}) if cuts != self.cuts else self
+
     def meets_after(self, update: int, updates: int) -> bool:
         """Whether all meet after this update: always, but under an averaging rule now and then, and at the end."""
         if self.averaging is None:
@@ -178,17 +197,6 @@ class Plan:
         return f"{self.name}:{tail}" if tail else self.name
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A named plan: its axes, made from its options."""
-
-    about: str
-    axes: Callable[..., dict[str, Any]]
-    options: dict[str, Kind]
-
-
-WORKERS, CHUNKS, THREADS = Kind(2), Kind(1), Kind(1)
-TEAM = {"workers": WORKERS, "threads": THREADS}
 OWN = ("workers", "chunks", "threads")  # fields of every plan; all other options are for the axes
 SERVER = {**TEAM, "shards": Kind(1)}
 MODES = Kind("synchronous", words=("synchronous", "asynchronous"))
@@ -202,7 +210,7 @@ def _with_backups(workers: int, backups: int) -> dict[str, Any]:
 
 RECIPES: dict[str, Recipe] = {
     "sequential": Recipe(
-        "one process; chunks=N is the oracle of N workers", dict, {"chunks": CHUNKS, "threads": THREADS}
+        "one process; chunks=N is the oracle of N workers", dict, {"chunks": Kind(1), "threads": THREADS}
     ),
     "ring": Recipe("synchronous all-reduce around a ring", lambda: {"meeting": Ring()}, TEAM),
     "tree": Recipe("synchronous, up a tree and down again: short vectors", lambda: {"meeting": Tree()}, TEAM),
@@ -288,6 +296,7 @@ RECIPES: dict[str, Recipe] = {
         lambda memory: {"meeting": Ring(), "programme": Lbfgs(memory)},
         {**TEAM, "memory": Kind(10)},
     ),
+    **PIPELINES,
     "ceiling": Recipe("workers that never meet: the speed nobody can beat", dict, TEAM),
     "ddp": Recipe("PyTorch's DistributedDataParallel over gloo", lambda: {"native": True}, TEAM),
 }
@@ -335,11 +344,12 @@ def _recipe(name: str) -> Recipe:
 
 def _options(name: str, tail: str) -> dict[str, Option]:
     options: dict[str, Option] = {}
+    kinds = RECIPES[name].options if name in RECIPES else {}
     for word in filter(None, (part.strip() for part in tail.split(","))):
         key, equals, value = (part.strip() for part in word.partition("="))
         if not equals or not value:
             raise PlanError(f"plan {name!r}: {word!r} is not an option; write key=value, as in {name}:workers=4")
-        options[key] = _read(value)
+        options[key] = value if key in kinds and kinds[key].free else _read(value)
     return options
 
 

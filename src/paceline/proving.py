@@ -1,6 +1,7 @@
 """What can be proved of a plan before anything runs: what `paceline prove` says.
 
 a collective    its table: nobody waits for ever, nothing is read while it is changed, the sum is the sum
+a pipeline      its timetable: messages, versions of weights, updates; under the bounds of the real buffers
 a programme     the same of the table by which its workers meet; its commands are rehearsed
 a gate          every interleaving of a small world, with a death at every point
 anything else   nobody waits for anybody: there is nothing to prove
@@ -9,7 +10,7 @@ anything else   nobody waits for anybody: there is nothing to prove
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.programmes import Programme
 from paceline.core.programmes.rehearsal import rehearse
 from paceline.core.proof import prove, prove_mixing, table_seconds
+from paceline.core.schedules.proof import prove_table
 from paceline.plan import Plan, make_again
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 LINKS = ((1e-5, 1e9), (1e-3, 1e9), (1e-7, 1e8), (0.0, 1e9))  # latency in seconds, bytes per second
 NO_CIRCLE = "no waiting circle: every offer has its taker in the same step"
 REHEARSED = 8  # updates
+ENDLESS = 50  # updates of a pipeline that is never flushed: what follows repeats itself
 MOST_WORKERS, BATCHES, MOST_SHARDS = 3, 3, 2  # of a world that is walked whole in seconds
 
 
@@ -35,7 +38,7 @@ class Proved:
     plan: str
     holds: bool | None  # None: there was nothing to prove
     says: list[str]
-    figures: dict[str, int] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         verdict = {True: "proved", False: "NOT TRUE", None: "nothing to prove"}[self.holds]
@@ -49,11 +52,35 @@ def prove_plan(plan: Plan) -> Proved:
     """Prove what there is to prove. A table that is wrong raises PlanError with the first thing that is."""
     if plan.gate is not None:
         return _gate(plan)
+    if plan.schedule is not None:
+        return _pipeline(plan)
     if plan.native:
         return Proved(str(plan), None, ["Its meeting is PyTorch's own code, not a table of Paceline's."])
     if plan.meeting is None or isinstance(plan.meeting, Shards):
         return Proved(str(plan), None, ["Its workers never meet: nobody waits, and nothing is exchanged."])
     return _mixing(plan, plan.meeting) if isinstance(plan.meeting, Neighbours) else _collective(plan, plan.meeting)
+
+
+def _pipeline(plan: Plan) -> Proved:
+    counts = (plan.chunks,) * (plan.schedule.span or ENDLESS)  # type: ignore[union-attr]
+    table = plan.table(counts)
+    found = prove_table(table)
+    updates = f"{len(counts)} updates" if len(counts) > 1 else "an update"
+    says = [
+        f"{table.stages} stages at {table.workers} workers: {found.works} pieces of work and {found.messages} messages "
+        f"make {updates} of {plan.chunks} micro-batch{'es' * (plan.chunks > 1)}{' each' * (len(counts) > 1)}",
+        f"no circle of waits, with room for {table.slots} messages between two stages each way; none is left lying",
+        "every micro-batch goes once forward and once backward through every stage, on what its neighbours made of it",
+        "no version of weights is read before it is made or after it is dropped; forward and backward read "
+        + ("as the prediction wants: the newest" if table.predicts else "the same one"),
+        "every gradient is in exactly one update, and all stages make the same updates",
+        f"in ticks: {found.ticks}, of which {found.bubble:.1%} idle",
+        f"activations kept, in micro-batches per stage: {', '.join(map(str, found.in_flight))}",
+        f"versions of weights held, per stage: {', '.join(map(str, found.versions))}",
+        f"staleness: at most {found.staleness}",
+    ]
+    figures = {"workers": table.workers, "stages": table.stages, "ticks": found.ticks, "messages": found.messages}
+    return Proved(str(plan), True, says, {**figures, "staleness": found.staleness, "bubble": found.bubble})
 
 
 def _collective(plan: Plan, meeting: Collective) -> Proved:

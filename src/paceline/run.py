@@ -24,7 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from paceline.errors import RunFailed, RunFolderError
+from paceline.tally import straggling
 from paceline.trace import Kind, Trace, TraceWriter, percentile
 
 if TYPE_CHECKING:
@@ -179,7 +182,7 @@ def _processor() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def summarise(trace: Trace, seconds: float, samples: int, updates: int) -> dict[str, Any]:
+def summarise(trace: Trace, seconds: float, samples: int, updates: int, workers: int) -> dict[str, Any]:
     """The figures that follow from the trace alone."""
     stale = trace.staleness()
     updates_seen, losses = trace.loss_curve()
@@ -188,7 +191,8 @@ def summarise(trace: Trace, seconds: float, samples: int, updates: int) -> dict[
         "samples": samples,
         "seconds": seconds,
         "samples_per_second": samples / seconds if seconds > 0 else 0.0,
-        "train_loss": float(losses[-1]) if len(updates_seen) else None,
+        # Of the last tenth of the updates: that of the last batch alone is chance.
+        "train_loss": float(np.mean(losses[-max(1, len(losses) // 10) :])) if len(updates_seen) else None,
         "staleness": {
             "mean": float(stale.mean()) if len(stale) else 0.0,
             "p95": percentile(stale, 95),
@@ -197,5 +201,6 @@ def summarise(trace: Trace, seconds: float, samples: int, updates: int) -> dict[
         "not_finite": trace.not_finite(),
         "bytes_sent": trace.bytes_sent(),
         "wait_fraction": trace.wait_fraction(),
+        "stragglers": straggling(trace.rows, workers),  # worker: its speed as a share of the others' median
         "deaths": [int(worker) for worker in trace.of_kind(Kind.DEATH)["worker"]],
     }

@@ -25,7 +25,14 @@ class Time(IntEnum):
     OTHER = 4  # between rows of the trace: taking a batch, keeping a snapshot, bookkeeping
 
 
-WORK = {Kind.COMPUTE: Time.COMPUTE, Kind.MEET: Time.COMMUNICATE, Kind.DROP: Time.COMMUNICATE, Kind.APPLY: Time.UPDATE}
+WORK = {
+    Kind.COMPUTE: Time.COMPUTE,
+    Kind.STAGE: Time.COMPUTE,
+    Kind.MEET: Time.COMMUNICATE,
+    Kind.DROP: Time.COMMUNICATE,
+    Kind.APPLY: Time.UPDATE,
+}
+FIRST = (Kind.COMPUTE, Kind.STAGE)  # what waits before it starts
 Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]  # starts, ends, kinds
 
 
@@ -37,7 +44,7 @@ def spans(rows: Columns) -> Spans:
     kinds = np.zeros(len(rows), np.int64)
     for kind, work in WORK.items():
         kinds[rows["kind"] == kind] = work
-    before = np.where(rows["kind"] == Kind.COMPUTE, rows["waited"], 0)
+    before = np.where(np.isin(rows["kind"], FIRST), rows["waited"], 0)
     starts = rows["start"] - before
     works = starts + rows["waited"]
     waits = np.full(len(rows), int(Time.WAIT))
@@ -65,7 +72,7 @@ class Tally:
         self._add("staleness", pushed, pushed["version"] - 1 - pushed["base"])
         for kind, work in WORK.items():
             some = rows[rows["kind"] == kind]
-            inside = 0 if kind == Kind.COMPUTE else some["waited"]
+            inside = 0 if kind in FIRST else some["waited"]
             self._add(work.name, some, some["end"] - some["start"] - inside)
             self._add("WAIT", some, some["waited"])
 
@@ -110,6 +117,13 @@ class Pace:
     def stragglers(self) -> dict[int, float]:
         """Who computes clearly slower than the others' median, and at which share of it."""
         return stragglers(np.where(self.of("pieces") >= ENOUGH, self.speed, math.nan))
+
+
+def straggling(rows: Columns, workers: int) -> dict[int, float]:
+    """The stragglers of a whole run."""
+    tally = Tally(workers)
+    tally.add(rows)
+    return Pace(tally.sums).stragglers()
 
 
 ENOUGH = 10  # pieces of work that a speed is judged by

@@ -1,10 +1,11 @@
 """The trace: what happened, one row per event, with versions. Every engine writes the same kind.
 
     column    meaning
-    kind      COMPUTE a gradient, MEET the others, APPLY to parameters, DROP, DEATH, SNAPSHOT, RESUME from a checkpoint
+    kind      COMPUTE a gradient, MEET the others, APPLY to parameters, DROP, DEATH, SNAPSHOT, RESUME from a checkpoint,
+              STAGE: forward or backward of a micro-batch through a stage of a pipeline
     worker    who
     update    the number of the update (synchronous) or of the batch (asynchronous)
-    shard     which part of the parameters, -1 where it does not matter
+    shard     which part of the parameters, or stage; -1 where it does not matter
     base      the version the gradient was computed from
     version   the version it made
     start     nanoseconds since the run's start
@@ -43,6 +44,7 @@ class Kind(IntEnum):
     DEATH = 5
     SNAPSHOT = 6
     RESUME = 7  # of no worker; one per shard, with the version it goes on from
+    STAGE = 8  # work of a pipeline: `shard` is the stage, `base` the micro-batch, `version` the letter of what it is
 
 
 class Row(NamedTuple):

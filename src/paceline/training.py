@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.engines import checkpoints
+from paceline.engines.kept import keep_job
 from paceline.engines.resuming import check_same, open_run
-from paceline.engines.setup import Progress, Setup, Wish, finish, first_record, keep_job, life, set_up
-from paceline.errors import Blamed, CheckpointWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
+from paceline.engines.setup import Progress, Setup, Wish, finish, first_record, life, set_up
+from paceline.errors import Blamed, CheckpointWarning, JobWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.run import Run, RunFolder, new_folder
@@ -59,12 +60,20 @@ def train(
     if resume is not None:
         return _go_on(_path(resume), job, plan, workers, progress, updates, deadline, every)
     if job is None:
-        raise UsageError("there is no job to train: give one, or the run to go on with as resume=")
+        raise UsageError("there is no job to train: give one (--help says how), or the run to go on with (resume)")
     if compute is not None:
         job = job.with_(compute=compute)
     chosen = Plan.parse("sequential" if plan is None else plan, workers)
+    if workers not in (None, chosen.workers):
+        says = f"has {chosen.workers}" if "workers" in chosen.options else "is one process"
+        what = f"{workers} workers were asked for, and plan {chosen} {says}; plans of several are ring, downpour, ..."
+        warnings.warn(what, JobWarning, stacklevel=2)
     if chosen.native and engine != "local":
         raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")
+    if chosen.endless and every is not None:
+        if any(every):
+            raise PlanError(f"plan {chosen.name} keeps no checkpoints: its pipeline is never empty before the end")
+        every = None  # nor when a signal asks for one
     setup = set_up(job, chosen, engine, updates)
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
     record = {**first_record(setup, kept=path is not None), "checkpoint_every": every}

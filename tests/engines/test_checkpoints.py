@@ -173,7 +173,17 @@ def test_killed_twice_where_there_is_a_server(job_file: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "plan", ["ceiling", "easgd:every=5", "diloco:every=9", "gossip", "sandblaster:memory=3", "ddp", "backup:backups=0"]
+    "plan",
+    [
+        "ceiling",
+        "easgd:every=5",
+        "diloco:every=9",
+        "gossip",
+        "sandblaster:memory=3",
+        "ddp",
+        "backup:backups=0",
+        "one_f_one_b",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.errors.JobWarning")
 def test_a_plan_that_keeps_step_ends_with_the_bits_of_the_undisturbed_run(
@@ -222,7 +232,7 @@ def rows_of_words() -> pl.Job:
     return bag(partial(torch.optim.Adagrad, lr=0.1)).with_(epochs=150)
 
 
-@pytest.mark.parametrize("plan", ["downpour", "sequential"])
+@pytest.mark.parametrize("plan", ["downpour:workers=2", "sequential"])
 def test_embedding_tables_go_on(plan: str, tmp_path: Path) -> None:
     def stop(state: dict[str, Any]) -> None:
         if state["updates"] > 50 and not told:
@@ -230,7 +240,7 @@ def test_embedding_tables_go_on(plan: str, tmp_path: Path) -> None:
 
     told: list[None] = []
     with pytest.raises(RunStopped):
-        pl.train(rows_of_words(), plan, 2, folder=tmp_path, checkpoint_every=0, progress=stop)
+        pl.train(rows_of_words(), plan, folder=tmp_path, checkpoint_every=0, progress=stop)
     (folder,) = tmp_path.iterdir()
     run = pl.train(resume=folder)
     assert len(run.record["lives"]) == 2

@@ -26,7 +26,7 @@ class Progress:
         self.live = to.is_terminal and not to.is_dumb_terminal
         self.board = Board()
         self._screen: Live | None = None
-        self._ending = False
+        self._ending = self._told = False
         self._said, self._pause = time.monotonic(), PLAIN[0]
 
     def __call__(self, state: dict[str, Any]) -> None:
@@ -35,6 +35,9 @@ class Progress:
             self.console.print("stopping after a checkpoint; Ctrl-C again stops at once", style="yellow")
         if self.quiet:
             return
+        if state.get("resumed_from") and not self._told:
+            self._told = True
+            self.console.print(f"going on from update {state['resumed_from']:,} of {state['of']:,}", highlight=False)
         self.board.hear(state)
         now = time.monotonic()
         if self.live:

@@ -12,8 +12,9 @@ def prove(plan: options.PlanArgument, workers: options.Workers = None, json: opt
     """Prove what can be proved of PLAN before anything runs.
 
     Of a synchronous plan, its table: nobody waits for ever, nothing is overwritten while it is read, the sum is the
-    sum of all, and the closed form of its time is the table's time. Of a plan with a server, its gate, in every
-    interleaving of a world of at most three workers, any one of which may die at any point.
+    sum of all, and the closed form of its time is the table's time. Of a pipeline, its timetable: every message is
+    taken, no version of weights is read that is not there, every gradient is in one update. Of a plan with a server,
+    its gate, in every interleaving of a world of at most three workers, any one of which may die at any point.
     """
     from paceline.plan import Plan
     from paceline.proving import prove_plan

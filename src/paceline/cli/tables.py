@@ -27,6 +27,9 @@ def show_summary(summary: dict[str, Any]) -> None:
         "parameters": summary["parameters_sha256"][:16],
         "run": str(summary["run"]),
     }
+    if summary["stragglers"]:
+        slow = (f"worker {w} computes at {of:.0%} of the others' speed" for w, of in summary["stragglers"].items())
+        lines["straggler"] = "; ".join(slow)
     if summary["not_finite"]:
         lines["not finite"] = f"the loss of {summary['not_finite']} gradients"
     if summary["deaths"]:
@@ -48,11 +51,14 @@ def show_comparison(found: Comparison) -> None:
     )
     console.print(
         f"speed: over the best single process ({found.best_single}: {found.best_single_samples_per_second:,.0f} "
-        f"samples/s); effic.: that per worker. ceil.: share of what as many workers do that never meet.{common} "
+        f"samples/s); effic.: that per worker. ceil.: share of what as many workers do that never meet, with pieces of "
+        f"the same size.{common} "
         f"Medians of {found.rounds} rounds in turn, ± half the range.",
         style="dim",
         markup=False,
     )
+    for note in found.notes:
+        console.print(f"note: {note}", style="yellow", markup=False)
     _show_steps(found)
     for row in found.rows:
         if row.verdict:

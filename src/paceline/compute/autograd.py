@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,7 @@ from paceline.errors import JobError
 from paceline.job import PRECISIONS, Batch, Job, seeded_elsewhere
 
 CPU = torch.device("cpu")
+NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
 
 class Replica:
@@ -61,13 +63,19 @@ class Replica:
 
     def forward(self, module: nn.Module, chunk: Chunk, batch: Batch) -> Tensor:
         """The chunk's loss, with the chance and the precision it is due."""
+        batch = self.prepared(chunk, batch)
+        with self.precision():
+            return self.loss(module, batch)
+
+    def prepared(self, chunk: Chunk, batch: Batch) -> Batch:
+        """The chunk's batch as the model sees it, on its device."""
         batch = self.transformed(chunk, batch)
-        if self.device.type != "cpu":
-            batch = to_device(batch, self.device)
+        return batch if self.device.type == "cpu" else to_device(batch, self.device)
+
+    def precision(self) -> contextlib.AbstractContextManager[object]:
         if self.autocast is None:
-            return self.loss(module, batch)
-        with torch.autocast(self.device.type, dtype=self.autocast):
-            return self.loss(module, batch)
+            return NOTHING
+        return torch.autocast(self.device.type, dtype=self.autocast)
 
     def transformed(self, chunk: Chunk, batch: Batch) -> Batch:
         """Augmented, where the job asks for it; from here on chance is this chunk's."""

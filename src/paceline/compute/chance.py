@@ -25,7 +25,7 @@ class Chance:
         self._chunk = self._turn = 0
         self._seed = _seeder(device)
         for number, part in enumerate(module.modules(), start=1):
-            if _draws(part):
+            if draws(part):
                 part.register_forward_pre_hook(self._reseeder(number))
 
     def begin(self, update: int, chunk: int) -> None:
@@ -64,7 +64,7 @@ def _seeder(device: torch.device | None) -> Callable[[int], object]:
     return seed_both
 
 
-def _draws(part: nn.Module) -> bool:
+def draws(part: nn.Module) -> bool:
     if not isinstance(part, _DRAWING):
         return False
     dropout = getattr(part, "dropout", getattr(part, "p", 1.0))

@@ -34,11 +34,18 @@ def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device =
             inputs, target = split_batch(batch)
             output = module(*inputs)
             found = {"test_loss": float(job.loss(output, target)), **_accuracy(output, target)}
-            found.update({name: float(metric(output, target)) for name, metric in job.metrics.items()})
+            found.update({name: _number(name, metric(output, target)) for name, metric in job.metrics.items()})
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + value * len(indices)
     module.train(was_training)
     return {name: value / len(source) for name, value in sums.items()}
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"the metric {name!r} returned {value!r:.60}, which is not one number") from error
 
 
 def _accuracy(output: Any, target: Any) -> dict[str, float]:

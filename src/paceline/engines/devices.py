@@ -7,7 +7,7 @@
                              computes on the GPU (Abroad)
 
 Plans with a server, and those whose workers mix with neighbours or are commanded, have their parameters in shared
-memory always. Workers that meet nobody have them where they compute.
+memory always. Workers that meet nobody have them where they compute. Stages of a pipeline compute on the CPU.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
     """`cuda` deals the GPUs out; `cuda:1` is for all workers; `auto` is cuda where there is a GPU. `together`: one
     process plays all workers, with the arithmetic of those that share a GPU.
     """
-    wanted = _wanted(job.device)
+    wanted = _wanted(job.device) if plan.schedule is None else _of_stages(job.device)
     if wanted.type == "cpu":
         return Placement((CPU,) * plan.workers, at_home=True, library="gloo" if plan.native else "")
     count = torch.cuda.device_count()
@@ -62,6 +62,13 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
     if one_each and adds_up:
         return Placement(devices, True, "nccl")
     return Placement(devices, at_home=plan.meeting is None)
+
+
+def _of_stages(name: str) -> torch.device:
+    """Messages between stages go through shared memory, so far from the CPU only."""
+    if name not in ("auto", "cpu"):
+        raise JobError(f"device={name!r}: stages of a pipeline are computed on the CPU; give device='cpu', or 'auto'")
+    return CPU
 
 
 def _wanted(name: str) -> torch.device:

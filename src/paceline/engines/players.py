@@ -8,6 +8,7 @@ worker by worker in their order, each push waiting for its shard to come to its 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import torch
 from paceline.compute.payload import Computed
 from paceline.core.agenda import Chunk
 from paceline.core.events import Push
+from paceline.engines.arithmetic.by_table import Done, Piped
 from paceline.engines.arithmetic.in_step import in_step
 from paceline.engines.arithmetic.servers import Apart, Commuting, Gathered, Paired, Unlocked, by_shards
 from paceline.engines.setup import Setup
@@ -82,6 +84,35 @@ class InStep:
         if self.alone:
             return [self.sums.compute(0, agenda.filled(update))]
         return [self.sums.compute(worker, agenda.mine(update, worker)) for worker in range(self.setup.plan.workers)]
+
+    def values(self) -> list[torch.Tensor]:
+        return self.sums.values()
+
+
+class ByTable:
+    """Plans whose workers hold stages: the table says it all."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.sums = setup, Piped(setup)
+        self.done, self.last = 0, setup.agenda.updates
+
+    def play(self, until: int | None) -> Iterator[Played]:
+        """A version of the whole is made when its last stage to come has made its own."""
+        waiting: dict[int, list[Done]] = defaultdict(list)
+        for made in self.sums.play(until):
+            waiting[made.update].append(made)
+            if len(waiting[made.update]) == len(self.sums.homes):
+                good = all(self.sums.finite(each) for each in waiting.pop(made.update))
+                self.done = made.update + 1
+                yield Played(0, self.done, good)
+
+    def next(self, shard: int, until: int) -> Guilty:
+        piped, chunks = Piped(self.setup), self.setup.agenda.filled(until)
+        losses = [
+            made.sums for made in piped.play(until + 1) if (made.update, made.stage) == (until, len(piped.homes) - 1)
+        ]
+        (sums,) = losses
+        return Guilty(chunks, piped.homes[-1], sums.loss / sums.weight if sums.weight else math.nan)
 
     def values(self) -> list[torch.Tensor]:
         return self.sums.values()
@@ -240,8 +271,10 @@ class ByLives:
         return self.now.values()
 
 
-def player(setup: Setup, trace: Trace, plans: list[Plan]) -> InStep | ByTrace | ByLives:
+def player(setup: Setup, trace: Trace, plans: list[Plan]) -> InStep | ByTable | ByTrace | ByLives:
     """`plans`: of each life of the run. Where workers keep step there is no difference between one life and many."""
+    if setup.blueprint is not None:
+        return ByTable(setup)
     if setup.plan.gate is None:
         return InStep(setup)
     if len(plans) == 1:

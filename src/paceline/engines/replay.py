@@ -19,9 +19,10 @@ import torch
 from torch import nn
 
 from paceline.compute.layout import sha256
-from paceline.engines.arithmetic.common import threads
+from paceline.engines.kept import kept_job
 from paceline.engines.players import Played, player
-from paceline.engines.setup import Setup, kept_job, load_values, set_up
+from paceline.engines.setup import Setup, load_values, set_up
+from paceline.engines.threads import threads
 from paceline.errors import JobWarning, ReplayDiverged, UsageError
 from paceline.job import Batch, Job
 from paceline.plan import Plan

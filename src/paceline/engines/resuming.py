@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.gates.backup import Backup
-from paceline.engines.setup import Setup, kept_job
+from paceline.engines.kept import kept_job
+from paceline.engines.setup import Setup
 from paceline.errors import PlanError, RunFolderError, UsageError
 from paceline.job import Job
 from paceline.plan import Plan, make, make_again
@@ -35,6 +36,8 @@ def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Pl
     """The plan that the run had; with another number of workers, where its mathematics allow that."""
     wanted = before if given is None else Plan.parse(given)
     count = workers or (wanted.workers if given is not None else before.workers)
+    if before.cuts and not wanted.cuts:
+        wanted = wanted.cut_at(before.cuts.split("+"))
     if (wanted.name, _rest(wanted)) != (before.name, _rest(before)):
         raise PlanError(f"the run was begun by plan {before}; it cannot go on by plan {wanted}")
     if count == before.workers:

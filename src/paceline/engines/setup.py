@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import os
-import pickle
-import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
 from torch import Tensor, nn
 
+from paceline.compute.blueprint import agrees, blueprint
 from paceline.compute.evaluate import evaluate
 from paceline.compute.fused import fused_if_possible
 from paceline.compute.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.compute.outline import outline
 from paceline.compute.probe import Probe, probe
+from paceline.compute.segment import Blueprint
 from paceline.compute.tables import check_optimizer
 from paceline.core.agenda import Agenda
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.proof import prove, prove_mixing
+from paceline.core.schedules import Table
+from paceline.core.schedules.passes import passes
+from paceline.core.schedules.proof import prove_table
 from paceline.data.order import Order
 from paceline.data.source import Source, open_source
 from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.devices import Placement, place
-from paceline.errors import CrowdedWarning, JobError, JobWarning, PlanError, RunFailed, RunFolderError, users_code
-from paceline.job import Job, load_job
+from paceline.engines.threads import threads
+from paceline.errors import CrowdedWarning, JobWarning, PlanError, RunFailed, users_code
+from paceline.job import Job
 from paceline.plan import Plan
-from paceline.run import Run, RunFolder, machine, read_record, summarise, writing
+from paceline.run import Run, RunFolder, machine, summarise, writing
 from paceline.trace import Trace
 
 Progress = Callable[[dict[str, Any]], None]
@@ -52,6 +55,7 @@ class Setup:
     initial_sha256: str
     engine: str
     limit: int | None = None
+    blueprint: Blueprint | None = None  # of plans that cut the model into stages
 
     @property
     def snapshots_every(self) -> int:
@@ -64,6 +68,11 @@ class Setup:
     def names(self) -> tuple[str, ...]:
         """Of what training changes: trainable parameters in the module's order, then moving buffers."""
         return (*trainable(self.module), *self.probe.moving)
+
+    def table(self, counts: Sequence[int]) -> Table:
+        """What everybody does in as many updates, of so many micro-batches each; with a meeting where one is needed."""
+        table = self.plan.table(counts)
+        return table.agreeing() if self.blueprint is not None and self.blueprint.agrees else table
 
     def order(self) -> Order:
         return Order(len(self.source), self.job.seed, self.job.shuffle, self.agenda.cuts)
@@ -92,7 +101,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     with users_code("the first batch"):
         by_rows = plan.takes_sparse and plan.steps_at_shards
         found = probe(job, module, source, plan.parts, by_rows, placement.devices[0])
-    found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, plan, len(source))))
+    crowd = _crowd(plan) if engine == "local" else []
+    found = replace(found, notes=(*found.notes, *_unused(job, plan), *_small(job, plan, len(source)), *crowd))
     if found.restless and plan.meeting is not None and plan.averaging is None and plan.exchanging is None:
         raise PlanError(
             f"the model itself changes parameter {found.restless[0]} while it computes (an embedding with max_norm=?), "
@@ -114,7 +124,34 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     if plan.synchronous:
         check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove
         check(plan.meeting, plan.workers)  # type: ignore[arg-type]
-    return Setup(job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit)
+    made = None
+    if plan.schedule is not None:
+        made = _cut(job, plan, module, source, agenda, found)
+        plan = plan.cut_at(made.names)
+    return Setup(job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit, made)
+
+
+def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda, found: Probe) -> Blueprint:
+    """Prove the tables, then cut the model for them."""
+    assert plan.schedule is not None
+    if agrees(job) and plan.schedule.span != 1:
+        what = "on_nan='skip'" if job.clip_norm is None else f"clip_norm={job.clip_norm}"
+        raise PlanError(
+            f"plan {plan.name} cannot honour {what}: it never has the gradient of the whole model at one time; leave "
+            "it out, or use a pipeline that flushes, such as one_f_one_b"
+        )
+    kinds = {passing.counts[:PROVED] for passing in passes(plan.schedule.span, agenda)}
+    for counts in kinds:
+        table = plan.table(counts)
+        prove_table(table.agreeing() if agrees(job) else table)
+    chunk = max(agenda.filled(0), key=lambda chunk: chunk.samples)
+    batch = source.batch(Order(len(source), job.seed, job.shuffle, agenda.cuts).indices(chunk), chunk.epoch)
+    cuts = plan.cuts.split("+") if plan.cuts else []
+    with threads(plan.threads):
+        return blueprint(
+            job, module, chunk, batch, table, found.moving, cuts, plan.balance, plan.recomputing(table.stages),
+            flushes=plan.schedule.span == 1,
+        )  # fmt: skip
 
 
 def _small(job: Job, plan: Plan, samples: int) -> list[str]:
@@ -129,6 +166,16 @@ def _small(job: Job, plan: Plan, samples: int) -> list[str]:
             "nothing to do"
         )
     return notes
+
+
+def _crowd(plan: Plan) -> list[str]:
+    """So many workers that starting them alone takes long."""
+    cores = len(os.sched_getaffinity(0))
+    if plan.workers <= CROWD * cores:
+        return []
+    return [
+        f"{plan.workers} workers on {cores} cores: each is a process with a PyTorch of its own, and they take turns"
+    ]
 
 
 def _judging(job: Job, plan: Plan, engine: str) -> Job:
@@ -162,56 +209,8 @@ def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
         )
 
 
-SMALL = 64 << 20  # bytes of tensors that are still copied into the run's folder
-
-
-def keep_job(folder: RunFolder, job: Job, to_go_on: bool = False) -> None:
-    """Write the job for a later replay; large tensors stay out, and `origin` says where they came from. Test data are
-    needed only `to_go_on`.
-    """
-    file = folder.file("job.pickle")
-    if file is None:
-        return
-    slim = job.with_(data=_if_small(job.data), test=_if_small(job.test) if to_go_on else None)
-    try:
-        pickled = cloudpickle.dumps(slim)
-    except Exception as error:
-        raise JobError(f"the job cannot be pickled: {error}") from error
-    draft = file.with_name("job.pickle.new")
-    draft.write_bytes(pickled)
-    os.replace(draft, file)
-    source, copy = Path(job.origin.partition(":")[0]), folder.file("source.py")
-    if source.suffix == ".py" and source.is_file() and copy is not None:
-        shutil.copy(source, copy)
-
-
-def kept_job(path: Path, data: Any = None, to_go_on: bool = False) -> Job:
-    """The job of a run's folder; what was too large to be kept is read again from where the job came from."""
-    try:
-        job: Job = pickle.loads((path / "job.pickle").read_bytes())
-    except FileNotFoundError:
-        raise RunFolderError(f"{path} has no job.pickle; give the job as job=") from None
-    tested = to_go_on and read_record(path)["job"]["test_samples"]
-    if data is not None:
-        job = job.with_(data=data)
-    if job.data is not None and (job.test is not None or not tested):
-        return job
-    if not job.origin:
-        raise RunFolderError(
-            f"{path} did not keep its data, which is large; give it as data=(x, y), or the whole job as job="
-        )
-    again = load_job(job.origin)
-    return job.with_(data=again.data if job.data is None else job.data, test=again.test if tested else None)
-
-
-def _if_small(data: Any) -> Any:
-    return None if sum(t.nbytes for t in _tensors(data)) > SMALL else data
-
-
-def _tensors(data: Any) -> list[Tensor]:
-    if isinstance(data, Tensor):
-        return [data]
-    return [t for t in data if isinstance(t, Tensor)] if isinstance(data, tuple | list) else []
+CROWD = 8  # workers for each core
+PROVED = 200  # updates of a table that is never flushed: what follows repeats itself
 
 
 class Snapshot(NamedTuple):
@@ -339,7 +338,7 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
         "compute": setup.job.compute,
         "workers": setup.plan.workers,
         "epochs": setup.job.epochs,
-        **summarise(trace, outcome.seconds, samples, agenda.updates),
+        **summarise(trace, outcome.seconds, samples, agenda.updates, setup.plan.workers),
         "core_wait_fraction": outcome.core_wait / max(outcome.seconds * setup.plan.workers, 1e-9),
         **{key: value for key, value in last.items() if key not in ("updates", "seconds")},
         "run": str(folder.path) if folder.path else None,

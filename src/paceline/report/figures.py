@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.report.lanes import Lane, lanes
 from paceline.report.reading import Reading
-from paceline.tally import Pace, Tally, Time
+from paceline.tally import Time, straggling
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _figures(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading]) 
         bytes_sent=None if native else summary.get("bytes_sent"),
         wait_fraction=None if native else summary.get("wait_fraction"),
         shares=shares(mine),
-        stragglers=_stragglers(reading),
+        stragglers=straggling(reading.trace.rows, reading.workers),
         deaths=[int(worker) for worker in summary.get("deaths") or []],
         path=str(reading.path),
     )
@@ -130,9 +130,3 @@ def shares(mine: Sequence[Lane]) -> dict[str, float]:
     total = sum((lane.seconds for lane in mine), np.zeros(len(Time)))
     whole = float(total.sum())
     return {time.name.lower(): float(total[time]) / whole for time in Time} if whole else {}
-
-
-def _stragglers(reading: Reading) -> dict[int, float]:
-    tally = Tally(reading.workers)
-    tally.add(reading.trace.rows)
-    return Pace(tally.sums).stragglers()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from paceline.report.figures import Figures
 from paceline.report.reading import Reading
 
+WAITED = 0.1  # of the workers' time: from here on somebody waits for a straggler
 SMALL = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
 NONE = "–"
 VIRTUAL = "Times of the virtual engine are those of its world, not measured ones."
@@ -141,8 +142,11 @@ def _where_time_went(found: Figures) -> list[str]:
 
 
 def _trouble(found: Figures) -> list[str]:
+    waited_for = (
+        "Who waits, waits for it." if (found.wait_fraction or 0) >= WAITED else "The others do not wait for it."
+    )
     said = [
-        f"Worker {worker} is a straggler: it computes at {share(of)} of the others' speed. Who waits, waits for it."
+        f"Worker {worker} is a straggler: it computes at {share(of)} of the others' speed. {waited_for}"
         for worker, of in list(found.stragglers.items())[:3]
     ]
     if found.deaths:

@@ -4,6 +4,7 @@ same_numbers        a synchronous plan of N workers is `sequential:chunks=N`, to
 each_sample_once    an epoch visits every sample exactly once
 no_update_lost      every shard took every lease exactly once, its versions without a gap
 staleness_identity  the staleness of all pushes sums to what their order says; where a shard gathers, it is zero
+every_version       every stage of a pipeline made every version once, in order, from gradients as old as its table says
 replays             the same bits again, in one process
 """
 
@@ -19,6 +20,7 @@ from torch import nn
 
 from paceline.core.agenda import Agenda
 from paceline.core.meetings import Shards
+from paceline.core.schedules import FORWARD
 from paceline.core.server import Taken
 from paceline.engines.replay import replay
 from paceline.job import Job
@@ -65,6 +67,16 @@ PLANS = (
     Member("gossip", (2, 4)),
     Member("gossip:mode=asynchronous", (1, 2, 3)),
     Member("sandblaster:memory=3", (1, 3)),
+    Member("layers", (1, 2)),
+    Member("layers:on=1+0+1,micro_batches=2", (2,)),
+    Member("gpipe", (2, 3)),
+    Member("gpipe:recompute=0+1,micro_batches=3", (2,)),
+    Member("one_f_one_b:micro_batches=5", (2, 3)),
+    Member("interleaved:micro_batches=3", (2,)),
+    Member("zero_bubble", (2, 3)),
+    Member("pipedream", (2, 3)),
+    Member("pipedream:mode=two_buffers,micro_batches=3", (3,)),
+    Member("spectrain", (2, 3)),
 )
 ENGINES = ("virtual", "local")
 
@@ -90,6 +102,8 @@ def check_run(run: Run, plan: Plan) -> None:
     if plan.gate is not None and plan.locked:
         no_update_lost(run)
         staleness_identity(run)
+    if plan.schedule is not None:
+        every_version(run)
     if plan.replayable:
         replays(run)
 
@@ -141,6 +155,27 @@ def staleness_identity(run: Run) -> None:
             mine = [row for row in rows if low < row["version"] <= high]
             fault = machine.fault([Taken(int(row["worker"]), int(row["base"]) - low) for row in mine], high - low)
             assert fault is None, f"shard {shard}: {fault}"
+
+
+def every_version(run: Run) -> None:
+    plan, updates = _plan(run), _agenda(run).updates
+    counts = tuple(len(_agenda(run).filled(update)) for update in range(updates))
+    span = (plan.schedule.span if plan.schedule else 0) or updates
+    reads: dict[tuple[int, int], int] = {}  # (stage, update): what the first forward of its micro-batches read
+    for first in range(0, updates, span):
+        table, ends = (
+            plan.table(counts[first : first + span]),
+            [sum(counts[first : u + 1]) for u in range(first, updates)],
+        )
+        for work in (work for line in table.lines for work in line if work.what == FORWARD):
+            update = first + next(number for number, end in enumerate(ends) if work.micro < end)
+            reads.setdefault((work.stage, update), first + work.version)
+    rows = run.trace.of_kind(Kind.APPLY)
+    for stage in range(len(plan.schedule.homes(plan.workers)) if plan.schedule else 0):
+        mine = rows[rows["shard"] == stage]
+        assert mine["version"].tolist() == list(range(1, updates + 1)), f"stage {stage} made {mine['version'].tolist()}"
+        found = {(stage, int(row["update"])): int(row["base"]) for row in mine}
+        assert found == {key: base for key, base in reads.items() if key[0] == stage}, f"stage {stage}: {found}"
 
 
 def _plan(run: Run) -> Plan:

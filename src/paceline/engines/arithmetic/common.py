@@ -1,9 +1,8 @@
-"""What everybody's arithmetic shares: the learner of one process, snapshots on the way, the number of threads."""
+"""What everybody's arithmetic shares: the learner of one process, snapshots on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -27,17 +26,6 @@ class Snapshots:
         if self.setup.agenda.reaches(updates, self.setup.snapshots_every):
             values = self.values()
             self.snapshots.append(Snapshot(updates, seconds, lambda: values))
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute with so many threads, as the workers did: another number sums in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def make_learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:

@@ -7,7 +7,8 @@
                 journal: which rows of embedding tables the last versions touched
     payloads    of a collective: two per worker, used in turn
     slots       of a shard that gathers: one per worker and per place in a round
-    numbers     the same, of one number: what a programme's products add up to
+    numbers     the same, of one number: what a programme's products, or the norm of a pipeline's gradient, add up to
+    mail        of a pipeline: what lies ready between two neighbouring stages, each way
     results     parameters and buffers of workers that trained a replica of their own
 
 A step on a shard is all or nothing under SIGKILL: the next version is made in a room that nobody looks at, and one
@@ -31,6 +32,7 @@ from paceline.compute.home import Optimizer, Room, RoomShape, optimizer_over, ro
 from paceline.compute.layout import Layout
 from paceline.compute.payload import Payload
 from paceline.compute.rows import Journal
+from paceline.compute.segment import Blueprint
 from paceline.core.gathering import Gathering
 from paceline.core.meetings import Shards
 from paceline.core.rooms import Replicas, Rooms
@@ -38,6 +40,7 @@ from paceline.core.rules import Exchanging, Rule
 from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.core.server import Desk, Shard
 from paceline.engines.checkpoints import Checkpoint
+from paceline.engines.transports.mailbox import Mailbox, MailShape, mail_of
 from paceline.engines.transports.shared_memory import BellDescriptor, Locks, Memory, Twin
 from paceline.plan import Plan
 from paceline.trace import TraceRing
@@ -52,13 +55,14 @@ DESK_LOCK = 0  # shard s has lock s + 1
 class ArenaShape:
     workers: int
     layout: Layout
-    kind: str  # "alone", "collective" or "shards"
+    kind: str  # "alone", "collective", "pipeline" or "shards"
     desk: Desk | None
     place: Shards
     rooms: tuple[RoomShape, ...]  # per shard
     places: type[Rooms] | type[Replicas]  # which room is whose
     results: int  # workers whose replicas make the result
     ghosts: int = 0  # leases that were under way when an earlier life of the run ended
+    mail: tuple[MailShape, ...] = ()
 
     @staticmethod
     def of(
@@ -69,8 +73,12 @@ class ArenaShape:
         optimizer: Optimizer,
         tables: Sequence[str],
         ghosts: int = 0,
+        blueprint: Blueprint | None = None,
     ) -> ArenaShape:
         """What a plan needs for these parameters."""
+        if blueprint is not None:
+            mail = tuple(mail_of(blueprint))
+            return ArenaShape(plan.workers, layout, "pipeline", None, Shards(), (), Rooms, 1, 0, mail)
         if plan.gate is None:
             kind = "alone" if plan.meeting is None else "collective"
             return ArenaShape(plan.workers, layout, kind, None, Shards(), (), Rooms, plan.results)
@@ -124,8 +132,9 @@ class Arena:
         held = [shard.machine.slots for shard in self.shards if isinstance(shard.machine, Gathering)]
         length = Payload.length(shape.layout) if held else 0
         self.slots = [memory.tensor(length, shape.layout.dtype) for _ in range(sum(held))]
-        count = 1 if shape.kind == "collective" else 0
+        count = 1 if shape.kind in ("collective", "pipeline") else 0
         self.numbers = [[memory.tensor(count, torch.float64) for _ in range(2)] for _ in range(workers)]
+        self.mail = {mail.channel: Mailbox(memory, mail) for mail in shape.mail}
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
 
     def put_version_0(
@@ -233,6 +242,7 @@ def _size(shape: ArenaShape) -> int:
         if shape.place.gathers:
             size += (workers + shape.place.gathers) * (Payload.length(shape.layout) * number + 64)
     size += shape.results * (shape.layout.bytes + 64)
+    size += 2 * workers * 64 + sum(mail.size for mail in shape.mail)
     if shape.kind == "collective":
         size += 2 * workers * (Payload.length(shape.layout) * number + 64 + 64)
     return size + 64 * 1024

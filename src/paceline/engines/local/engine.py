@@ -23,6 +23,7 @@ import cloudpickle
 from torch import Tensor
 
 from paceline.compute.layout import trainable
+from paceline.compute.segment import skeleton
 from paceline.core.events import Death
 from paceline.data.source import TensorSource
 from paceline.engines.checkpoints import Checkpoint, history
@@ -100,6 +101,7 @@ class Crew:
             else:
                 self.arena.put_back(self.begin, setup.plan.pairing)
         self.keeping = Keeping(setup, self.arena, wish, self.waiter) if wish else None
+        self.holdings = setup.blueprint.holdings(setup.module) if setup.blueprint else []
 
     @property
     def seconds(self) -> float:
@@ -216,11 +218,14 @@ class Crew:
     def _assignment(self, number: int) -> bytes:
         setup, job = self.setup, self.setup.job
         data = job.data if self.tensors is None else None
+        if setup.blueprint is not None:
+            job = job.with_(model=skeleton(setup.module, self.holdings[number]))
         given = Assignment(
             number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, setup.placement,
             data, len(setup.source), setup.initial_sha256,
             Path(self.scratch.name) if self.scratch else None, self.deadline,
             Life(self.begin.updates if self.begin else 0, self.begin is not None, self.wish.every if self.wish else 0),
+            setup.blueprint,
         )  # fmt: skip
         try:
             pickled: bytes = cloudpickle.dumps(given)
@@ -318,6 +323,7 @@ class Crew:
                 "updates": done,
                 "of": self.setup.agenda.updates,
                 "seconds": (time.perf_counter_ns() - self.origin) / 1e9,
+                "resumed_from": began,  # updates that earlier lives of the run had made
                 "began": (self.started_at - self.origin) / 1e9,  # with this life of the run
                 "samples": self.setup.agenda.samples_until(done),
                 "loss": sum(latest) / len(latest) if latest else None,
@@ -338,17 +344,18 @@ def _shape(setup: Setup, begin: Checkpoint | None) -> ArenaShape:
     optimizer = setup.job.make_optimizer(module, list(trainable(module).values()))
     ghosts = begin.cut.ghosts if begin and begin.cut else 0
     return ArenaShape.of(
-        setup.plan, setup.layout, setup.agenda.leases, trainable(module), optimizer, setup.probe.tables, ghosts
-    )
+        setup.plan, setup.layout, setup.agenda.leases, trainable(module), optimizer, setup.probe.tables, ghosts,
+        setup.blueprint,
+    )  # fmt: skip
 
 
 def _snapshot_file(setup: Setup, wish: Wish | None) -> SnapshotFile | None:
     if not setup.snapshots_every:
         return None
-    buffers = dict(setup.module.named_buffers())
-    tensors = [*trainable(setup.module).values(), *(buffers[name] for name in setup.probe.moving)]
+    tensors = {**trainable(setup.module), **dict(setup.module.named_buffers())}
+    shapes = {name: tuple(tensors[name].shape) for name in setup.names}
     named = wish.run / "snapshots.bin" if wish else None
-    return SnapshotFile([tuple(t.shape) for t in tensors], setup.layout.dtype, setup.snapshots_every, named)
+    return SnapshotFile(shapes, setup.layout.dtype, setup.snapshots_every, named)
 
 
 @contextlib.contextmanager

@@ -238,6 +238,9 @@ def model_of(setup: Setup, checkpoint: Checkpoint) -> dict[str, Tensor]:
 def result_of(setup: Setup, checkpoint: Checkpoint) -> list[Tensor]:
     """Trainable parameters, then moving buffers."""
     plan = setup.plan
+    if setup.blueprint is not None:
+        named = {name: value for mine in checkpoint.workers() for name, value in mine.tensors.items()}
+        return [named[name] for name in setup.names]
     if checkpoint.cut is None:
         workers = checkpoint.workers()[: plan.results]
         return middle([_result(setup, mine) for mine in workers])

@@ -25,7 +25,7 @@ from paceline.engines.local.arena import TAKEN, WANTED
 from paceline.engines.transports.shared_memory import PAGE
 
 if TYPE_CHECKING:
-    from paceline.engines.local.station import Station
+    from paceline.engines.local.post import Post
 
 EMPTY = -1
 HEAD = 64  # bytes before the description
@@ -126,7 +126,7 @@ class Life:
 class Keeper:
     """A worker's hands on its locker."""
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: Post) -> None:
         self.station, self.life, self.locker = station, station.life, station.life.locker
         self.control, self.last = station.arena.control, station.agenda.updates
         self.found = self.locker.newest if self.locker is not None else None  # of an earlier life
@@ -168,4 +168,4 @@ class Keeper:
         self.life.wake()
 
     def _carried(self) -> Belongings:
-        return of_memories("owed", self.station.sender.carried)
+        return of_memories("owed", self.station.carried)

@@ -17,8 +17,8 @@ from torch import Tensor
 class SnapshotFile:
     """Number n lies at n times the size of one. Any worker may write any of them."""
 
-    def __init__(self, shapes: list[tuple[int, ...]], dtype: torch.dtype, every: int, named: Path | None) -> None:
-        self.shapes, self.dtype, self.every = shapes, dtype, every
+    def __init__(self, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, every: int, named: Path | None) -> None:
+        self.names, self.shapes, self.dtype, self.every = list(shapes), list(shapes.values()), dtype, every
         if named is not None:
             self.descriptor = os.open(named, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             return
@@ -37,8 +37,18 @@ class SnapshotFile:
         return sum(map(prod, self.shapes)) * self.dtype.itemsize
 
     def write(self, updates: int, tensors: list[Tensor]) -> None:
-        flat = torch.cat([t.detach().flatten().to("cpu", self.dtype) for t in tensors])
-        raw, start = flat.numpy().tobytes(), updates // self.every * self.size
+        self._write(updates // self.every * self.size, tensors)
+
+    def write_some(self, updates: int, tensors: dict[str, Tensor]) -> None:
+        """Those that a worker holds; others write the rest."""
+        start = updates // self.every * self.size
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            if name in tensors:
+                self._write(start, [tensors[name]])
+            start += prod(shape) * self.dtype.itemsize
+
+    def _write(self, start: int, tensors: list[Tensor]) -> None:
+        raw = torch.cat([t.detach().flatten().to("cpu", self.dtype) for t in tensors]).numpy().tobytes()
         while raw:  # the kernel writes at most 2 GiB at once
             written = os.pwrite(self.descriptor, raw, start)
             raw, start = raw[written:], start + written

@@ -9,7 +9,6 @@ Who computes is another's affair: a worker process of a local run (`worker`), or
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Sequence
 from time import perf_counter_ns as now
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,11 +27,12 @@ from paceline.core.events import Ask, Command, Compute, Finish, Pull, Push
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.rules import Arrival, Averaging
 from paceline.core.worker import Worker
-from paceline.engines.local.arena import ABORT, DESK_LOCK, Arena
+from paceline.engines.local.arena import DESK_LOCK, Arena
 from paceline.engines.local.lockers import Keeper, Life
+from paceline.engines.local.post import Post
 from paceline.engines.local.shards import CentreClient, GatheringClient, shard_client
 from paceline.engines.local.tables import Means, NeighbourClient, TableClient
-from paceline.engines.transports.shared_memory import Bell, RecordLock, Stopped, Waiter
+from paceline.engines.transports.shared_memory import RecordLock, Stopped
 from paceline.plan import Plan
 from paceline.trace import Kind
 
@@ -51,25 +51,16 @@ class Due(NamedTuple):
 Algorithm = Generator[Due, Computed | None, None]
 
 
-class Station:
+class Station(Post):
     def __init__(
         self, number: int, arena: Arena, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer,
         deadline: float, life: Life, library: str = "",
     ) -> None:  # fmt: skip
+        super().__init__(number, arena, plan, agenda, deadline, life)
         self.library = library  # that adds up in the place of a table
-        self.number, self.arena, self.plan, self.agenda, self.life = number, arena, plan, agenda, life
         self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
-        self.bells = [Bell(a, b.descriptor) for a, b in zip(arena.asleep, arena.bells, strict=True)]
-        self.waiter = Waiter(
-            number,
-            self.bells[number],
-            self.called_off,
-            deadline,
-            lambda: f"in update {arena.doing[number]}",
-            crowded=plan.workers * plan.threads > len(os.sched_getaffinity(0)),
-        )
-        self.trace = arena.traces[number]
         self.sender = Sender(plan.wire, self.replica.parameters)
+        self.carried = self.sender.carried
         self.keeper = Keeper(self)
         self.gradients: list[Tensor | None] = []
         self.waited = 0  # nanoseconds at the gate, not yet in the trace
@@ -86,19 +77,6 @@ class Station:
         if self.plan.averaging is not None:
             return self._wander(self.plan.averaging)
         return self._alone() if self.plan.meeting is None else self._by_table()
-
-    def called_off(self) -> bool:
-        """Whether nobody need wait any more."""
-        return bool(self.arena.control[ABORT])
-
-    def record(self, kind: Kind, *rest: float) -> None:
-        if self.trace.full:
-            self.make_room()
-        self.trace.write(kind, self.number, *rest)
-
-    def make_room(self) -> None:
-        """The trace's ring is full."""
-        self.waiter.until(lambda: not self.trace.full, lambda: "the parent to read the trace")
 
     def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
         """So many updates are done: a moment to look at the parameters."""

@@ -20,12 +20,14 @@ from torch import Tensor
 from paceline.compute.layout import sha256
 from paceline.compute.learner import Learner
 from paceline.compute.payload import Computed
+from paceline.compute.segment import Blueprint
 from paceline.core.agenda import Agenda, Chunk
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source, TensorSource, open_source
 from paceline.engines.devices import Placement
 from paceline.engines.local.arena import GO, Arena
 from paceline.engines.local.lockers import Life, Locker
+from paceline.engines.local.pipeline import PipelineWorker
 from paceline.engines.local.process import core_wait, die_with_parent, quicken
 from paceline.engines.local.programme import train_by_programme
 from paceline.engines.local.snapshots import SnapshotFile
@@ -54,6 +56,7 @@ class Assignment:
     scratch: Path | None  # a folder that the parent takes away at the end
     deadline: float
     life: Life
+    blueprint: Blueprint | None = None  # of a pipeline; `job.model` is then a skeleton with what this worker holds
 
 
 def main(
@@ -72,7 +75,7 @@ def main(
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     die_with_parent()
     quicken()
-    number, worker = -1, None  # type: int, LocalWorker | None
+    number, worker = -1, None  # type: int, LocalWorker | PipelineWorker | None
     try:
         assignment: Assignment = pickle.loads(pickled)
         number = assignment.number
@@ -80,7 +83,8 @@ def main(
         if assignment.scratch is not None:
             multiprocessing.current_process()._config["tempdir"] = str(assignment.scratch)  # type: ignore[attr-defined]
         source = TensorSource(tensors.open()) if tensors else open_source(assignment.data, assignment.job.seed)
-        worker = LocalWorker(assignment, arena, source, snapshots, locker, lambda: pipe.send(("kept",)))
+        kind = LocalWorker if assignment.blueprint is None else PipelineWorker
+        worker = kind(assignment, arena, source, snapshots, locker, lambda: pipe.send(("kept",)))
         pipe.send(("ready",))
         worker.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
         waited = core_wait()

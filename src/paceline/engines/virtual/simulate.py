@@ -14,11 +14,13 @@ from paceline.core.events import Compute, Death, Finish, Pull, Push
 from paceline.core.meetings import Collective, Shards, advance
 from paceline.core.server import Desk
 from paceline.core.worker import HOME, Worker
-from paceline.engines.arithmetic.common import threads
+from paceline.engines.arithmetic.by_table import Piped
 from paceline.engines.arithmetic.in_step import Commanded, InStep, in_step
 from paceline.engines.arithmetic.servers import Gathered, Server, by_shards
 from paceline.engines.setup import Outcome, Setup, Snapshot
+from paceline.engines.threads import threads
 from paceline.engines.virtual.clock import Clock
+from paceline.engines.virtual.pipeline import by_schedule
 from paceline.engines.virtual.world import Fate, World
 from paceline.errors import RunFailed, WorkerDied
 from paceline.failure import Failure, Place
@@ -40,6 +42,9 @@ def _train(setup: Setup, world: World) -> Outcome:
         apart = by_shards(setup)
         rows = _by_shards(setup.plan, setup.agenda, world, numbers, apart)
         return _outcome(rows, apart.values(), apart.snapshots)
+    if setup.blueprint is not None:
+        piped = Piped(setup)
+        return _outcome(by_schedule(setup.plan, setup.agenda, world, piped), piped.values(), piped.snapshots)
     together = in_step(setup)
     if setup.plan.meeting is not None:
         numbers = Payload.length(setup.layout) * setup.layout.bytes_per_number
@@ -51,8 +56,11 @@ def simulate(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 22
     """Time only: what the plan would do in this world, without a model. A programme is taken to evaluate twice in an
     update, where it stands and where it goes; its shards' algebra and products take no time.
     """
-    run = _by_shards if plan.gate is not None else _in_step
-    return Trace.of(sorted(run(plan, agenda, world, parameter_bytes, None), key=lambda row: row.end))
+    if plan.schedule is not None:
+        rows = by_schedule(plan, agenda, world, None)
+    else:
+        rows = (_by_shards if plan.gate is not None else _in_step)(plan, agenda, world, parameter_bytes, None)
+    return Trace.of(sorted(rows, key=lambda row: row.end))
 
 
 def _outcome(rows: list[Row], values: list[Tensor], snapshots: list[Snapshot]) -> Outcome:

@@ -1,0 +1,248 @@
+"""What a model does, as a graph: what a pipeline cuts.
+
+By torch.fx, which runs the model's own code on stand-ins. A module whose code cannot be run so (it branches on what a
+tensor holds) stays whole, as a piece of its own, and is remembered with the reason. PyTorch's own containers whose code
+cannot are unfolded here by the rules in `UNFOLDED`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from paceline.compute.chance import draws
+from paceline.errors import JobError, users_code
+from paceline.job import Batch
+
+DRAWING = {
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu,
+    F.gumbel_softmax, F.scaled_dot_product_attention, torch.dropout, torch.bernoulli, torch.rand_like,
+    torch.randn_like, torch.normal, torch.rrelu,
+}  # fmt: skip
+
+
+class _Called(Exception):
+    """The model was called: its arguments are known."""
+
+
+class Asked(nn.Module):
+    """Stands in for the model to learn how `step` calls it."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.found = args, kwargs
+        raise _Called
+
+
+class Answered(nn.Module):
+    """Stands in for the model where its result is known already."""
+
+    result: Any
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.result
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise JobError(
+                f"step= uses model.{name}, and under a pipeline nobody has the whole model; use only what model(...) "
+                "returns, or a plan that does not cut the model"
+            ) from None
+
+
+class Here(Enum):
+    """Where a tensor stands."""
+
+    TENSOR = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """How the model is called: which of its arguments are tensors, and what the others are."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @staticmethod
+    def of(step: Callable[[nn.Module, Batch], Tensor], batch: Batch) -> tuple[Call, list[Tensor]]:
+        """How `step` calls the model for this batch, and with which tensors."""
+        asked = Asked()
+        with contextlib.suppress(_Called):
+            step(asked, batch)
+            raise JobError("step= never calls the model, so there is nothing to cut into stages")
+        flat, spec = tree_flatten(asked.found)
+        tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
+        args, kwargs = tree_unflatten([Here.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat], spec)
+        return Call(args, kwargs), tensors
+
+    @property
+    def tensors(self) -> int:
+        return sum(leaf is Here.TENSOR for leaf in tree_flatten((self.args, self.kwargs))[0])
+
+    def filled(self, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        rest = iter(tensors)
+        flat, spec = tree_flatten((self.args, self.kwargs))
+        args, kwargs = tree_unflatten([next(rest) if leaf is Here.TENSOR else leaf for leaf in flat], spec)
+        return args, kwargs
+
+
+@dataclass
+class Traced:
+    """A model's graph over the model's own modules and parameters."""
+
+    module: nn.Module
+    graph: fx.Graph
+    call: Call
+    whole: dict[str, str] = field(default_factory=dict)  # modules that could not be looked into: why
+
+    @property
+    def pieces(self) -> list[fx.Node]:
+        """What is computed, in order."""
+        return [node for node in self.graph.nodes if node.op in ("call_module", "call_function", "call_method")]
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def output(self) -> fx.Node:
+        found: fx.Node = next(node for node in self.graph.nodes if node.op == "output")
+        return found
+
+    def run(self, tensors: Sequence[Tensor], piece: Callable[[fx.Node, Any, Any], Any]) -> None:
+        """Node by node, each piece run as `piece(node, args, kwargs)` says."""
+        made = dict(zip(self.placeholders, tensors, strict=True))
+        for node in self.graph.nodes:
+            if node.op == "get_attr":
+                made[node] = attribute(self.module, str(node.target))
+            elif node.op not in ("placeholder", "output"):
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), made.__getitem__)
+                made[node] = piece(node, args, kwargs)
+
+    def call_piece(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.op == "call_module":
+            return self.module.get_submodule(str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    @property
+    def draws(self) -> bool:
+        """Whether chance is drawn outside of the modules that are seeded one by one."""
+        return any(self._draws(node) for node in self.pieces)
+
+    def _draws(self, node: fx.Node) -> bool:
+        if node.op == "call_function":
+            return node.target in DRAWING
+        if node.op == "call_method":
+            return "bernoulli" in str(node.target) or "normal_" in str(node.target) or "uniform_" in str(node.target)
+        part = self.module.get_submodule(str(node.target))
+        return not type(part).__module__.startswith("torch.nn") and not draws(part)
+
+
+def attribute(module: nn.Module, path: str) -> Any:
+    found: Any = module
+    for word in path.split("."):
+        found = getattr(found, word)
+    return found
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.call, self.whole = call, dict[str, str]()
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        proxies = [self.create_proxy("placeholder", f"input_{n}", (), {}) for n in range(self.call.tensors)]
+
+        def run(root: nn.Module, *tensors: Any) -> Any:
+            args, kwargs = self.call.filled(list(tensors))
+            return root_fn(root, *args, **kwargs)
+
+        return run, [self.root, *proxies]
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return type(m) not in UNFOLDED and super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        before = len(self.graph.nodes)
+        rule = UNFOLDED.get(type(m))
+        try:
+            return super().call_module(m, forward if rule is None else _bound(rule, m), args, kwargs)
+        except Exception as error:  # whatever the model's own code does with a stand-in
+            if self.path_of_module(m) == "":
+                raise
+            self.whole.setdefault(self.path_of_module(m), f"{type(error).__name__}: {error}".splitlines()[0])
+            for node in reversed(list(self.graph.nodes)[before:]):
+                self.graph.erase_node(node)
+            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+
+
+def _bound(rule: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
+    return lambda *args, **kwargs: rule(module, *args, **kwargs)
+
+
+def trace(module: nn.Module, call: Call) -> Traced:
+    """The graph of a module that is in training mode."""
+    tracer = _Tracer(call)
+    remedy = (
+        f"cutting {type(module).__name__}, whose own forward cannot be followed (it branches on what a tensor holds?; "
+        "move that into a module of its own, which then stays whole, or write the model as nn.Sequential),"
+    )
+    with users_code(remedy):
+        graph = tracer.trace(module)
+    return Traced(module, graph, call, tracer.whole)
+
+
+# --- PyTorch's own containers ---------------------------------------------------------------------------------------
+
+
+class _Whole(Exception):
+    """Called in a way that the rule does not cover."""
+
+
+def _encoder(module: nn.TransformerEncoder, src: Any, *rest: Any, **more: Any) -> Any:
+    if any(each is not None for each in (*rest, *more.values())):
+        raise _Whole("it is given a mask")
+    for layer in module.layers:
+        src = layer(src)
+    return src if module.norm is None else module.norm(src)
+
+
+def _encoder_layer(module: nn.TransformerEncoderLayer, src: Any, *rest: Any, **more: Any) -> Any:
+    if any(each is not None and each is not False for each in (*rest, *more.values())):
+        raise _Whole("it is given a mask")
+
+    def attend(x: Any) -> Any:
+        return module.dropout1(module.self_attn(x, x, x, need_weights=False)[0])
+
+    def feed(x: Any) -> Any:
+        return module.dropout2(module.linear2(module.dropout(module.activation(module.linear1(x)))))
+
+    if module.norm_first:
+        src = src + attend(module.norm1(src))
+        return src + feed(module.norm2(src))
+    src = module.norm1(src + attend(src))
+    return module.norm2(src + feed(src))
+
+
+UNFOLDED: dict[type, Callable[..., Any]] = {
+    nn.TransformerEncoder: _encoder,
+    nn.TransformerEncoderLayer: _encoder_layer,
+}
+
+
+def modules_of(node: fx.Node) -> Iterator[str]:
+    """The names of the modules that a piece lies in, the outermost first."""
+    yield from (path for path, _ in (node.meta.get("nn_module_stack") or {}).values())
+    if node.op == "call_module":
+        yield str(node.target)

@@ -1,0 +1,162 @@
+"""A worker process that holds stages of the model: it follows its program, piece of work after piece of work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from time import perf_counter_ns as now
+from typing import TYPE_CHECKING
+
+from paceline.compute.segment import Segment, looks_ahead
+from paceline.compute.stage import Sums
+from paceline.core.agenda import Chunk
+from paceline.core.schedules import FORWARD, MEET, UPDATE, Work
+from paceline.core.schedules.clock import channel_of, sends, takes
+from paceline.core.schedules.passes import Pass, passes
+from paceline.data.order import Order
+from paceline.data.source import Reader, Source
+from paceline.engines.local.arena import Arena
+from paceline.engines.local.lockers import Keeper, Locker
+from paceline.engines.local.post import Post
+from paceline.engines.local.process import die_with_parent
+from paceline.engines.local.snapshots import SnapshotFile
+from paceline.failure import Place
+from paceline.trace import Kind
+
+if TYPE_CHECKING:
+    from paceline.engines.local.worker import Assignment
+
+
+class PipelineWorker(Post):
+    def __init__(
+        self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None, locker: Locker | None,
+        wake: Callable[[], None],
+    ) -> None:  # fmt: skip
+        life = replace(given.life, locker=locker, wake=wake)
+        super().__init__(given.number, arena, given.plan, given.agenda, given.deadline, life)
+        assert given.blueprint is not None
+        self.blueprint, self.snapshots = given.blueprint, snapshots
+        job = given.job
+        self.reader = Reader(
+            source, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts), job.loader_workers, die_with_parent
+        )
+        self.segment = Segment(given.number, job, job.model, given.blueprint, self.reader)  # type: ignore[arg-type]
+        self.keeper = Keeper(self)
+        if self.keeper.found is not None:
+            self.segment.restore(self.keeper.found)
+        self.meetings = 0
+        self.waited = self.sent = 0  # nanoseconds and bytes since the last piece of work
+        self.doing: Chunk | None = None
+
+    def place(self, update: int) -> Place:
+        """Where it is: the micro-batch that it works on."""
+        if self.doing is None or self.doing.update != update:
+            return Place(update)
+        return Place(update, samples=self.reader.order.indices(self.doing).tolist())
+
+    def train(self) -> None:
+        schedule = self.plan.schedule
+        assert schedule is not None
+        span = schedule.span
+        self.reader.announce(self._foreseen(span))
+        programs: dict[tuple[int, ...], tuple[list[Work], dict[tuple[int, int], int]]] = {}
+        for passing in passes(span, self.agenda, self.life.start):
+            if passing.counts not in programs:
+                table = self.plan.table(passing.counts)
+                table = table.agreeing() if self.blueprint.agrees else table
+                programs[passing.counts] = table.programs[self.number], looks_ahead(table)
+            program, ahead = programs[passing.counts]
+            self.segment.begin(passing.first, passing.chunks, ahead)
+            self._follow(program, passing)
+            self.keeper.in_step(passing.first, passing.first + len(passing.counts), self.segment.belongings)
+        self._hand_in()
+
+    def _foreseen(self, span: int) -> Iterator[Chunk]:
+        """The chunks that are read here, in this order."""
+        for passing in passes(span, self.agenda, self.life.start):
+            for work in self.plan.table(passing.counts).lines[self.number]:
+                if work.what == FORWARD and self.segment.reads(self.segment.stages[work.stage]):
+                    yield passing.chunks[work.micro]
+
+    def _follow(self, program: list[Work], passing: Pass) -> None:
+        bases: dict[tuple[int, int], int] = {}  # (stage, update): version that its first forward read
+        for work in program:
+            self.doing = passing.chunks[work.micro]
+            self.arena.doing[self.number] = self.doing.update
+            if sends(work):
+                self._send(work)
+            elif takes(work):
+                self._take(work)
+            elif work.what == MEET:
+                self._meet()
+            else:
+                self._work(work, passing, bases)
+
+    def _send(self, work: Work) -> None:
+        channel = channel_of(work)
+        box, other = self.arena.mail[channel], self.blueprint.homes[channel[1]]
+        if box.full:
+            self.waited += self.waiter.until(lambda: not box.full, lambda: f"worker {other}")
+        self.sent += box.put(self.segment.fetch(work))
+        self.bells[other].ring()
+
+    def _take(self, work: Work) -> None:
+        channel = channel_of(work)
+        box, other = self.arena.mail[channel], self.blueprint.homes[channel[0]]
+        if box.empty:
+            self.waited += self.waiter.until(lambda: not box.empty, lambda: f"worker {other}")
+        self.segment.hand(work, box.take())
+        self.bells[other].ring()
+
+    def _meet(self) -> None:
+        """Everybody adds up everybody's number, in the same order."""
+        arena, turn = self.arena, self.meetings % 2
+        self.meetings += 1
+        arena.numbers[self.number][turn][0] = self.segment.squares()
+        arena.offers[self.number][0] = self.meetings
+        for bell in self.bells:
+            bell.ring()
+        for other, offer in enumerate(arena.offers):
+            if offer[0] < self.meetings:
+                self.waited += self._until_offered(other)
+        self.segment.agree(sum(float(numbers[turn]) for numbers in arena.numbers))
+
+    def _until_offered(self, other: int) -> int:
+        offer = self.arena.offers[other]
+        return self.waiter.until(lambda: offer[0] >= self.meetings, lambda: f"worker {other}")
+
+    def _work(self, work: Work, passing: Pass, bases: dict[tuple[int, int], int]) -> None:
+        assert self.doing is not None
+        start, update = now(), self.doing.update
+        if work.what == FORWARD:
+            bases.setdefault((work.stage, update), passing.first + work.version)
+        sums = self.segment.do(work)
+        if work.what != UPDATE:
+            row = (update, work.stage, work.micro, ord(work.what), start, now(), self.waited, 0, self.sent, math.nan)
+            self.record(Kind.STAGE, *row)
+            self.waited = self.sent = 0
+            return
+        assert sums is not None
+        self._applied(work, update, bases[work.stage, update], passing.first + work.version, start, sums)
+
+    def _applied(self, work: Work, update: int, base: int, version: int, start: int, sums: Sums) -> None:
+        """A stage has made a version."""
+        if work.stage == len(self.blueprint.homes) - 1:
+            mean = sums.loss / sums.weight if sums.weight else math.nan
+            self.record(Kind.COMPUTE, update, -1, base, -1, start, start, 0, sums.samples, 0, mean)
+        self.record(Kind.APPLY, update, work.stage, base, version, start, now(), 0, 0, 0, 0.0)
+        if self.snapshots is not None and self.agenda.reaches(update + 1, self.snapshots.every):
+            before = now()
+            self.snapshots.write_some(update + 1, dict(self.segment.named(work.stage)))
+            if work.stage == 0:  # the others have written theirs, or will before the run is over
+                self.record(Kind.SNAPSHOT, update + 1, -1, -1, -1, before, now(), 0, 0, 0, 0.0)
+
+    def _hand_in(self) -> None:
+        """Leave what this worker holds where all find it."""
+        (shard,), (result,) = self.arena.shape.layout.shards, self.arena.results
+        views = {p.name: v for p, v in zip(shard.parameters, shard.parameter_views(result), strict=True)}
+        views |= {p.name: v for p, v in zip(shard.buffers, shard.buffer_views(result), strict=True)}
+        for stage in self.segment.stages:
+            for name, value in self.segment.named(stage):
+                views[name].copy_(value)

@@ -1,0 +1,45 @@
+"""A worker's post in the arena: what every worker has, whatever it holds of the model."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from paceline.core.agenda import Agenda
+from paceline.core.rules import Memory
+from paceline.engines.local.arena import ABORT, Arena
+from paceline.engines.transports.shared_memory import Bell, Waiter
+from paceline.plan import Plan
+from paceline.trace import Kind
+
+if TYPE_CHECKING:
+    from paceline.engines.local.lockers import Life
+
+
+class Post:
+    def __init__(self, number: int, arena: Arena, plan: Plan, agenda: Agenda, deadline: float, life: Life) -> None:
+        self.number, self.arena, self.plan, self.agenda, self.life = number, arena, plan, agenda, life
+        self.bells = [Bell(a, b.descriptor) for a, b in zip(arena.asleep, arena.bells, strict=True)]
+        self.waiter = Waiter(
+            number,
+            self.bells[number],
+            self.called_off,
+            deadline,
+            lambda: f"in update {arena.doing[number]}",
+            crowded=plan.workers * plan.threads > len(os.sched_getaffinity(0)),
+        )
+        self.trace = arena.traces[number]
+        self.carried: list[Memory] = []  # what a codec owes each parameter
+
+    def called_off(self) -> bool:
+        """Whether nobody need wait any more."""
+        return bool(self.arena.control[ABORT])
+
+    def record(self, kind: Kind, *rest: float) -> None:
+        if self.trace.full:
+            self.make_room()
+        self.trace.write(kind, self.number, *rest)
+
+    def make_room(self) -> None:
+        """The trace's ring is full."""
+        self.waiter.until(lambda: not self.trace.full, lambda: "the parent to read the trace")

@@ -1,0 +1,108 @@
+"""A plan whose workers hold stages, in a virtual world: its table on the clock, with or without the real arithmetic.
+
+A gradient's seconds are shared out evenly: to stages, and in each a third to the forward, a third to the gradients of
+inputs and a third to those of weights.
+"""
+
+from __future__ import annotations
+
+import math
+
+from paceline.core.agenda import Agenda
+from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, MEET, UPDATE, WEIGHTS, Work
+from paceline.core.schedules.clock import clocked, sends, takes
+from paceline.core.schedules.passes import Pass, passes
+from paceline.engines.arithmetic.by_table import Done, Piped
+from paceline.engines.virtual.world import Fate, World
+from paceline.errors import WorkerDied
+from paceline.failure import Failure, Place
+from paceline.plan import Plan
+from paceline.trace import Kind, Row
+
+PART = {FORWARD: 1 / 3, BACKWARD: 2 / 3, INPUTS: 1 / 3, WEIGHTS: 1 / 3}
+ACTIVATIONS = 1024  # bytes a sample, where there is no model to ask
+
+
+def by_schedule(plan: Plan, agenda: Agenda, world: World, sums: Piped | None) -> list[Row]:
+    run = _Run(plan, agenda, world, sums)
+    for passing in passes(plan.schedule.span, agenda) if sums is None else ():  # type: ignore[union-attr]
+        run.through(passing)
+    for passing, _ in sums.passes() if sums is not None else ():
+        run.through(passing)
+    return run.rows
+
+
+class _Run:
+    def __init__(self, plan: Plan, agenda: Agenda, world: World, sums: Piped | None) -> None:
+        self.plan, self.agenda, self.world, self.sums = plan, agenda, world, sums
+        self.fate, self.rows, self.free = Fate(world, plan.workers), list[Row](), [0.0] * plan.workers
+        self.recomputed: tuple[int, ...] = ()
+
+    def through(self, passing: Pass) -> None:
+        """One table. A message is on its way while its receiver waits; its bytes stand with what it was sent by."""
+        table = self.sums.setup.table(passing.counts) if self.sums is not None else self.plan.table(passing.counts)
+        self.recomputed = self.plan.recomputing(table.stages)
+        bases: dict[tuple[int, int], int] = {}  # (stage, micro-batch): version that its forward read
+        first, waited, sent = 0, [0.0] * table.workers, [0] * table.workers
+        last_of = [min(m for m in passing.last if m >= micro) for micro in range(len(passing.chunks))]
+        for worker, work, start, end, wait in clocked(
+            table, lambda worker, work: self._seconds(worker, work, passing, table.stages), self.free
+        ):
+            if self.world.deaths.get(worker, math.inf) < end:
+                advice = "the plan cannot go on without it"
+                where = Place(passing.chunks[work.micro].update)
+                raise WorkerDied(Failure(worker, "died, as the world willed", where, advice=advice))
+            waited[worker] += wait
+            made = self.sums.do(worker, work) if self.sums is not None else None
+            if takes(work) or work.what == MEET:
+                continue
+            if sends(work):
+                sent[worker] += self._bytes(work, passing)
+                continue
+            update = passing.chunks[work.micro].update
+            times = _ns(start), _ns(end), _ns(waited[worker])
+            waited[worker] = 0.0
+            if work.what == FORWARD:
+                bases[work.stage, work.micro] = passing.first + work.version
+            if work.what != UPDATE:
+                letter = ord(work.what)
+                self.rows.append(
+                    Row(Kind.STAGE, worker, update, work.stage, work.micro, letter, *times, 0, sent[worker], math.nan)
+                )
+                sent[worker] = 0
+                continue
+            first = work.micro + 1 - passing.counts[passing.last.index(last_of[work.micro])]
+            base, version = bases[work.stage, first], passing.first + work.version
+            if work.stage == table.stages - 1:
+                chunks = [c for c in passing.chunks if c.update == update]
+                loss = made.loss / made.weight if made is not None and made.weight else math.nan
+                samples = sum(c.samples for c in chunks)
+                self.rows.append(
+                    Row(Kind.COMPUTE, worker, update, -1, base, -1, times[0], times[0], 0, samples, 0, loss)
+                )
+            self.rows.append(Row(Kind.APPLY, worker, update, work.stage, base, version, *times))
+            if made is not None and self.sums is not None:
+                self.sums.look(Done(work.stage, update, made), end)
+
+    def _seconds(self, worker: int, work: Work, passing: Pass, stages: int) -> float:
+        if work.what == UPDATE:
+            return self.world.update
+        if work.what == MEET:
+            return self.world.travel(8)
+        samples = passing.chunks[work.micro].samples
+        if sends(work):
+            return self.world.travel(self._bytes(work, passing))
+        share = PART[work.what]
+        if work.what in (BACKWARD, INPUTS) and work.stage in self.recomputed:
+            share += PART[FORWARD]
+        return self.fate.compute_seconds(worker, samples) * share / stages
+
+    def _bytes(self, work: Work, passing: Pass) -> int:
+        plan = self.sums.setup.blueprint if self.sums is not None else None
+        if plan is None:
+            return ACTIVATIONS * passing.chunks[work.micro].samples
+        return plan.bytes_on[work.stage] if work.what == "S>" else plan.bytes_back[work.stage - 1]
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

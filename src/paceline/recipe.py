@@ -1,0 +1,46 @@
+"""Recipe: what a named plan is made of, and which options it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+Option = int | float | str
+
+
+class Kind(NamedTuple):
+    """What an option may be; the default says whether it is a whole number, a number (None: the method's own) or a
+    word: one of `words`, or where there are none, any.
+    """
+
+    default: Option | None
+    least: float = 1
+    words: tuple[str, ...] = ()
+
+    @property
+    def free(self) -> bool:
+        """Whether any word will do."""
+        return isinstance(self.default, str) and not self.words
+
+    def refusal(self, value: object) -> str | None:
+        if self.free:
+            return None if isinstance(value, str) else "is not a word"
+        if self.words:
+            return None if value in self.words else f"is not one of {', '.join(self.words)}"
+        what = "whole number" if isinstance(self.default, int) else "number"
+        fits = isinstance(value, int if isinstance(self.default, int) else int | float) and not isinstance(value, bool)
+        return None if fits and value >= self.least else f"is not a {what} of at least {self.least}"  # type: ignore
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named plan: its axes, made from its options."""
+
+    about: str
+    axes: Callable[..., dict[str, Any]]
+    options: dict[str, Kind]
+
+
+WORKERS, THREADS = Kind(2), Kind(1)
+TEAM = {"workers": WORKERS, "threads": THREADS}

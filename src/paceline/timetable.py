@@ -1,0 +1,96 @@
+"""A pipeline's table as text, workers down and ticks across: what `paceline draw` prints of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table, Task
+from paceline.core.schedules.clock import ticked
+from paceline.core.schedules.proof import prove_table
+from paceline.plan import Plan
+
+WIDTH = 120  # characters of a line
+SHOWN = 6  # batches of a pipeline that is never flushed
+COLOURS = {FORWARD: 34, BACKWARD: 32, INPUTS: 36, WEIGHTS: 33, UPDATE: 31}  # as terminals know them
+SIGNS = (
+    (FORWARD, "F0", "forward of micro-batch 0"),
+    (BACKWARD, "B0", "backward of micro-batch 0"),
+    (INPUTS, "I0", "its first half, for which the stage before waits: gradients of inputs"),
+    (WEIGHTS, "W0", "its second half: gradients of weights"),
+    (UPDATE, "U", "then the stage's update"),
+)
+
+
+def shown_counts(plan: Plan) -> tuple[int, ...]:
+    """Micro-batches of each update that is drawn."""
+    assert plan.schedule is not None
+    return (plan.chunks,) * (plan.schedule.span or SHOWN + plan.workers)
+
+
+def draw_table(plan: Plan, colours: bool = False) -> list[str]:
+    table = plan.table(shown_counts(plan))
+    figures = prove_table(table)
+    tasks = ticked(table)
+    plain = table.homes == tuple(range(table.workers))
+    return [
+        *([] if plain else [f"The stages lie, in order, with workers {', '.join(map(str, table.homes))}.", ""]),
+        *grid(table, tasks, colours),
+        "",
+        *legend(table, tasks, colours),
+        "",
+        f"{figures.ticks} ticks, of which each worker stands still for {figures.bubble:.0%} on average.",
+        _kept(figures.in_flight, figures.versions),
+        *([f"A gradient is up to {figures.staleness} updates old."] if figures.staleness else []),
+    ]  # fmt: skip
+
+
+def _kept(in_flight: Sequence[int], versions: Sequence[int]) -> str:
+    said = f"Stages keep activations of at most {', '.join(map(str, in_flight))} micro-batches"
+    return said + ("." if max(versions) == 1 else f", and {', '.join(map(str, versions))} versions of their weights.")
+
+
+def cell(task: Task, table: Table) -> str:
+    """What is written for a task: F2, or F2.1 where stage 1 is one of several at its worker; F2v1 reads version 1."""
+    stage = f".{task.stage}" if table.stages > table.workers else ""
+    version = f"v{task.version}" if task.version else ""
+    return "U" if task.what == UPDATE else f"{task.what}{task.micro}{stage}{version}"
+
+
+def grid(table: Table, tasks: Sequence[Task], colours: bool) -> list[str]:
+    """As many lines as there are workers, again and again where the page is too narrow."""
+    last = max((task.tick for task in tasks), default=0)
+    cells = [[""] * (last + 1) for _ in range(table.workers)]
+    paint = [[""] * (last + 1) for _ in range(table.workers)]
+    for task in tasks:
+        worker = table.homes[task.stage]
+        cells[worker][task.tick] += cell(task, table)
+        paint[worker][task.tick] += _painted(cell(task, table), task.what, colours)
+    wide = max(len(str(last)), *(len(text) for row in cells for text in row))
+    fit = max(1, (WIDTH - 10) // (wide + 1))
+    lines: list[str] = []
+    for first in range(0, last + 1, fit):
+        stop = min(first + fit, last + 1)
+        lines += [""] * bool(lines)
+        lines.append("tick       " + " ".join(str(tick).ljust(wide) for tick in range(first, stop)).rstrip())
+        for worker in range(table.workers):
+            row = [(paint[worker][t] or ".") + " " * (wide - len(cells[worker][t] or ".")) for t in range(first, stop)]
+            lines.append(f"worker {worker:<3} " + " ".join(row).rstrip())
+    return lines
+
+
+def legend(table: Table, tasks: Sequence[Task], colours: bool) -> list[str]:
+    found = {task.what for task in tasks}
+    lines = [
+        f"  {_painted(sign, what, colours)}{' ' * (5 - len(sign))}{means}"
+        for what, sign, means in SIGNS
+        if what in found
+    ]
+    if table.stages > table.workers:
+        lines.append("  F0.1 through stage 1")
+    if any(task.version and task.what != UPDATE for task in tasks):
+        lines.append("  F0v1 reading version 1 of the stage's weights, the first that an update has made")
+    return [*lines, "  .    waits"]
+
+
+def _painted(text: str, what: str, colours: bool) -> str:
+    return f"\x1b[{COLOURS[what]}m{text}\x1b[0m" if colours else text
