@@ -7,11 +7,14 @@ fusion.py  blocks.py  plan.py     what is done in one go, in which registers, wh
 printers/      text
 build.py       a library from it, cached
 fused.py       `fuse`: the object that trains
+replicas.py    several models, a lane each
+ranks.py       the ranks of an MPI program as one team
 """
 
 from paceline.kernels.build import NoCompiler
 from paceline.kernels.fused import Fused, fuse
 from paceline.kernels.graph import CannotFuse
+from paceline.kernels.ranks import Ranks, fuse_ranks
 from paceline.kernels.replicas import Replicas, fuse_replicas
 
-__all__ = ["CannotFuse", "Fused", "NoCompiler", "Replicas", "fuse", "fuse_replicas"]
+__all__ = ["CannotFuse", "Fused", "NoCompiler", "Ranks", "Replicas", "fuse", "fuse_ranks", "fuse_replicas"]

@@ -26,6 +26,7 @@ from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
 from paceline.kernels.plan import CHUNKS, Plan, make, table
 from paceline.kernels.printers.cpp import text, weights_of
 
+TEAM = 16  # numbers of the row of work: two, on a cache line each
 REALS = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -80,7 +81,7 @@ class _Call(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
             "weights", "gradients", "lane_gradients", "state", "arenas", "x", "tokens", "targets", "labels", "order",
-            "settings", "losses",
+            "settings", "team", "losses",
         )),
         *((name, ctypes.c_int64) for name in ("samples", "batch", "updates", "threads", "update", "seed")),
     ]  # fmt: skip
@@ -93,6 +94,7 @@ class Compiled:
     plan: Plan
     source: str
     run: Any
+    apply: Any  # the optimizer's step alone
     file: Any
     cached: bool
     seconds: float
@@ -183,7 +185,8 @@ class Fused:
         rule = self._rule(plan)
         source = self._text(plan, rule)
         loaded, file, cached = library(source)
-        loaded.paceline_run.argtypes, loaded.paceline_run.restype = [ctypes.c_void_p], None
+        for entry in (loaded.paceline_run, loaded.paceline_apply):
+            entry.argtypes, entry.restype = [ctypes.c_void_p], None
         memory = self._memory(plan, rule)
         weights, mine = self._copied(plan, memory["weights"], tensors)
         gradients = {
@@ -192,7 +195,8 @@ class Fused:
             if name in plan.places and f"d_{name}" in plan.places
         }
         seconds = time.perf_counter() - begin
-        return Compiled(plan, source, loaded.paceline_run, file, cached, seconds, memory, weights, mine, gradients)
+        run, apply = loaded.paceline_run, loaded.paceline_apply
+        return Compiled(plan, source, run, apply, file, cached, seconds, memory, weights, mine, gradients)
 
     def _copied(self, plan: Plan, memory: Tensor, tensors: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """(views of the padded memory, the module's tensors that they are copies of)"""
@@ -233,6 +237,7 @@ class Fused:
             "state": zeros(sizes["weights"] * wide * rule.states),
             "arenas": zeros(sizes["arena"] * lanes * arenas),
             "losses": zeros((CHUNKS + 1) * lanes, torch.float64),
+            "team": zeros(TEAM, torch.int64),
         }
 
     # --- running ---
@@ -264,10 +269,27 @@ class Fused:
         call.batch, call.updates, call.update, call.seed = batch, updates, update, seed
         self._room(made, batch)
         call.arenas = made.memory["arenas"].data_ptr()
-        made.memory["losses"].zero_()
-        made.run(ctypes.byref(call))
+        self._meet()
+        if self.leads:
+            made.memory["losses"].zero_()
+        self._run(made, call)
         del given  # was needed until now
         return float(made.memory["losses"][CHUNKS * made.plan.target.lanes :].sum())
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process clears what several share."""
+        return True
+
+    def _meet(self) -> None:
+        """Wait for all that share the memory."""
+
+    def _run(self, made: Compiled, call: _Call) -> None:
+        if self.leads:
+            made.memory["team"].zero_()
+        self._meet()
+        made.run(ctypes.byref(call))
+        self._meet()
 
     def call_for(self, made: Compiled, x: Tensor, y: Tensor) -> tuple[_Call, list[Tensor]]:
         """What the library's functions are called with, for measuring; and what has to live until then."""
