@@ -80,7 +80,7 @@ def test_the_text_is_clean_under_sanitizers(tmp_path: Path) -> None:
         "from functools import partial\n"
         "from torch import nn\n"
         "from paceline.kernels import build, fuse\n"
-        "build.FLAGS = (*build.FLAGS, '-O1', '-g', '-fsanitize=address,undefined', '-fno-sanitize-recover=all')\n"
+        "build.FLAGS = (*build.FLAGS, '-O0', '-fsanitize=address,undefined', '-fno-sanitize-recover=all')\n"
         "from tests.kernels.networks import Last\n"
         "from tests.kernels.test_printers import small\n"
         "case = small()\n"
