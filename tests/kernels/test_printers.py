@@ -64,7 +64,9 @@ def test_numpy_draws_the_same_dropout() -> None:
     agree(small(), seed=12345678901234)
 
 
-@pytest.mark.parametrize("change", [{"bytes": 16, "registers": 16}, {"bytes": 32, "registers": 16}, {"scalar": True}])
+@pytest.mark.parametrize(
+    "change", [{"bytes": 16, "registers": 16}, {"bytes": 32, "registers": 16}, {"scalar": True}, {"pixels": True}]
+)
 def test_any_width_of_vector_is_the_same_program(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     here = machine.target("double")
     monkeypatch.setattr(Fused, "_target", lambda self: replace(here, **change))

@@ -26,6 +26,7 @@ from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
 from paceline.kernels.plan import CHUNKS, Plan, make, table
 from paceline.kernels.printers.cpp import text, weights_of
 
+FEW = 2  # samples that are quicker one by one
 REALS = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -200,7 +201,9 @@ class Fused:
         return [_view(memory, plan, name, tensors[name].shape) for name in names], [tensors[name] for name in names]
 
     def _target(self) -> Target:
-        return machine.target(REALS[self.dtype])
+        """Samples side by side; where a batch has too few, the neighbouring numbers of one sample."""
+        target = machine.target(REALS[self.dtype])
+        return replace(target, pixels=self.batch_size <= FEW)
 
     def _text(self, plan: Plan, rule: Rule) -> str:
         return text(plan, rule)
