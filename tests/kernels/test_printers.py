@@ -18,10 +18,11 @@ from torch import nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels import fuse
-from paceline.kernels.fused import Fused, canonical, loss_kind, tensors_of
+from paceline.kernels.fused import Fused, loss_kind
 from paceline.kernels.graph import describe
 from paceline.kernels.lower import lower
 from paceline.kernels.printers import numpy as slow
+from paceline.kernels.tensors import canonical, tensors_of
 from tests.kernels.networks import Case, sequences
 from tests.kernels.test_gradients import SOME
 
@@ -64,7 +65,9 @@ def test_numpy_draws_the_same_dropout() -> None:
     agree(small(), seed=12345678901234)
 
 
-@pytest.mark.parametrize("change", [{"bytes": 16, "registers": 16}, {"bytes": 32, "registers": 16}, {"scalar": True}])
+@pytest.mark.parametrize(
+    "change", [{"bytes": 16, "registers": 16}, {"bytes": 32, "registers": 16}, {"scalar": True}, {"pixels": True}]
+)
 def test_any_width_of_vector_is_the_same_program(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     here = machine.target("double")
     monkeypatch.setattr(Fused, "_target", lambda self: replace(here, **change))
@@ -80,7 +83,7 @@ def test_the_text_is_clean_under_sanitizers(tmp_path: Path) -> None:
         "from functools import partial\n"
         "from torch import nn\n"
         "from paceline.kernels import build, fuse\n"
-        "build.FLAGS = (*build.FLAGS, '-O1', '-g', '-fsanitize=address,undefined', '-fno-sanitize-recover=all')\n"
+        "build.FLAGS = (*build.FLAGS, '-O0', '-fsanitize=address,undefined', '-fno-sanitize-recover=all')\n"
         "from tests.kernels.networks import Last\n"
         "from tests.kernels.test_printers import small\n"
         "case = small()\n"

@@ -18,15 +18,16 @@ from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels.build import compiler, library
-from paceline.kernels.graph import CannotFuse, Graph, Layer, describe
+from paceline.kernels.graph import CannotFuse, describe
 from paceline.kernels.ir import Lookup
-from paceline.kernels.lower import lower
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
-from paceline.kernels.plan import CHUNKS, Plan, make, table
+from paceline.kernels.plan import CHUNKS, Plan, table
 from paceline.kernels.printers.cpp import text, weights_of
+from paceline.kernels.tensors import canonical, plan_of, tensors_of, view
 
 TEAM = 16  # numbers of the row of work: two, on a cache line each
+FEW = 2  # samples that are quicker one by one
 REALS = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -190,7 +191,7 @@ class Fused:
         memory = self._memory(plan, rule)
         weights, mine = self._copied(plan, memory["weights"], tensors)
         gradients = {
-            name: _view(memory["gradients"], plan, name, p.shape)
+            name: view(memory["gradients"], plan, name, p.shape)
             for name, p in self.named.items()
             if name in plan.places and f"d_{name}" in plan.places
         }
@@ -201,10 +202,12 @@ class Fused:
     def _copied(self, plan: Plan, memory: Tensor, tensors: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """(views of the padded memory, the module's tensors that they are copies of)"""
         names = weights_of(plan)
-        return [_view(memory, plan, name, tensors[name].shape) for name in names], [tensors[name] for name in names]
+        return [view(memory, plan, name, tensors[name].shape) for name in names], [tensors[name] for name in names]
 
     def _target(self) -> Target:
-        return machine.target(REALS[self.dtype])
+        """Samples side by side; where a batch has too few, the neighbouring numbers of one sample."""
+        target = machine.target(REALS[self.dtype])
+        return replace(target, pixels=self.batch_size <= FEW)
 
     def _text(self, plan: Plan, rule: Rule) -> str:
         return text(plan, rule)
@@ -369,39 +372,3 @@ class Fused:
             speed = plan.flops * samples / seconds / 1e9
             lines.append(f"last epoch: {seconds:.3f} s, {samples / seconds:,.0f} samples/s, {speed:.1f} GFLOP/s")
         return "\n".join([*lines, "", table(plan)])
-
-
-# --- from a module to a plan ----------------------------------------------------------------------------------------
-
-
-def canonical(graph: Graph, model: nn.Module) -> Graph:
-    """Tied parameters by one name: the first that the module gives them."""
-    named = {id(t): name for name, t in [*model.named_buffers(), *model.named_parameters()]}
-
-    def renamed(layer: Layer) -> Layer:
-        found = {word: named[id(_tensor(model, path.lstrip(".")))] for word, path in layer.weights.items()}
-        return replace(layer, weights=found)
-
-    return replace(graph, layers=tuple(map(renamed, graph.layers)))
-
-
-def _tensor(model: nn.Module, path: str) -> Tensor:
-    folder, _, name = path.rpartition(".")
-    found: Tensor = getattr(model.get_submodule(folder), name)
-    return found
-
-
-def tensors_of(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
-    return {name: _tensor(model, name) for layer in graph.layers for name in layer.weights.values()}
-
-
-def plan_of(graph: Graph, tensors: dict[str, Tensor], trained: set[str], loss: str, target: Target) -> Plan:
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return make(lower(graph, shapes, trained & set(shapes), loss), target)
-
-
-def _view(memory: Tensor, plan: Plan, name: str, shape: torch.Size) -> Tensor:
-    """A parameter in padded memory, without the padding."""
-    place = plan.places[name]
-    whole = memory[place.start : place.start + prod(place.shape)].view(place.shape)
-    return whole[..., : shape[-1]] if place.shape != tuple(shape) else whole

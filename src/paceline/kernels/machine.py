@@ -27,9 +27,9 @@ def x86() -> bool:
     return platform.machine() in ("x86_64", "AMD64")
 
 
-def target(real: str = "float", *, replicas: bool = False, scalar: bool = False, apart: bool = False) -> Target:
+def target(real: str = "float") -> Target:
     width, registers = vector()
-    return Target(width, real, registers, replicas, scalar, apart)
+    return Target(width, real, registers)
 
 
 def cores() -> int:

@@ -77,9 +77,9 @@ def contractions(statement: Statement | Turn) -> Iterator[Contract]:
 
 
 def _blocks(plan: Plan, statement: Statement | Turn) -> Iterator[Block]:
+    """By rows and in lanes. One sample's own vectors are chosen where they are printed."""
     for contract in contractions(statement):
-        scalar = plan.target.scalar
-        yield Block(()) if scalar else choose(plan.nest(contract), plan.target.registers - 3)
+        yield Block(()) if plan.target.lanes == 1 else choose(plan.nest(contract), plan.target.registers - 3)
 
 
 def _word(name: str) -> str:

@@ -94,7 +94,7 @@ class Ranks(Fused):
             starts[name], size = size, size + -(-count * dtype.itemsize // LINE) * LINE
         window = MPI.Win.Allocate_shared(size + LINE if self.leads else 0, 1, comm=self.node)
         self._windows.append(window)
-        memory, _ = window.Shared_query(0)
+        memory: Any = window.Shared_query(0)[0]
         raw = torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
         raw = raw[-raw.data_ptr() % LINE :]
         if self.leads:

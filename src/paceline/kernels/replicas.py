@@ -8,6 +8,7 @@ more than of one. It is for searching and for averaging: seeds, learning rates, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -75,7 +76,7 @@ class Replicas(Fused):
         return [total / updates for total in sums[: len(self.models)]]
 
     def _target(self) -> Target:
-        return machine.target(REALS[self.dtype], replicas=True)
+        return replace(machine.target(REALS[self.dtype]), replicas=True)
 
     def _copied(self, plan: Plan, memory: Tensor, tensors: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         views, mine = [], []

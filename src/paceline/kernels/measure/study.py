@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -38,7 +38,7 @@ class Study(Fused):
         self.keeps, self.layer_threads = keeps, threads
 
     def _target(self) -> Target:
-        return machine.target(scalar=True, apart=True)
+        return replace(machine.target(), scalar=True, apart=True)
 
     def _text(self, plan: Plan, rule: Rule) -> str:
         return text(plan, rule, Layerwise(plan, self.keeps, self.layer_threads))

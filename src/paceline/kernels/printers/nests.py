@@ -28,6 +28,7 @@ from paceline.kernels.ir import (
     Statement,
     Track,
     leaves,
+    replaced,
     strides,
 )
 from paceline.kernels.memory import Turn, used_by
@@ -41,6 +42,7 @@ class Nests:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.lanes = plan, plan.target.lanes
         self.blocks: Iterator[Block] = iter(())
+        self.number = "V"  # the type of what is computed at once
 
     # --- places ---
 
@@ -60,7 +62,7 @@ class Nests:
             yield f"    {element}* const {self.name(buffer)} = {self.pointer(buffer)};"
 
     def place(self, ref: Ref, shift: int = 0) -> str:
-        return f"{self.name(ref.buffer)}[{_written(self.plan.at(ref), shift)}]"
+        return f"{self.name(ref.buffer)}[{written(self.plan.at(ref), shift)}]"
 
     # --- statements ---
 
@@ -124,32 +126,37 @@ class Nests:
             yield from self._sums(it, block, order, rounds, indent)
             return
         loop = order[len(rounds)]
-        for header, count in _parts(loop, block.of(loop.name)):
+        for header, count in parts(loop, block.of(loop.name)):
             yield f"{indent}{header}" + " {"
             yield from self._loops(it, block, order, {**rounds, loop.name: count}, indent + "    ")
             yield f"{indent}}}"
 
     def _sums(self, it: Contract, block: Block, order: list[Loop], rounds: dict[str, int], indent: str) -> Lines:
+        sums, where = self.sums(it, rounds)
+        for shift, name in sums.items():
+            start = "" if it.start is None else f" + {self.load(it.start, where[shift])}"
+            yield f"{indent}{self.number} {name} = {self.number}{{}}{start};"
+        yield from self._inner(it, block, list(it.summed()), dict(rounds), sums, indent)
+        for shift, name in sums.items():
+            yield from self._finish(it, name, where[shift], indent)
+
+    def sums(self, it: Contract, rounds: dict[str, int]) -> tuple[dict[int, str], dict[int, dict[str, int]]]:
+        """The results that a block makes, by their place relative to the first: names, and which rounds make them."""
         target = self.plan.at(it.target)
-        sums = {shift: f"s{k}" for k, shift in enumerate(sorted(places(target, rounds)))}
-        where = {_shift(target, point): point for point in _points(rounds)}
-        for shift, name in sums.items():
-            start = "V{}" if it.start is None else f"V{{}} + {self._moved(it.start, where[shift])}"
-            yield f"{indent}V {name} = {start};"
-        inner = list(it.summed())
-        yield from self._inner(it, block, inner, dict(rounds), sums, indent)
-        add = "+=" if it.add or self.plan.nest(it).aliased else "="
-        for shift, name in sums.items():
-            if it.keeps:
-                yield f"{indent}{self.place(it.target, shift)} {add} {name};"
-            known: dict[Ref, str] = {it.target: name}
-            for number, then in enumerate(it.then):
-                result = f"{name}_{number}"
-                value = self.expression(then.value, where[shift], known)
-                yield f"{indent}const V {result} = V{{}} + {value};"
-                sign = "+=" if then.add else "="
-                yield f"{indent}{self._moved(then.target, where[shift])} {sign} {result};"
-                known[then.target] = result
+        names = {shift: f"s{k}" for k, shift in enumerate(sorted(places(target, rounds)))}
+        return names, {shifted(target, point): point for point in points(rounds)}
+
+    def _finish(self, it: Contract, name: str, point: dict[str, int], indent: str) -> Lines:
+        """A sum goes where it belongs, and through what follows number by number."""
+        if it.keeps:
+            yield f"{indent}{self.store(it.target, point, it.add or self.plan.nest(it).aliased, name)}"
+        known: dict[Ref, str] = {it.target: name}
+        for number, then in enumerate(it.then):
+            result = f"{name}_{number}"
+            value = self.expression(then.value, point, known)
+            yield f"{indent}const {self.number} {result} = {self.number}{{}} + {value};"
+            yield f"{indent}{self.store(then.target, point, then.add, result)}"
+            known[then.target] = result
 
     def _inner(
         self, it: Contract, block: Block, left: list[Loop], rounds: dict[str, int], sums: dict[int, str], indent: str
@@ -158,7 +165,7 @@ class Nests:
             yield from self._multiply(it, rounds, sums, indent)
             return
         loop, *rest = left
-        for header, count in _parts(loop, block.of(loop.name)):
+        for header, count in parts(loop, block.of(loop.name)):
             yield f"{indent}{header}" + " {"
             yield from self._inner(it, block, rest, {**rounds, loop.name: count}, sums, indent + "    ")
             yield f"{indent}}}"
@@ -167,40 +174,52 @@ class Nests:
         target = self.plan.at(it.target)
         seen: dict[str, str] = {}
         summed = [loop.name for loop in it.summed()]
-        ordered = sorted(_points(rounds), key=lambda p: [p.get(n, 0) for n in summed])
+        ordered = sorted(points(rounds), key=lambda p: [p.get(n, 0) for n in summed])
         for point in ordered:
             factors = []
             for kind, ref in (("r", it.right), ("l", it.left)):
                 if ref is None:
                     continue
-                text = self._moved(ref, point)
+                text = self.load(ref, point)
                 if text not in seen:
                     seen[text] = f"{kind}{len(seen)}"
-                    element = self.plan.places[ref.buffer].element
-                    yield f"{indent}const {element} {seen[text]} = {text};"
+                    yield f"{indent}const {self.element(ref)} {seen[text]} = {text};"
                 factors.append(seen[text])
-            yield f"{indent}{sums[_shift(target, point)]} += {' * '.join(reversed(factors))};"
+            yield f"{indent}{sums[shifted(target, point)]} += {' * '.join(reversed(factors))};"
 
-    def _moved(self, ref: Ref, point: dict[str, int]) -> str:
-        return self.place(ref, _shift(self.plan.at(ref), point))
+    def element(self, ref: Ref) -> str:
+        return self.plan.places[ref.buffer].element
+
+    def load(self, ref: Ref, point: dict[str, int]) -> str:
+        return self.place(ref, shifted(self.plan.at(ref), point))
+
+    def store(self, ref: Ref, point: dict[str, int], add: bool, value: str) -> str:
+        return f"{self.place(ref, shifted(self.plan.at(ref), point))} {'+=' if add else '='} {value};"
 
     # --- expressions at every place ---
 
     def apply(self, it: Apply, indent: str) -> Lines:
-        refs = {it.target, *leaves(it.value)}
+        it = self.flat(it) or it
+        for loop in it.loops:
+            yield f"{indent}{opening(loop)}"
+            indent += "    "
+        value = f"{self.number}{{}} + {self.expression(it.value, {}, {})}"
+        yield f"{indent}{self.store(it.target, {}, it.add, value)}"
+
+    def flat(self, it: Apply) -> Apply | None:
+        """One loop instead of several, where all that is read and written lies in the loops' own order."""
+        refs = [ref for ref in (it.target, *leaves(it.value)) if ref.buffer != "share"]
         extents = tuple(loop.extent for loop in it.loops)
         dense = dict(zip((loop.name for loop in it.loops), strides(extents), strict=True))
-        flat = all(dict(self.plan.at(ref).terms) == dense for ref in refs)
-        sign = "+=" if it.add else "="
-        if flat:
-            known = {ref: f"{self.name(ref.buffer)}[q + {self.plan.at(ref).shift}]" for ref in refs}
-            yield f"{indent}for (int q = 0; q < {prod(extents)}; q++)"
-            yield f"{indent}    {known[it.target]} {sign} V{{}} + {self.expression(it.value, {}, known)};"
-            return
-        for loop in it.loops:
-            yield f"{indent}{_header(loop)}"
-            indent += "    "
-        yield f"{indent}{self.place(it.target)} {sign} V{{}} + {self.expression(it.value, {}, {})};"
+        if len(extents) < 2 or any(dict(self.plan.at(ref).terms) != dense for ref in refs):
+            return None
+        line = {ref: self._on_a_line(ref) for ref in refs}
+        return Apply((Loop("q", prod(extents)),), line[it.target], replaced(it.value, line), it.add, it.layer)
+
+    def _on_a_line(self, ref: Ref) -> Ref:
+        """The same memory, counted by one loop."""
+        place = Index((("q", 1),), self.plan.at(ref).shift)
+        return Ref(ref.buffer, (*(Index() for _ in ref.index[1:]), place))
 
     def expression(self, value: Expression, point: dict[str, int], known: dict[Ref, str]) -> str:
         match value:
@@ -209,12 +228,12 @@ class Nests:
             case Ref():
                 if value.buffer == "share":
                     return "g.share"
-                return known.get(value) or self._moved(value, point)
+                return known.get(value) or self.load(value, point)
             case Op(sign, left, right):
                 one, other = (self.expression(part, point, known) for part in (left, right))
                 return f"({one} {sign} {other})"
             case Call(function, argument):
-                return f"{NAMES.get(function, function)}(V{{}} + {self.expression(argument, point, known)})"
+                return f"{NAMES.get(function, function)}({self.number}{{}} + {self.expression(argument, point, known)})"
         raise AssertionError(value)
 
     # --- maxima ---
@@ -244,16 +263,16 @@ class Nests:
 
     def _over_windows(self, it: Highest, indent: str, before: list[str], inside: list[str], after: list[str]) -> Lines:
         for loop in it.loops:
-            yield f"{indent}{_header(loop)} {{"
+            yield f"{indent}{opening(loop)} {{"
             indent += "    "
         yield from (indent + line for line in before)
         deep = indent
         for loop in it.window:
-            yield f"{deep}{_header(loop)} {{"
+            yield f"{deep}{opening(loop)} {{"
             deep += "    "
         shape = self.plan.places[it.source.buffer].shape
         tests = [
-            f"{_written(i, 0)} < 0 || {_written(i, 0)} >= {n}"
+            f"{written(i, 0)} < 0 || {written(i, 0)} >= {n}"
             for i, n in zip(it.source.index[1:], shape[1:], strict=True)
         ]
         yield f"{deep}if ({' || '.join(tests)}) continue;"
@@ -334,7 +353,7 @@ class Nests:
 # --- small words ----------------------------------------------------------------------------------------------------
 
 
-def _written(index: Index, shift: int) -> str:
+def written(index: Index, shift: int) -> str:
     terms = [name if stride == 1 else f"{name} * {stride}" for name, stride in index.terms]
     total = index.shift + shift
     if total or not terms:
@@ -342,11 +361,11 @@ def _written(index: Index, shift: int) -> str:
     return " + ".join(terms)
 
 
-def _header(loop: Loop) -> str:
+def opening(loop: Loop) -> str:
     return f"for (int {loop.name} = 0; {loop.name} < {loop.extent}; {loop.name}++)"
 
 
-def _parts(loop: Loop, factor: int) -> Iterator[tuple[str, int]]:
+def parts(loop: Loop, factor: int) -> Iterator[tuple[str, int]]:
     """(how a loop is opened, rounds written out within), for the whole blocks and for what is left over."""
     name, whole, rest = loop.name, loop.extent // factor, loop.extent % factor
     if whole > 1:
@@ -357,14 +376,14 @@ def _parts(loop: Loop, factor: int) -> Iterator[tuple[str, int]]:
         yield f"if (const int {name} = {whole * factor}; true)", rest
 
 
-def _points(rounds: dict[str, int]) -> Iterator[dict[str, int]]:
+def points(rounds: dict[str, int]) -> Iterator[dict[str, int]]:
     """Every combination of the rounds that are written out."""
     names = list(rounds)
     for values in product(*(range(count) for count in rounds.values())):
         yield dict(zip(names, values, strict=True))
 
 
-def _shift(index: Index, point: dict[str, int]) -> int:
+def shifted(index: Index, point: dict[str, int]) -> int:
     return sum(stride * point.get(name, 0) for name, stride in index.terms)
 
 
@@ -379,4 +398,4 @@ def _told(statement: Statement | Turn) -> str:
 
 
 def _brackets(ref: Ref) -> str:
-    return ref.buffer + "".join(f"[{_written(index, 0)}]" for index in ref.index)
+    return ref.buffer + "".join(f"[{written(index, 0)}]" for index in ref.index)
