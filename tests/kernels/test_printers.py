@@ -18,7 +18,8 @@ from torch import nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels import fuse
-from paceline.kernels.fused import Fused, canonical, loss_kind, tensors_of
+from paceline.kernels.compiled import canonical, tensors_of
+from paceline.kernels.fused import Fused, loss_kind
 from paceline.kernels.graph import describe
 from paceline.kernels.lower import lower
 from paceline.kernels.printers import numpy as slow

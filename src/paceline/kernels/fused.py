@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels.build import compiler, library
-from paceline.kernels.graph import CannotFuse, Graph, Layer, describe
+from paceline.kernels.compiled import Call, Compiled, canonical, plan_of, tensors_of, view_of
+from paceline.kernels.graph import describe
 from paceline.kernels.ir import Lookup
-from paceline.kernels.lower import lower
+from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
-from paceline.kernels.plan import CHUNKS, Plan, make, table
+from paceline.kernels.plan import CHUNKS, Plan, table
 from paceline.kernels.printers.cpp import text, weights_of
 
 FEW = 2  # samples that are quicker one by one
@@ -75,32 +76,6 @@ def loss_kind(loss: Callable[..., Any]) -> str:
 
 def _snake(name: str) -> str:
     return {"CrossEntropyLoss": "cross_entropy", "MSELoss": "mse_loss"}[name]
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in (
-            "weights", "gradients", "lane_gradients", "state", "arenas", "x", "tokens", "targets", "labels", "order",
-            "settings", "losses",
-        )),
-        *((name, ctypes.c_int64) for name in ("samples", "batch", "updates", "threads", "update", "seed")),
-    ]  # fmt: skip
-
-
-@dataclass
-class Compiled:
-    """A plan with its library and its memory."""
-
-    plan: Plan
-    source: str
-    run: Any
-    file: Any
-    cached: bool
-    seconds: float
-    memory: dict[str, Tensor]
-    weights: list[Tensor]  # views of the padded memory, as the module's tensors are
-    tensors: list[Tensor]  # the module's own
-    gradients: dict[str, Tensor]  # views, by the parameter's name
 
 
 class Fused:
@@ -188,7 +163,7 @@ class Fused:
         memory = self._memory(plan, rule)
         weights, mine = self._copied(plan, memory["weights"], tensors)
         gradients = {
-            name: _view(memory["gradients"], plan, name, p.shape)
+            name: view_of(memory["gradients"], plan, name, p.shape)
             for name, p in self.named.items()
             if name in plan.places and f"d_{name}" in plan.places
         }
@@ -198,7 +173,7 @@ class Fused:
     def _copied(self, plan: Plan, memory: Tensor, tensors: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """(views of the padded memory, the module's tensors that they are copies of)"""
         names = weights_of(plan)
-        return [_view(memory, plan, name, tensors[name].shape) for name in names], [tensors[name] for name in names]
+        return [view_of(memory, plan, name, tensors[name].shape) for name in names], [tensors[name] for name in names]
 
     def _target(self) -> Target:
         """Samples side by side; where a batch has too few, the neighbouring numbers of one sample."""
@@ -272,13 +247,13 @@ class Fused:
         del given  # was needed until now
         return float(made.memory["losses"][CHUNKS * made.plan.target.lanes :].sum())
 
-    def call_for(self, made: Compiled, x: Tensor, y: Tensor) -> tuple[_Call, list[Tensor]]:
+    def call_for(self, made: Compiled, x: Tensor, y: Tensor) -> tuple[Call, list[Tensor]]:
         """What the library's functions are called with, for measuring; and what has to live until then."""
         return self._prepared(made, x, y, torch.arange(len(x)), torch.zeros(1, dtype=torch.float64))
 
     def _prepared(
         self, made: Compiled, x: Tensor, y: Tensor, order: Tensor, settings: Tensor
-    ) -> tuple[_Call, list[Tensor]]:
+    ) -> tuple[Call, list[Tensor]]:
         plan = made.plan
         tokens, labels = plan.program.tokens, self.loss == "cross_entropy"
         x = (x.long() if tokens else x.to(self.dtype)).contiguous()
@@ -286,7 +261,7 @@ class Fused:
         self._check(plan, x, y, labels)
         order = order.long().contiguous()
         pointers = {name: tensor.data_ptr() for name, tensor in made.memory.items()}
-        call = _Call(
+        call = Call(
             **pointers,
             **{"tokens" if tokens else "x": x.data_ptr(), "labels" if labels else "targets": y.data_ptr()},
             order=order.data_ptr(), settings=settings.data_ptr(), samples=order.shape[-1], threads=self.threads,
@@ -350,39 +325,3 @@ class Fused:
             speed = plan.flops * samples / seconds / 1e9
             lines.append(f"last epoch: {seconds:.3f} s, {samples / seconds:,.0f} samples/s, {speed:.1f} GFLOP/s")
         return "\n".join([*lines, "", table(plan)])
-
-
-# --- from a module to a plan ----------------------------------------------------------------------------------------
-
-
-def canonical(graph: Graph, model: nn.Module) -> Graph:
-    """Tied parameters by one name: the first that the module gives them."""
-    named = {id(t): name for name, t in [*model.named_buffers(), *model.named_parameters()]}
-
-    def renamed(layer: Layer) -> Layer:
-        found = {word: named[id(_tensor(model, path.lstrip(".")))] for word, path in layer.weights.items()}
-        return replace(layer, weights=found)
-
-    return replace(graph, layers=tuple(map(renamed, graph.layers)))
-
-
-def _tensor(model: nn.Module, path: str) -> Tensor:
-    folder, _, name = path.rpartition(".")
-    found: Tensor = getattr(model.get_submodule(folder), name)
-    return found
-
-
-def tensors_of(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
-    return {name: _tensor(model, name) for layer in graph.layers for name in layer.weights.values()}
-
-
-def plan_of(graph: Graph, tensors: dict[str, Tensor], trained: set[str], loss: str, target: Target) -> Plan:
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return make(lower(graph, shapes, trained & set(shapes), loss), target)
-
-
-def _view(memory: Tensor, plan: Plan, name: str, shape: torch.Size) -> Tensor:
-    """A parameter in padded memory, without the padding."""
-    place = plan.places[name]
-    whole = memory[place.start : place.start + prod(place.shape)].view(place.shape)
-    return whole[..., : shape[-1]] if place.shape != tuple(shape) else whole
