@@ -18,11 +18,11 @@ from torch import nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels import fuse
+from paceline.kernels.compiled import canonical, tensors_of
 from paceline.kernels.fused import Fused, loss_kind
 from paceline.kernels.graph import describe
 from paceline.kernels.lower import lower
 from paceline.kernels.printers import numpy as slow
-from paceline.kernels.tensors import canonical, tensors_of
 from tests.kernels.networks import Case, sequences
 from tests.kernels.test_gradients import SOME
 

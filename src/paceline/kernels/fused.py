@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels.build import compiler, library
-from paceline.kernels.graph import CannotFuse, describe
+from paceline.kernels.compiled import Call, Compiled, canonical, plan_of, tensors_of, view_of
+from paceline.kernels.graph import describe
 from paceline.kernels.ir import Lookup
+from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
 from paceline.kernels.plan import CHUNKS, Plan, table
 from paceline.kernels.printers.cpp import text, weights_of
-from paceline.kernels.tensors import canonical, plan_of, tensors_of, view
 
 TEAM = 16  # numbers of the row of work: two, on a cache line each
 FEW = 2  # samples that are quicker one by one
@@ -76,33 +77,6 @@ def loss_kind(loss: Callable[..., Any]) -> str:
 
 def _snake(name: str) -> str:
     return {"CrossEntropyLoss": "cross_entropy", "MSELoss": "mse_loss"}[name]
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in (
-            "weights", "gradients", "lane_gradients", "state", "arenas", "x", "tokens", "targets", "labels", "order",
-            "settings", "team", "losses",
-        )),
-        *((name, ctypes.c_int64) for name in ("samples", "batch", "updates", "threads", "update", "seed")),
-    ]  # fmt: skip
-
-
-@dataclass
-class Compiled:
-    """A plan with its library and its memory."""
-
-    plan: Plan
-    source: str
-    run: Any
-    apply: Any  # the optimizer's step alone
-    file: Any
-    cached: bool
-    seconds: float
-    memory: dict[str, Tensor]
-    weights: list[Tensor]  # views of the padded memory, as the module's tensors are
-    tensors: list[Tensor]  # the module's own
-    gradients: dict[str, Tensor]  # views, by the parameter's name
 
 
 class Fused:
@@ -191,7 +165,7 @@ class Fused:
         memory = self._memory(plan, rule)
         weights, mine = self._copied(plan, memory["weights"], tensors)
         gradients = {
-            name: view(memory["gradients"], plan, name, p.shape)
+            name: view_of(memory["gradients"], plan, name, p.shape)
             for name, p in self.named.items()
             if name in plan.places and f"d_{name}" in plan.places
         }
@@ -202,7 +176,7 @@ class Fused:
     def _copied(self, plan: Plan, memory: Tensor, tensors: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """(views of the padded memory, the module's tensors that they are copies of)"""
         names = weights_of(plan)
-        return [view(memory, plan, name, tensors[name].shape) for name in names], [tensors[name] for name in names]
+        return [view_of(memory, plan, name, tensors[name].shape) for name in names], [tensors[name] for name in names]
 
     def _target(self) -> Target:
         """Samples side by side; where a batch has too few, the neighbouring numbers of one sample."""
@@ -287,20 +261,20 @@ class Fused:
     def _meet(self) -> None:
         """Wait for all that share the memory."""
 
-    def _run(self, made: Compiled, call: _Call) -> None:
+    def _run(self, made: Compiled, call: Call) -> None:
         if self.leads:
             made.memory["team"].zero_()
         self._meet()
         made.run(ctypes.byref(call))
         self._meet()
 
-    def call_for(self, made: Compiled, x: Tensor, y: Tensor) -> tuple[_Call, list[Tensor]]:
+    def call_for(self, made: Compiled, x: Tensor, y: Tensor) -> tuple[Call, list[Tensor]]:
         """What the library's functions are called with, for measuring; and what has to live until then."""
         return self._prepared(made, x, y, torch.arange(len(x)), torch.zeros(1, dtype=torch.float64))
 
     def _prepared(
         self, made: Compiled, x: Tensor, y: Tensor, order: Tensor, settings: Tensor
-    ) -> tuple[_Call, list[Tensor]]:
+    ) -> tuple[Call, list[Tensor]]:
         plan = made.plan
         tokens, labels = plan.program.tokens, self.loss == "cross_entropy"
         x = (x.long() if tokens else x.to(self.dtype)).contiguous()
@@ -308,7 +282,7 @@ class Fused:
         self._check(plan, x, y, labels)
         order = order.long().contiguous()
         pointers = {name: tensor.data_ptr() for name, tensor in made.memory.items()}
-        call = _Call(
+        call = Call(
             **pointers,
             **{"tokens" if tokens else "x": x.data_ptr(), "labels" if labels else "targets": y.data_ptr()},
             order=order.data_ptr(), settings=settings.data_ptr(), samples=order.shape[-1], threads=self.threads,

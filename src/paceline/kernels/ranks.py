@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
-from paceline.kernels.fused import Compiled, Fused, loss_kind
-from paceline.kernels.graph import CannotFuse
+from paceline.kernels.compiled import Compiled
+from paceline.kernels.fused import Fused, loss_kind
+from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import CHUNKS, Plan
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
-from paceline.kernels.fused import REALS, Compiled, Fused, loss_kind
-from paceline.kernels.graph import CannotFuse
+from paceline.kernels.compiled import Compiled
+from paceline.kernels.fused import REALS, Fused, loss_kind
+from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import numbers, rule_of
 from paceline.kernels.plan import CHUNKS, Plan

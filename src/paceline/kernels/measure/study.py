@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import paceline.kernels.machine as machine
-from paceline.kernels.fused import Compiled, Fused, loss_kind
+from paceline.kernels.compiled import Compiled
+from paceline.kernels.fused import Fused, loss_kind
 from paceline.kernels.ir import Contract, Repeat, Statement
 from paceline.kernels.measure.networks import Network
 from paceline.kernels.memory import Target, Turn, used_by

@@ -1,8 +1,9 @@
 """Nests of one sample: vectors hold neighbouring numbers of it, columns of an image or units of a layer.
 
-A loop is fit for that when each number it visits is the neighbour of the last, or the same one: a convolution's columns,
-a dense layer's inputs. It is then done in whole vectors and one in part. Where the loop names places of the result, a
-vector of results is made at once; where it is summed over, a vector of partial sums, added up at the end.
+A loop is fit for that when each number it visits is the neighbour of the last, or the same one: the columns of a
+convolution, the inputs of a dense layer. It is then done in whole vectors and one in part. Where the loop names places
+of the result, a vector of results is made at once; where it is summed over, a vector of partial sums, added up at the
+end.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import replace
 from paceline.kernels.blocks import Block, choose
 from paceline.kernels.ir import Apply, Contract, Expression, Index, Loop, Ref, leaves, replaced
 from paceline.kernels.plan import Plan
-from paceline.kernels.printers.nests import Nests, opening, shifted
-from paceline.kernels.printers.nests import parts as parts_of
+from paceline.kernels.printers.nests import Nests
+from paceline.kernels.printers.words import opening, shifted
+from paceline.kernels.printers.words import parts as parts_of
 
 Lines = Iterator[str]
 FEWEST = 4  # rounds that are worth a vector
