@@ -54,7 +54,12 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         set(),
     ),
     ("adapters", {"own_loop", "plan", "errors"}, set()),
-    ("drawing", {"core", "engines.virtual", "plan", "timetable", "trace", "story", "errors"}, {"torch"}),
+    (
+        "drawing",
+        {"core", "engines.virtual", "plan", "timetable", "timetable_page", "trace", "story", "errors"},
+        {"torch"},
+    ),
+    ("timetable_page", {"core", "timetable"}, {"torch"}),
     ("timetable", {"core", "plan", "trace", "errors"}, {"torch"}),
     ("proving", {"core", "engines.virtual", "plan", "story", "errors"}, {"torch"}),
     ("stand_in", {"backend"}, set()),
