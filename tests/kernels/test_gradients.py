@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from paceline.kernels import fuse
+from paceline.kernels import fuse, fused
 from tests.kernels.networks import Case, images, sequences
 
 SOME = settings(
@@ -38,6 +38,24 @@ def test_images_in_single_precision(case: Case) -> None:
 @given(sequences())
 def test_sequences_in_single_precision(case: Case) -> None:
     check(case, 1e-4)
+
+
+@settings(SOME, max_examples=6)
+@given(images())
+def test_images_one_by_one(case: Case) -> None:
+    """In vectors of a sample's own pixels and channels, as where a batch has one or two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "FEW", 1000)
+        check(case.double(), 1e-10)
+        check(Case(case.model.float(), case.x.float(), case.y, case.loss), 1e-4)
+
+
+@settings(SOME, max_examples=6)
+@given(sequences())
+def test_sequences_one_by_one(case: Case) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "FEW", 1000)
+        check(case.double(), 1e-10)
 
 
 def check(case: Case, tolerance: float) -> None:

@@ -42,7 +42,7 @@ _debug = False
 @cache
 def register() -> None:
     """Tell `app` its commands."""
-    from paceline.cli import check, compare, draw, prove, replay, report, train
+    from paceline.cli import bench, check, compare, draw, prove, replay, report, train
 
     app.command()(train.train)
     app.command()(compare.compare)
@@ -51,6 +51,7 @@ def register() -> None:
     app.command()(prove.prove)
     app.command()(report.report)
     app.command()(check.check)
+    app.command()(bench.bench)
 
 
 def main() -> None:

@@ -55,3 +55,11 @@ def open_job(where: str, data_dir: str | None, **changes: Any) -> Job:
     job = built_in(where, data_dir) if where in BUILT_IN else load_job(where)
     given = {key: value for key, value in changes.items() if value is not None}
     return job.with_(**given) if given else job
+
+
+def numbers(given: str, word: str) -> tuple[int, ...]:
+    """Whole numbers with commas between."""
+    parts = given.split(",")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise UsageError(f"{word}={given!r}: give whole numbers with commas between, as in 1,2,4")
+    return tuple(int(part) for part in parts)

@@ -1,16 +1,20 @@
 """Small networks at the machine's limit: a small compiler from modules to C++.
 
-graph.py       what the module is: layers as data
-lower.py       what each layer computes, as statements of one sample (ir.py)
-adjoint.py     the way back, derived
-fusion.py  blocks.py  plan.py     what is done in one go, in which registers, where it lies
-printers/      text
-build.py       a library from it, cached
-fused.py       `fuse`: the object that trains
+graph.py       what the module is: layers as data; layers/ has a file per kind: how it is seen, what it computes
+ir.py          the statements of one sample; lower.py writes them, adjoint.py derives the way back
+fusion.py  blocks.py  memory.py  plan.py     what is done in one go, in which registers, where it lies
+printers/      C++ in lanes, of one sample, as a study published it; NumPy
+build.py       a library from the text, cached
+fused.py       `fuse`: the object that trains; replicas.py several models at once
+measure/       `paceline bench kernels`
+ranks.py       the ranks of an MPI program as one team
+library/       single layers for use within PyTorch
 """
 
 from paceline.kernels.build import NoCompiler
 from paceline.kernels.fused import Fused, fuse
-from paceline.kernels.graph import CannotFuse
+from paceline.kernels.layers.base import CannotFuse
+from paceline.kernels.ranks import Ranks, fuse_ranks
+from paceline.kernels.replicas import Replicas, fuse_replicas
 
-__all__ = ["CannotFuse", "Fused", "NoCompiler", "fuse"]
+__all__ = ["CannotFuse", "Fused", "NoCompiler", "Ranks", "Replicas", "fuse", "fuse_ranks", "fuse_replicas"]

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations, product
-from math import prod
+from math import inf, prod
 
 from paceline.kernels.ir import Index, Loop, Loops, Ref
 
@@ -48,6 +48,11 @@ class Nest:
         return tuple(loop for loop in self.loops if self.target.of(loop.name))
 
     @cached_property
+    def named(self) -> frozenset[str]:
+        """The loops that the target is named by."""
+        return frozenset(loop.name for loop in self.fixed)
+
+    @cached_property
     def summed(self) -> tuple[Loop, ...]:
         return tuple(loop for loop in self.loops if not self.target.of(loop.name))
 
@@ -64,10 +69,11 @@ def meets(target: Ref, loops: Loops) -> bool:
     return False
 
 
+@lru_cache(maxsize=4096)
 def choose(nest: Nest, registers: int) -> Block:
     best, least = Block(()), cost(nest, Block(()), registers)
     for block in _candidates(nest, registers):
-        price = cost(nest, block, registers)
+        price = cost(nest, block, registers, least * 0.999)
         if price < least * 0.999:
             best, least = block, price
     return best
@@ -89,31 +95,43 @@ def _candidates(nest: Nest, registers: int) -> Iterator[Block]:
                     yield Block((*base.items(), (loop.name, loop.extent)))
 
 
-def cost(nest: Nest, block: Block, registers: int) -> float:
-    """In half cycles of a core with two pipes: the larger of loads and multiply-adds, and what the ends cost."""
+def cost(nest: Nest, block: Block, registers: int, limit: float = inf) -> float:
+    """In half cycles of a core with two pipes: the larger of loads and multiply-adds, and what the ends cost. Counting
+    stops at the limit.
+    """
     total = 0.0
     sizes = []
     for loop in nest.loops:
         factor = block.of(loop.name)
         whole, rest = divmod(loop.extent, factor)
-        sizes.append([(loop, n, f) for n, f in ((whole, factor), (1, rest)) if n and f])
+        sizes.append([(loop.name, n, f) for n, f in ((whole, factor), (1, rest)) if n and f])
     for combination in product(*sizes):
         total += _part(nest, combination, registers)
+        if total >= limit:
+            break
     return total
 
 
-def _part(nest: Nest, parts: tuple[tuple[Loop, int, int], ...], registers: int) -> float:
-    extents = {loop.name: factor for loop, _, factor in parts}
-    sums = len(places(nest.target, extents))
-    lefts = len(places(nest.left, extents)) if nest.left is not None else 0
-    rights = len(places(nest.right, extents))
-    work = prod(extents.values())
-    inner = prod(n for loop, n, _ in parts if not nest.target.of(loop.name))
-    outer = prod(n for loop, n, _ in parts if nest.target.of(loop.name))
+def _part(nest: Nest, parts: tuple[tuple[str, int, int], ...], registers: int) -> float:
+    rounds = tuple((name, factor) for name, _, factor in parts if factor > 1)
+    sums, rights = _count(nest.target, rounds), _count(nest.right, rounds)
+    lefts = _count(nest.left, rounds) if nest.left is not None else 0
+    work = prod(factor for _, factor in rounds)
+    inner = outer = 1
+    for name, n, _ in parts:
+        if name in nest.named:
+            outer *= n
+        else:
+            inner *= n
     once = max(float(work), float(lefts + rights), LATENCY * work / sums if inner > 1 else 0.0)
     crowd = sums + min(rights, lefts or rights) + 1
     spilled = 2.0 * max(0, crowd - registers)
     return outer * (inner * (once + 0.12 * (lefts + rights) + spilled + 1.0) + (3.0 if nest.aliased else 2.0) * sums)
+
+
+@lru_cache(maxsize=65536)
+def _count(index: Index, rounds: tuple[tuple[str, int], ...]) -> int:
+    return len(places(index, dict(rounds)))
 
 
 def places(index: Index, extents: dict[str, int]) -> set[int]:

@@ -7,9 +7,11 @@ finish renames its file over the others', which are the same.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -48,19 +50,34 @@ class Compiler:
 @cache
 def compiler() -> Compiler:
     """$CXX, g++, clang++, c++, or the `ziglang` wheel."""
-    tried = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
-    for name in filter(None, tried):
+    for name in filter(None, (os.environ.get("CXX", ""), "g++", "clang++", "c++")):
         command = tuple(name.split())
-        if shutil.which(command[0]) and (version := _version(command)):
-            return Compiler(command, version, _openmp(command))
-    if importlib.util.find_spec("ziglang"):
-        command = (sys.executable, "-m", "ziglang", "c++")
-        if version := _version(command):
-            return Compiler(command, version, False)  # its OpenMP does not link
+        if (file := shutil.which(command[0])) and (found := _known(command, file)).version:
+            return found
+    wheel = importlib.util.find_spec("ziglang")
+    if wheel is not None and wheel.origin:  # its OpenMP does not link
+        return _known((sys.executable, "-m", "ziglang", "c++"), wheel.origin)
     raise NoCompiler(
         "no C++ compiler was found ($CXX, g++, clang++, c++, the ziglang wheel), which compute='fused' needs: install "
         "one, as by `pip install ziglang`, or use compute='autograd', which is PyTorch"
     )
+
+
+def _known(command: tuple[str, ...], file: str) -> Compiler:
+    """What is known of a compiler, asked once as long as its file stays the same."""
+    there = Path(file).resolve()
+    key = json.dumps([*command, str(there), there.stat().st_mtime_ns])
+    note = folder() / f"compiler-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    try:
+        version, openmp = json.loads(note.read_text())
+    except (OSError, ValueError):
+        version, openmp = _version(command), _openmp(command)
+        with contextlib.suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            draft = note.with_suffix(f".{os.getpid()}")
+            draft.write_text(json.dumps([version, openmp]))
+            os.replace(draft, note)
+    return Compiler(command, version, openmp)
 
 
 def _version(command: tuple[str, ...]) -> str:
@@ -72,10 +89,14 @@ def _version(command: tuple[str, ...]) -> str:
 
 
 def _openmp(command: tuple[str, ...]) -> bool:
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        source = Path(folder) / "try.cpp"
+    """Whether a program that uses it can be linked."""
+    with tempfile.TemporaryDirectory(prefix="paceline-") as place:
+        source = Path(place) / "try.cpp"
         source.write_text("#include <omp.h>\nint main() { return omp_get_num_threads() - 1; }\n")
-        made = subprocess.run((*command, "-fopenmp", source, "-o", source.with_suffix("")), capture_output=True)
+        try:
+            made = subprocess.run((*command, "-fopenmp", source, "-o", source.with_suffix("")), capture_output=True)
+        except OSError:
+            return False
         return made.returncode == 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -18,13 +18,17 @@ from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels.build import compiler, library
-from paceline.kernels.graph import CannotFuse, Graph, Layer, describe
-from paceline.kernels.lower import lower
+from paceline.kernels.compiled import Call, Compiled, canonical, plan_of, tensors_of, view_of
+from paceline.kernels.graph import describe
+from paceline.kernels.ir import Lookup
+from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
-from paceline.kernels.plan import CHUNKS, Plan, make, table
+from paceline.kernels.plan import CHUNKS, Plan, table
 from paceline.kernels.printers.cpp import text, weights_of
 
+TEAM = 16  # numbers of the row of work: two, on a cache line each
+FEW = 2  # samples that are quicker one by one
 REALS = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -75,32 +79,6 @@ def _snake(name: str) -> str:
     return {"CrossEntropyLoss": "cross_entropy", "MSELoss": "mse_loss"}[name]
 
 
-class _Call(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in (
-            "weights", "gradients", "lane_gradients", "state", "arenas", "x", "tokens", "targets", "labels", "order",
-            "settings", "losses",
-        )),
-        *((name, ctypes.c_int64) for name in ("samples", "batch", "updates", "threads", "update", "seed")),
-    ]  # fmt: skip
-
-
-@dataclass
-class Compiled:
-    """A plan with its library and its memory."""
-
-    plan: Plan
-    source: str
-    run: Any
-    file: Any
-    cached: bool
-    seconds: float
-    memory: dict[str, Tensor]
-    weights: list[Tensor]  # views of the padded memory, as the module's tensors are
-    tensors: list[Tensor]  # the module's own
-    gradients: dict[str, Tensor]  # views, by the parameter's name
-
-
 class Fused:
     def __init__(
         self,
@@ -136,7 +114,7 @@ class Fused:
         torch._foreach_copy_(made.weights, made.tensors)
         settings = self._settings(made)
         begin = time.perf_counter()
-        samples = len(order)
+        samples = order.shape[-1]
         updates = -(-samples // self.batch_size)
         total = self._call(made, x, y, order, self.batch_size, updates, self.updates, settings, seed)
         self.timed = samples, time.perf_counter() - begin
@@ -177,25 +155,36 @@ class Fused:
     def _compile(self, shape: tuple[int, ...], tokens: bool) -> Compiled:
         begin = time.perf_counter()
         graph = canonical(describe(self.model, shape, tokens), self.model)
-        tensors = _tensors(graph, self.model)
+        tensors = tensors_of(graph, self.model)
         plan = plan_of(graph, tensors, set(self.named), self.loss, self._target())
         rule = self._rule(plan)
-        source = text(plan, rule)
+        source = self._text(plan, rule)
         loaded, file, cached = library(source)
-        loaded.paceline_run.argtypes, loaded.paceline_run.restype = [ctypes.c_void_p], None
+        for entry in (loaded.paceline_run, loaded.paceline_apply):
+            entry.argtypes, entry.restype = [ctypes.c_void_p], None
         memory = self._memory(plan, rule)
-        weights = [_view(memory["weights"], plan, name, tensors[name].shape) for name in weights_of(plan)]
-        mine = [tensors[name] for name in weights_of(plan)]
+        weights, mine = self._copied(plan, memory["weights"], tensors)
         gradients = {
-            name: _view(memory["gradients"], plan, name, p.shape)
+            name: view_of(memory["gradients"], plan, name, p.shape)
             for name, p in self.named.items()
             if name in plan.places and f"d_{name}" in plan.places
         }
         seconds = time.perf_counter() - begin
-        return Compiled(plan, source, loaded.paceline_run, file, cached, seconds, memory, weights, mine, gradients)
+        run, apply = loaded.paceline_run, loaded.paceline_apply
+        return Compiled(plan, source, run, apply, file, cached, seconds, memory, weights, mine, gradients)
+
+    def _copied(self, plan: Plan, memory: Tensor, tensors: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """(views of the padded memory, the module's tensors that they are copies of)"""
+        names = weights_of(plan)
+        return [view_of(memory, plan, name, tensors[name].shape) for name in names], [tensors[name] for name in names]
 
     def _target(self) -> Target:
-        return machine.target(REALS[self.dtype])
+        """Samples side by side; where a batch has too few, the neighbouring numbers of one sample."""
+        target = machine.target(REALS[self.dtype])
+        return replace(target, pixels=self.batch_size <= FEW)
+
+    def _text(self, plan: Plan, rule: Rule) -> str:
+        return text(plan, rule)
 
     def _rule(self, plan: Plan) -> Rule:
         if self.optimizer is None:
@@ -212,7 +201,7 @@ class Fused:
     def _memory(self, plan: Plan, rule: Rule) -> dict[str, Tensor]:
         lanes, sizes = plan.target.lanes, plan.sizes
         wide = lanes if plan.target.replicas else 1
-        groups = -(-self.batch_size // lanes)
+        groups = self.batch_size if plan.target.replicas else -(-self.batch_size // lanes)
         arenas = groups if len(plan.phases) > 1 else self.threads
 
         def zeros(count: int, dtype: torch.dtype = self.dtype) -> Tensor:
@@ -225,9 +214,14 @@ class Fused:
             "state": zeros(sizes["weights"] * wide * rule.states),
             "arenas": zeros(sizes["arena"] * lanes * arenas),
             "losses": zeros((CHUNKS + 1) * lanes, torch.float64),
+            "team": zeros(TEAM, torch.int64),
         }
 
     # --- running ---
+
+    def compiled(self, x: Tensor) -> Compiled:
+        """What was made for samples such as these."""
+        return self._for(x)
 
     def _settings(self, made: Compiled) -> Tensor:
         assert self.optimizer is not None
@@ -248,39 +242,65 @@ class Fused:
         settings: Tensor,
         seed: int,
     ) -> float:
-        plan, memory = made.plan, made.memory
+        call, given = self._prepared(made, x, y, order, settings)
+        call.batch, call.updates, call.update, call.seed = batch, updates, update, seed
         self._room(made, batch)
-        memory["losses"].zero_()
-        x = x.contiguous() if plan.program.tokens else x.to(self.dtype).contiguous()
-        if plan.program.tokens:
-            x = x.long()
-        labels = self.loss == "cross_entropy"
-        y = y.long().contiguous() if labels else y.to(self.dtype).contiguous()
+        call.arenas = made.memory["arenas"].data_ptr()
+        self._meet()
+        if self.leads:
+            made.memory["losses"].zero_()
+        self._run(made, call)
+        del given  # was needed until now
+        return float(made.memory["losses"][CHUNKS * made.plan.target.lanes :].sum())
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process clears what several share."""
+        return True
+
+    def _meet(self) -> None:
+        """Wait for all that share the memory."""
+
+    def _run(self, made: Compiled, call: Call) -> None:
+        if self.leads:
+            made.memory["team"].zero_()
+        self._meet()
+        made.run(ctypes.byref(call))
+        self._meet()
+
+    def call_for(self, made: Compiled, x: Tensor, y: Tensor) -> tuple[Call, list[Tensor]]:
+        """What the library's functions are called with, for measuring; and what has to live until then."""
+        return self._prepared(made, x, y, torch.arange(len(x)), torch.zeros(1, dtype=torch.float64))
+
+    def _prepared(
+        self, made: Compiled, x: Tensor, y: Tensor, order: Tensor, settings: Tensor
+    ) -> tuple[Call, list[Tensor]]:
+        plan = made.plan
+        tokens, labels = plan.program.tokens, self.loss == "cross_entropy"
+        x = (x.long() if tokens else x.to(self.dtype)).contiguous()
+        y = (y.long() if labels else y.to(self.dtype)).contiguous()
         self._check(plan, x, y, labels)
         order = order.long().contiguous()
-        given = {
-            **{name: memory[name].data_ptr() for name in (
-                "weights", "gradients", "lane_gradients", "state", "arenas", "losses",
-            )},
-            "x": 0 if plan.program.tokens else x.data_ptr(), "tokens": x.data_ptr() if plan.program.tokens else 0,
-            "targets": 0 if labels else y.data_ptr(), "labels": y.data_ptr() if labels else 0,
-            "order": order.data_ptr(), "settings": settings.data_ptr(),
-        }  # fmt: skip
-        call = _Call(
-            **given, samples=len(order), batch=batch, updates=updates, threads=self.threads, update=update, seed=seed
-        )
-        made.run(ctypes.byref(call))
-        return float(memory["losses"][CHUNKS * plan.target.lanes :].sum())
+        pointers = {name: tensor.data_ptr() for name, tensor in made.memory.items()}
+        call = Call(
+            **pointers,
+            **{"tokens" if tokens else "x": x.data_ptr(), "labels" if labels else "targets": y.data_ptr()},
+            order=order.data_ptr(), settings=settings.data_ptr(), samples=order.shape[-1], threads=self.threads,
+        )  # fmt: skip
+        return call, [x, y, order, settings]
 
     def _room(self, made: Compiled, batch: int) -> None:
         """Where all samples of a batch meet, each group has an arena of its own."""
         plan = made.plan
-        groups = -(-batch // plan.target.lanes)
+        groups = batch if plan.target.replicas else -(-batch // plan.target.lanes)
         needed = plan.sizes["arena"] * plan.target.lanes * (groups if len(plan.phases) > 1 else self.threads)
         if made.memory["arenas"].numel() < needed:
             made.memory["arenas"] = torch.zeros(needed, dtype=self.dtype)
 
     def _check(self, plan: Plan, x: Tensor, y: Tensor, labels: bool) -> None:
+        rows = [s.rows for s in plan.program.forward if isinstance(s, Lookup)]
+        if rows and x.numel() and not (int(x.min()) >= 0 and int(x.max()) < min(rows)):
+            raise CannotFuse(f"tokens from {int(x.min())} to {int(x.max())}, for an embedding of {min(rows)} rows")
         if labels and y.numel() and not (int(y.min()) >= 0 and int(y.max()) < plan.program.outputs):
             raise CannotFuse(
                 f"class numbers from {int(y.min())} to {int(y.max())}, for a network of {plan.program.outputs} outputs"
@@ -300,7 +320,11 @@ class Fused:
             self._count_batches(1)
 
     def _count_batches(self, batches: int) -> None:
-        for part in self.model.modules():
+        self._count(self.model, batches)
+
+    @staticmethod
+    def _count(model: nn.Module, batches: int) -> None:
+        for part in model.modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.num_batches_tracked is not None:
                 part.num_batches_tracked += batches
 
@@ -322,39 +346,3 @@ class Fused:
             speed = plan.flops * samples / seconds / 1e9
             lines.append(f"last epoch: {seconds:.3f} s, {samples / seconds:,.0f} samples/s, {speed:.1f} GFLOP/s")
         return "\n".join([*lines, "", table(plan)])
-
-
-# --- from a module to a plan ----------------------------------------------------------------------------------------
-
-
-def canonical(graph: Graph, model: nn.Module) -> Graph:
-    """Tied parameters by one name: the first that the module gives them."""
-    named = {id(t): name for name, t in [*model.named_buffers(), *model.named_parameters()]}
-
-    def renamed(layer: Layer) -> Layer:
-        found = {word: named[id(_tensor(model, path.lstrip(".")))] for word, path in layer.weights.items()}
-        return replace(layer, weights=found)
-
-    return replace(graph, layers=tuple(map(renamed, graph.layers)))
-
-
-def _tensor(model: nn.Module, path: str) -> Tensor:
-    folder, _, name = path.rpartition(".")
-    found: Tensor = getattr(model.get_submodule(folder), name)
-    return found
-
-
-def _tensors(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
-    return {name: _tensor(model, name) for layer in graph.layers for name in layer.weights.values()}
-
-
-def plan_of(graph: Graph, tensors: dict[str, Tensor], trained: set[str], loss: str, target: Target) -> Plan:
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return make(lower(graph, shapes, trained & set(shapes), loss), target)
-
-
-def _view(memory: Tensor, plan: Plan, name: str, shape: torch.Size) -> Tensor:
-    """A parameter in padded memory, without the padding."""
-    place = plan.places[name]
-    whole = memory[place.start : place.start + prod(place.shape)].view(place.shape)
-    return whole[..., : shape[-1]] if place.shape != tuple(shape) else whole

@@ -194,7 +194,8 @@ class Lookup:
     loops: Loops
     target: Ref
     table: str
-    padding: int | None = None  # the row that gets no gradient
+    rows: int
+    padding: int | None  # the row that gets no gradient
     layer: str = ""
 
 

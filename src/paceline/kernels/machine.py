@@ -23,9 +23,13 @@ def vector() -> tuple[int, int]:
     return 16, 32 if platform.machine() in ("aarch64", "arm64") else 16
 
 
-def target(real: str = "float", *, replicas: bool = False, scalar: bool = False) -> Target:
+def x86() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def target(real: str = "float") -> Target:
     width, registers = vector()
-    return Target(width, real, registers, replicas, scalar)
+    return Target(width, real, registers)
 
 
 def cores() -> int:

@@ -46,15 +46,22 @@ class Target:
     registers: int = 32
     replicas: bool = False  # lanes hold copies of the model instead of samples
     scalar: bool = False  # one sample at a time
+    apart: bool = False  # nothing is fused: every layer by itself
+    pixels: bool = False  # one sample at a time, vectors of its neighbouring numbers
 
     @property
     def lanes(self) -> int:
-        return 1 if self.scalar else self.bytes // (4 if self.real == "float" else 8)
+        return 1 if self.scalar or self.pixels else self.wide
+
+    @property
+    def wide(self) -> int:
+        """Numbers in a vector, whatever they are of."""
+        return self.bytes // (4 if self.real == "float" else 8)
 
     @property
     def direct(self) -> bool:
         """Whether a weight's gradient has as many numbers per place as a sample's value."""
-        return self.scalar or self.replicas
+        return self.lanes == 1 or self.replicas
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from paceline.kernels.graph import CannotFuse
+from paceline.kernels.layers.base import CannotFuse
 
 
 @dataclass(frozen=True)

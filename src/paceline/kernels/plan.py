@@ -52,7 +52,8 @@ class Plan:
 def make(program: Program, target: Target) -> Plan:
     work = sum(flops(s) for s in (*program.forward, *program.backward))
     memory = Memory(program, target)
-    program.forward, program.backward = fused(program, program.forward), fused(program, program.backward)
+    if not target.apart:
+        program.forward, program.backward = fused(program, program.forward), fused(program, program.backward)
     backward = memory.by_rows(program.backward)
     memory.lay_out([*program.forward, *backward])
     plan = Plan(program, target, [[]], memory.places, memory.sizes, memory.zeroed, flops=work)
@@ -76,9 +77,9 @@ def contractions(statement: Statement | Turn) -> Iterator[Contract]:
 
 
 def _blocks(plan: Plan, statement: Statement | Turn) -> Iterator[Block]:
+    """By rows and in lanes. One sample's own vectors are chosen where they are printed."""
     for contract in contractions(statement):
-        scalar = plan.target.scalar
-        yield Block(()) if scalar else choose(plan.nest(contract), plan.target.registers - 3)
+        yield Block(()) if plan.target.lanes == 1 else choose(plan.nest(contract), plan.target.registers - 3)
 
 
 def _word(name: str) -> str:

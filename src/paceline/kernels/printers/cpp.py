@@ -10,34 +10,57 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.kernels.ir import Kind
+from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import CHUNKS, Plan
 from paceline.kernels.printers.nests import Nests
+from paceline.kernels.printers.pixels import Pixels
 
+SLICE = 8192  # weights that are worth another thread's while
 HERE = Path(__file__).parent
 
 
-def text(plan: Plan, rule: Rule) -> str:
+def text(plan: Plan, rule: Rule, nests: Nests | None = None) -> str:
     target = plan.target
+    nests = nests or (Pixels(plan) if target.pixels else Nests(plan))
     defines = {
         "REAL": target.real, "LANES": target.lanes, "DOUBLE": int(target.real == "double"),
         "REPLICAS": int(target.replicas), "CHUNKS": CHUNKS, "PHASES": len(plan.phases),
         "ARENA": plan.sizes["arena"], "NUMBERS": plan.sizes["weights"], "LANE_NUMBERS": plan.sizes["lanes"],
         "INPUTS": _inputs(plan), "TOKENS": int(plan.program.tokens), "OUTPUTS": plan.program.outputs,
-        "STATES": rule.states, "SETTINGS": len(rule.settings),
+        "SLICES": max(1, min(CHUNKS, plan.sizes["weights"] // SLICE)), "STATES": rule.states,
+        "SETTINGS": len(rule.settings),
     }  # fmt: skip
-    nests = Nests(plan)
     lines = [f"#define {name} {value}" for name, value in defines.items()]
-    lines.append((HERE / "prelude.hpp").read_text())
-    lines.append(_butterfly(target.lanes))
-    lines.append((HERE / "group.hpp").read_text())
+    lines += [_file("prelude"), _file("functions")]
+    if target.pixels:
+        lines += _wide_functions(target)
+    lines += [_butterfly(target.lanes), _file("group")]
     for step in plan.steps():
         lines += nests.function(step.name, step.statement, step.blocks)
     lines += _phases(plan, nests)
+    lines.append(f"static void (*const STEPS[])(Group&) = {{{', '.join(step.name for step in plan.steps())}}};")
     lines += _chunk_end(plan)
     lines += rule.lines()
-    lines.append((HERE / "team.hpp").read_text())
+    lines.append(_file("team"))
     return "\n".join(lines)
+
+
+def _file(name: str) -> str:
+    return (HERE / f"{name}.hpp").read_text()
+
+
+def _wide_functions(target: Target) -> Iterator[str]:
+    """The functions once more, of a vector of neighbours within one sample."""
+    yield f"#define NEIGHBOURS {target.wide}"
+    yield "typedef R X __attribute__((vector_size(NEIGHBOURS * sizeof(R))));"
+    yield "#undef LANES\n#define LANES NEIGHBOURS"
+    yield from (f"#define {name} {name}_of_neighbours" for name in ("V", "WORDS", "all"))
+    yield "typedef X V;"
+    yield _file("functions")
+    yield from (f"#undef {name}" for name in ("V", "WORDS", "all", "LANES"))
+    yield "#define LANES 1"
+    yield _file("wide")
 
 
 def _inputs(plan: Plan) -> int:

@@ -25,116 +25,6 @@ typedef V W;
 typedef R W;
 #endif
 
-// --- lanes ---
-
-INLINE V all(R x) { return V{} + x; }
-#if LANES == 1
-INLINE R lane(V v, int) { return v; }
-INLINE void set_lane(V& v, int, R x) { v = x; }
-INLINE V larger(V a, V b) { return a > b ? a : b; }
-#else
-INLINE R lane(V v, int l) { return v[l]; }
-INLINE void set_lane(V& v, int l, R x) { v[l] = x; }
-INLINE V larger(V a, V b) { return a > b ? a : b; }
-#endif
-
-// Always the same tree, whoever asks.
-INLINE R sum_of_lanes(V v) {
-    R part[LANES];
-    std::memcpy(part, &v, sizeof v);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int l = 0; l < half; l++) part[l] += part[l + half];
-    return part[0];
-}
-
-// --- functions of one number ---
-
-template <class F> INLINE V each(V x, F f) {
-    V y = V{};
-    for (int l = 0; l < LANES; l++) set_lane(y, l, f(lane(x, l)));
-    return y;
-}
-
-#if LANES == 1 || DOUBLE
-INLINE V exp_(V x) { return each(x, [](R a) { return std::exp(a); }); }
-INLINE V tanh_(V x) { return each(x, [](R a) { return std::tanh(a); }); }
-INLINE V sigmoid(V x) { return all(1) / (all(1) + exp_(-x)); }
-INLINE V erf_(V x) { return each(x, [](R a) { return std::erf(a); }); }
-#else
-typedef int32_t I __attribute__((vector_size(LANES * 4)));
-
-// 2^k times a polynomial of degree 6 on half a power of two to both sides: 1e-7 relative.
-INLINE V exp_(V x) {
-    const V low = all(-87.0f), high = all(88.0f);
-    x = x < low ? low : x;
-    x = x > high ? high : x;
-    const V magic = all(12582912.0f);  // adding it leaves a rounded whole number in the low bits
-    const V shifted = x * 1.44269504088896341f + magic;
-    const V k = shifted - magic;
-    const V r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
-    V p = all(1.0f / 720);
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    return (V)((I)p + ((I)shifted << 23));
-}
-
-// A quotient of two polynomials, as in Eigen; a few units in the last place.
-INLINE void tanh_parts(V x, V& top, V& bottom) {
-    const V bound = all(7.90531110763549805f);
-    x = x > bound ? bound : x;
-    x = x < -bound ? -bound : x;
-    const V s = x * x;
-    V p = all(-2.76076847742355e-16f);
-    p = p * s + 2.00018790482477e-13f;
-    p = p * s + -8.60467152213735e-11f;
-    p = p * s + 5.12229709037114e-08f;
-    p = p * s + 1.48572235717979e-05f;
-    p = p * s + 6.37261928875436e-04f;
-    p = p * s + 4.89352455891786e-03f;
-    top = p * x;
-    V q = all(1.19825839466702e-06f);
-    q = q * s + 1.18534705686654e-04f;
-    q = q * s + 2.26843463243900e-03f;
-    bottom = q * s + 4.89352518554385e-03f;
-}
-INLINE V tanh_(V x) {
-    V top, bottom;
-    tanh_parts(x, top, bottom);
-    return top / bottom;
-}
-INLINE V sigmoid(V x) { return all(1) / (all(1) + exp_(-x)); }
-// Abramowitz and Stegun 7.1.26: 1.5e-7 absolute.
-INLINE V erf_(V x) {
-    const V a = x < all(0) ? -x : x;
-    const V t = all(1) / (a * 0.3275911f + all(1));
-    V p = all(1.061405429f);
-    p = p * t + -1.453152027f;
-    p = p * t + 1.421413741f;
-    p = p * t + -0.284496736f;
-    p = p * t + 0.254829592f;
-    const V y = all(1) - p * t * exp_(-a * a);
-    return x < all(0) ? -y : y;
-}
-#endif
-
-INLINE V relu(V x) { return x > all(0) ? x : all(0); }
-INLINE V step(V x) { return x > all(0) ? all(1) : all(0); }
-INLINE V reciprocal_root(V x) { return each(x, [](R a) { return R(1) / std::sqrt(a); }); }
-INLINE V gelu(V x) { return x * R(0.5) * (all(1) + erf_(x * R(0.70710678118654752440))); }
-INLINE V gelu_slope(V x) {
-    return (all(1) + erf_(x * R(0.70710678118654752440))) * R(0.5) + x * exp_(x * x * R(-0.5)) * R(0.39894228040143267794);
-}
-INLINE V gelu_tanh(V x) { return x * R(0.5) * (all(1) + tanh_((x + x * x * x * R(0.044715)) * R(0.79788456080286535588))); }
-INLINE V gelu_tanh_slope(V x) {
-    const V t = tanh_((x + x * x * x * R(0.044715)) * R(0.79788456080286535588));
-    const V inner = (all(1) + x * x * R(3 * 0.044715)) * R(0.79788456080286535588);
-    return (all(1) + t) * R(0.5) + x * R(0.5) * (all(1) - t * t) * inner;
-}
-
 // --- what a group of samples knows ---
 
 struct Call {
@@ -149,6 +39,7 @@ struct Call {
     const int64_t* labels;
     const int64_t* order;
     const double* settings;
+    int64_t* team; // how many items of work were taken, and how many are done
     double* losses; // of each chunk, then the sum over the batches (a number per lane where lanes are replicas)
     int64_t samples, batch, updates, threads, update, seed;
 };
@@ -188,28 +79,14 @@ INLINE V kept(const Group& g, uint32_t layer, uint32_t place, R rate) {
     return v;
 }
 
-// --- a team of threads that meet ---
-
-struct Meeting {
-    int64_t members;
-    int64_t waiting, round;
-};
+// --- threads ---
 
 // Spins for a while, for a batch takes microseconds; then lets others have the core.
-INLINE void meet(Meeting& m) {
-    if (m.members == 1) return;
-    const int64_t round = __atomic_load_n(&m.round, __ATOMIC_ACQUIRE);
-    if (__atomic_add_fetch(&m.waiting, 1, __ATOMIC_ACQ_REL) == m.members) {
-        m.waiting = 0;
-        __atomic_store_n(&m.round, round + 1, __ATOMIC_RELEASE);
-        return;
-    }
-    for (int spins = 0; __atomic_load_n(&m.round, __ATOMIC_ACQUIRE) == round; spins++) {
-        if (spins > 4000) sched_yield();
+INLINE void wait_a_little(int64_t spins) {
+    if (spins > 2000) sched_yield();
 #if defined(__x86_64__)
-        else _mm_pause();
+    else _mm_pause();
 #endif
-    }
 }
 
 // Denormal numbers are zero while we compute: they are slow, and gradients that small mean nothing.

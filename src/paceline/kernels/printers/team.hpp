@@ -20,7 +20,7 @@ static void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t n
         g.rows[l] = c.x + (TOKENS ? 0 : sample * INPUTS);
         g.tokens[l] = c.tokens + (TOKENS ? sample * INPUTS : 0);
         g.targets[l] = c.targets + sample * OUTPUTS;
-        g.position[l] = (uint32_t)in_batch;
+        g.position[l] = (uint32_t)in_batch + (REPLICAS ? (uint32_t)l << 20 : 0);  // copies draw by themselves
         g.loss[l] = 0;
         set_lane(g.label, l, c.labels ? R(c.labels[sample]) : R(0));
         set_lane(g.valid, l, real ? R(1) : R(0));
@@ -60,40 +60,78 @@ static void add_chunks(const Call& c, int64_t chunks, int64_t from, int64_t to) 
         }
 }
 
-static void work(const Call& c, int64_t thread, Meeting& team) {
+// The work of an update is a row of items: the chunks of each phase, then slices of the weights to be changed. Whoever is
+// free takes the next item as soon as all items of the stage before are done. Nobody waits for a thread, only for work: one
+// that has no core at the moment, and no item, holds up nobody.
+struct Team {
+    alignas(64) int64_t taken = 0;
+    alignas(64) int64_t done = 0;
+};
+
+static void item(const Call& c, int64_t thread, int64_t u, int64_t number, int64_t per_phase) {
+    const int64_t first = u * c.batch, n = c.samples - first < c.batch ? c.samples - first : c.batch;
+    const int64_t groups = REPLICAS ? n : (n + LANES - 1) / LANES, chunks = groups < CHUNKS ? groups : CHUNKS;
+    if (number < PHASES * per_phase) {
+        if (number % per_phase < chunks) compute(c, (int)(number / per_phase), first, n, number % per_phase, thread, u);
+        return;
+    }
+    const int64_t slice = number - PHASES * per_phase, parts = (NUMBERS + 63) / 64;
+    const int64_t from = slice * parts / SLICES * 64, end = (slice + 1) * parts / SLICES * 64;
+    const int64_t to = end < NUMBERS ? end : NUMBERS;
+    add_chunks(c, chunks, from, to);
+    if (c.update >= 0) apply_rule(c, from, to, c.update + u + 1);
+    if (slice == 0)
+        for (int64_t k = 0; k < chunks; k++)
+            for (int l = 0; l < LANES; l++) c.losses[CHUNKS * LANES + l] += c.losses[k * LANES + l];
+}
+
+static void work(const Call& c, int64_t thread, Team& team) {
     FlushDenormals flush;
-    for (int64_t u = 0; u < c.updates; u++) {
-        const int64_t first = u * c.batch, n = c.samples - first < c.batch ? c.samples - first : c.batch;
-        const int64_t groups = REPLICAS ? n : (n + LANES - 1) / LANES, chunks = groups < CHUNKS ? groups : CHUNKS;
-        for (int phase = 0; phase < PHASES; phase++) {
-            for (int64_t k = thread * chunks / team.members; k < (thread + 1) * chunks / team.members; k++)
-                compute(c, phase, first, n, k, thread, u);
-            meet(team);
+    const int64_t most = REPLICAS ? c.batch : (c.batch + LANES - 1) / LANES, per_phase = most < CHUNKS ? most : CHUNKS;
+    const int64_t per_update = PHASES * per_phase + SLICES;
+    for (int64_t spins = 0;;) {
+        int64_t next = __atomic_load_n(&team.taken, __ATOMIC_RELAXED);
+        if (next >= c.updates * per_update) return;
+        const int64_t number = next % per_update, phase = number / per_phase;
+        const int64_t ready = next - number + (phase < PHASES ? phase : PHASES) * per_phase;
+        if (__atomic_load_n(&team.done, __ATOMIC_ACQUIRE) < ready) {
+            wait_a_little(spins++);
+            continue;
         }
-        const int64_t parts = (NUMBERS + 63) / 64, from = thread * parts / team.members * 64;
-        int64_t to = (thread + 1) * parts / team.members * 64;
-        if (to > NUMBERS) to = NUMBERS;
-        add_chunks(c, chunks, from, to);
-        if (c.update >= 0) apply_rule(c, from, to, c.update + u + 1);
-        if (thread == 0)
-            for (int64_t k = 0; k < chunks; k++)
-                for (int l = 0; l < LANES; l++) c.losses[CHUNKS * LANES + l] += c.losses[k * LANES + l];
-        meet(team);
+        if (!__atomic_compare_exchange_n(&team.taken, &next, next + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
+        item(c, thread, next / per_update, number, per_phase);
+        __atomic_fetch_add(&team.done, 1, __ATOMIC_RELEASE);
+        spins = 0;
     }
 }
 
+// Threads of this process, and of all others that were given the same team.
 extern "C" void paceline_run(const Call* c) {
-    Meeting team = {1, 0, 0};
+    Team& team = *(Team*)c->team;
 #ifdef _OPENMP
     if (c->threads > 1) {
 #pragma omp parallel num_threads(c->threads)
-        {
-#pragma omp single
-            team.members = omp_get_num_threads();
-            work(*c, omp_get_thread_num(), team);
-        }
+        work(*c, omp_get_thread_num(), team);
         return;
     }
 #endif
     work(*c, 0, team);
+}
+
+// The optimizer's step alone, by gradients that lie with the first chunk.
+extern "C" void paceline_apply(const Call* c) {
+    FlushDenormals flush;
+    apply_rule(*c, 0, NUMBERS, c->update + 1);
+}
+
+// A step by itself, so many times; everything else once before it. For measuring.
+extern "C" void paceline_step(const Call* c, int64_t step, int64_t times) {
+    FlushDenormals flush;
+    Group g;
+    g.gradient = c->gradients;
+    g.lanes = c->lane_gradients;
+    g.seed = 0;
+    prepare(*c, g, 0, REPLICAS ? 1 : LANES, 0, 1, c->arenas, 0);
+    for (int phase = 0; phase < PHASES; phase++) run_phase(phase, g);
+    for (int64_t k = 0; k < times; k++) STEPS[step](g);
 }

@@ -1,0 +1,79 @@
+"""A plan with its library and its memory; and how it comes from a module."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.kernels.layers.base import Graph, Layer
+from paceline.kernels.lower import lower
+from paceline.kernels.memory import Target
+from paceline.kernels.plan import Plan, make
+
+
+class Call(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in (
+            "weights", "gradients", "lane_gradients", "state", "arenas", "x", "tokens", "targets", "labels", "order",
+            "settings", "team", "losses",
+        )),
+        *((name, ctypes.c_int64) for name in ("samples", "batch", "updates", "threads", "update", "seed")),
+    ]  # fmt: skip
+
+
+@dataclass
+class Compiled:
+    """A plan with its library and its memory."""
+
+    plan: Plan
+    source: str
+    run: Any
+    apply: Any  # the optimizer's step alone
+    file: Any
+    cached: bool
+    seconds: float
+    memory: dict[str, Tensor]
+    weights: list[Tensor]  # views of the padded memory, as the module's tensors are
+    tensors: list[Tensor]  # the module's own
+    gradients: dict[str, Tensor]  # views, by the parameter's name
+
+
+# --- from a module to a plan ----------------------------------------------------------------------------------------
+
+
+def canonical(graph: Graph, model: nn.Module) -> Graph:
+    """Tied parameters by one name: the first that the module gives them."""
+    named = {id(t): name for name, t in [*model.named_buffers(), *model.named_parameters()]}
+
+    def renamed(layer: Layer) -> Layer:
+        found = {word: named[id(_tensor(model, path.lstrip(".")))] for word, path in layer.weights.items()}
+        return replace(layer, weights=found)
+
+    return replace(graph, layers=tuple(map(renamed, graph.layers)))
+
+
+def _tensor(model: nn.Module, path: str) -> Tensor:
+    folder, _, name = path.rpartition(".")
+    found: Tensor = getattr(model.get_submodule(folder), name)
+    return found
+
+
+def tensors_of(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
+    return {name: _tensor(model, name) for layer in graph.layers for name in layer.weights.values()}
+
+
+def plan_of(graph: Graph, tensors: dict[str, Tensor], trained: set[str], loss: str, target: Target) -> Plan:
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return make(lower(graph, shapes, trained & set(shapes), loss), target)
+
+
+def view_of(memory: Tensor, plan: Plan, name: str, shape: torch.Size) -> Tensor:
+    """A parameter in padded memory, without the padding."""
+    place = plan.places[name]
+    whole = memory[place.start : place.start + prod(place.shape)].view(place.shape)
+    return whole[..., : shape[-1]] if place.shape != tuple(shape) else whole

@@ -1,0 +1,137 @@
+"""What every kind of layer is made with: how a module is seen, what is found in it, how its statements are written.
+
+A file here is a kind of layer: how it is recognised in a module, and what it computes, once, forwards. Its row stands
+in the table of `__init__`. The way back is derived (adjoint.py). What has one dimension is an image one pixel high.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from paceline.errors import JobError
+from paceline.kernels.ir import Apply, Index, Loop, Loops, Program, Ref, at
+
+Shape = tuple[int, ...]
+
+
+class CannotFuse(JobError):
+    """A layer, loss or optimizer that has no kernel."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    kind: str  # a row of lower.LOWER
+    inputs: tuple[str, ...]
+    shape: Shape
+    options: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)  # its own word for a parameter -> the module's name
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}: {self.kind}({options}) -> {'x'.join(map(str, self.shape))}"
+
+
+@dataclass(frozen=True)
+class Graph:
+    layers: tuple[Layer, ...]
+    inputs: Shape
+    tokens: bool  # the input is whole numbers
+    result: str
+
+    def __str__(self) -> str:
+        return "\n".join([f"input: {'x'.join(map(str, self.inputs))}", *map(str, self.layers)])
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a row of the tables below has to go by."""
+
+    name: str
+    what: str  # as a message names it
+    path: str  # of the module's parameters
+    shapes: tuple[Shape, ...]
+
+
+Found = tuple[str, Shape, dict[str, Any], tuple[str, ...]]  # kind, shape, options, parameters
+
+
+# --- recognising ----------------------------------------------------------------------------------------------------
+
+
+def pair(value: Any, count: int) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,) * count
+
+
+def image_shape(seen: Seen, dimensions: int) -> tuple[int, ...]:
+    shape = seen.shapes[0]
+    if len(shape) != dimensions + 1:
+        raise CannotFuse(f"{seen.what} gets samples of shape {shape}; it wants {dimensions + 1} dimensions")
+    return shape
+
+
+def windows(seen: Seen, sizes: Shape, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape) -> Shape:
+    reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    for size, span, pad in zip(sizes, reach, padding, strict=True):
+        if span > size + 2 * pad:
+            raise CannotFuse(
+                f"{seen.what} has a kernel that spans {'x'.join(map(str, reach))}, and gets images of "
+                f"{'x'.join(map(str, sizes))} with padding {'x'.join(map(str, padding))}: the kernel is larger"
+            )
+    return tuple((n + 2 * p - r) // s + 1 for n, p, r, s in zip(sizes, padding, reach, stride, strict=True))
+
+
+def weights_of(part: nn.Module, *words: str) -> tuple[str, ...]:
+    return tuple(word for word in words if getattr(part, word, None) is not None)
+
+
+# --- lowering -------------------------------------------------------------------------------------------------------
+
+
+def loops_of(names: str, extents: Shape) -> Loops:
+    return tuple(Loop(name, extent) for name, extent in zip(names.split(), extents, strict=True))
+
+
+def everywhere(program: Program, name: str) -> tuple[Loops, Ref]:
+    """Loops over all of a buffer, and the place that they name."""
+    shape = program.shape(name)
+    loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(shape))
+    return loops, Ref(name, at(*(loop.name for loop in loops)))
+
+
+def start_of(layer: Layer, word: str, *place: str | tuple[str | int, ...]) -> Ref | None:
+    return Ref(layer.weights[word], at(*place)) if word in layer.weights else None
+
+
+def as_images(program: Program, layer: Layer, source: str) -> tuple[str, dict[str, tuple[int, int]]]:
+    """The source as images of two dimensions, with a margin of zeros where the layer asks for one; its options, too."""
+    flat = len(layer.options["kernel"]) == 1
+    words = {
+        word: ((neutral, *layer.options[word]) if flat else layer.options[word])
+        for word, neutral in (("kernel", 1), ("stride", 1), ("padding", 0), ("dilation", 1))
+        if word in layer.options
+    }
+    channels, *sizes = program.shape(source)
+    if flat:
+        source = program.view(f"{layer.name}.image", source, (channels, 1, *sizes))
+    top, left = words.get("padding", (0, 0))
+    if (top or left) and layer.kind != "highest_pooling":
+        channels, height, width = program.shape(source)
+        padded = program.new(f"{layer.name}.padded", (channels, height + 2 * top, width + 2 * left))
+        loops = loops_of("c y x", (channels, height, width))
+        target = Ref(padded, at("c", ("y", 1, top), ("x", 1, left)))
+        program.forward.append(Apply(loops, target, Ref(source, at("c", "y", "x")), layer=layer.name))
+        source = padded
+    return source, words
+
+
+def maps(layer: Layer) -> tuple[Shape, Callable[..., tuple[Index, ...]]]:
+    """The extents of the result as images, and how a place in it is written."""
+    channels, *sizes = layer.shape
+    if len(sizes) == 2:
+        return layer.shape, lambda c: at(c, "y", "x")
+    return (channels, 1, *sizes), lambda c: at(c, "x")

@@ -1,0 +1,32 @@
+"""Dense layers, on the last dimension."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from paceline.kernels.ir import Contract, Loop, Program, Ref, at
+from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, start_of, weights_of
+
+
+def recognise(part: nn.Linear, seen: Seen) -> Found:
+    *rest, size = seen.shapes[0]
+    if size != part.in_features:
+        raise CannotFuse(f"{seen.what} gets {size} features, and wants {part.in_features}")
+    if min(part.weight.shape) < 1:
+        raise CannotFuse(f"{seen.what} has no features: its weight is {tuple(part.weight.shape)}")
+    return "linear", (*rest, part.out_features), {}, weights_of(part, "weight", "bias")
+
+
+def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    source, weight = sources[0], layer.weights["weight"]
+    outputs, inputs = program.shape(weight)
+    *rest, _ = program.shape(source)
+    outer = tuple(Loop(f"t{d}", extent) for d, extent in enumerate(rest))
+    names = [loop.name for loop in outer]
+    target = Ref(program.new(layer.name, layer.shape), at(*names, "o"))
+    loops = (*outer, Loop("o", outputs), Loop("i", inputs))
+    start = start_of(layer, "bias", "o")
+    program.forward.append(
+        Contract(loops, target, Ref(weight, at("o", "i")), Ref(source, at(*names, "i")), start, layer=layer.name)
+    )
+    return layer.name

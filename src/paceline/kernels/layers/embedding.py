@@ -1,0 +1,23 @@
+"""Embeddings: rows of a table by number."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from paceline.kernels.ir import Lookup, Loop, Program, Ref, at
+from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen
+
+
+def recognise(part: nn.Embedding, seen: Seen) -> Found:
+    if part.max_norm is not None or part.scale_grad_by_freq or part.sparse:
+        raise CannotFuse(f"{seen.what}: max_norm, scale_grad_by_freq and sparse have no kernel")
+    options = {"rows": part.num_embeddings, "padding": part.padding_idx}
+    return "embedding", (*seen.shapes[0], part.embedding_dim), options, ("weight",)
+
+
+def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(layer.shape))
+    target = Ref(program.new(layer.name, layer.shape), at(*(loop.name for loop in loops)))
+    rows, padding = layer.options["rows"], layer.options["padding"]
+    program.forward.append(Lookup(loops, target, layer.weights["weight"], rows, padding, layer.name))
+    return layer.name

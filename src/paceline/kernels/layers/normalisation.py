@@ -1,0 +1,74 @@
+"""Batch-norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from paceline.kernels.ir import Apply, Call, Contract, Expression, Meet, Number, Op, Program, Ref, Track, at
+from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, everywhere, weights_of
+
+
+def recognise(count: int) -> Callable[[Any, Seen], Found]:
+    def row(part: Any, seen: Seen) -> Found:
+        shape = seen.shapes[0]
+        if count and len(shape) != count + 1:
+            raise CannotFuse(f"{seen.what} gets samples of shape {shape}; it wants {count + 1} dimensions")
+        if part.momentum is None:
+            raise CannotFuse(f"{seen.what}: momentum=None (a plain average) has no kernel")
+        if shape[0] != part.num_features:
+            raise CannotFuse(f"{seen.what} gets {shape[0]} channels, and wants {part.num_features}")
+        options = {"epsilon": part.eps, "momentum": part.momentum, "tracks": part.track_running_stats}
+        tracked = ("running_mean", "running_var") if part.track_running_stats else ()
+        return "batch_norm", shape, options, (*weights_of(part, "weight", "bias"), *tracked)
+
+    return row
+
+
+def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """Sums over the samples are two meetings; what lies between them is of one sample, as everything else.
+
+    `meet` sums over the samples of the batch and `share` is 1 / (samples x places); mean and variance are the same in
+    all lanes.
+    """
+    source, name = sources[0], layer.name
+    loops, place = everywhere(program, source)
+    channels, *sizes = program.shape(source)
+    channel, here = (loops[0],), at("q0")
+    steps = program.forward
+
+    def mean(of: str, value: str) -> str:
+        local = program.new(f"{name}.{of}.sum", (channels,))
+        steps.append(Contract(loops, Ref(local, here), None, Ref(value, place.index), layer=name))
+        total = program.new(f"{name}.{of}.total", (channels,))
+        steps.append(Meet(total, local, layer=name))
+        result = program.new(f"{name}.{of}", (channels,))
+        share = Op("*", Ref(total, here), Op("*", Ref("share", ()), Number(1.0 / prod(sizes))))
+        steps.append(Apply(channel, Ref(result, here), share, layer=name))
+        return result
+
+    if "share" not in program.buffers:
+        program.new("share", ())
+    centre = mean("mean", source)
+    centred = Ref(program.new(f"{name}.centred", layer.shape), place.index)
+    steps.append(Apply(loops, centred, Op("-", place, Ref(centre, here)), layer=name))
+    square = Ref(program.new(f"{name}.square", layer.shape), place.index)
+    steps.append(Apply(loops, square, Op("*", centred, centred), layer=name))
+    variance = mean("variance", square.buffer)
+    scale = Ref(program.new(f"{name}.scale", (channels,)), here)
+    inside = Op("+", Ref(variance, here), Number(layer.options["epsilon"]))
+    steps.append(Apply(channel, scale, Call("reciprocal_root", inside), layer=name))
+    normal = Ref(program.new(f"{name}.normal", layer.shape), place.index)
+    steps.append(Apply(loops, normal, Op("*", centred, scale), layer=name))
+    result: Expression = normal
+    if "weight" in layer.weights:
+        result = Op("*", result, Ref(layer.weights["weight"], here))
+    if "bias" in layer.weights:
+        result = Op("+", result, Ref(layer.weights["bias"], here))
+    steps.append(Apply(loops, Ref(program.new(name, layer.shape), place.index), result, layer=name))
+    if "running_mean" in layer.weights:
+        momentum, places = layer.options["momentum"], prod(sizes)
+        steps.append(Track(layer.weights["running_mean"], centre, momentum, False, places, name))
+        steps.append(Track(layer.weights["running_var"], variance, momentum, True, places, name))
+    return name

@@ -1,0 +1,1 @@
+"""How fast: against the machine's peak, the libraries, and a published study. `paceline bench kernels`."""

@@ -1,0 +1,73 @@
+"""The networks that are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paceline.modules import Subsampling
+
+
+@dataclass(frozen=True)
+class Network:
+    name: str
+    make: Callable[[], nn.Module]
+    inputs: tuple[int, ...]
+    batch: int
+    samples: int  # of an epoch
+
+    def data(self, samples: int) -> tuple[Tensor, Tensor]:
+        """Random numbers: time does not depend on them."""
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(samples, *self.inputs, generator=generator)
+        return x, torch.randint(10, (samples,), generator=generator)
+
+
+class LastState(nn.Module):
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.LSTM(features, hidden, batch_first=True), nn.Linear(hidden, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, _ = self.recurrent(x)
+        scores: Tensor = self.head(outputs[:, -1])
+        return scores
+
+
+def mnist_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 6, 5), nn.Sigmoid(), Subsampling(), nn.Sigmoid(),
+        nn.Flatten(), nn.Linear(6 * 36, 10),
+    )  # fmt: skip
+
+
+def mnist_dnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def lenet() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(),
+        nn.Linear(400, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, 10),
+    )  # fmt: skip
+
+
+def tabular() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+CNN = Network("mnist-cnn", mnist_cnn, (28, 28), 64, 60_000)
+NETWORKS = (
+    CNN,
+    Network("mnist-cnn, batch 1", mnist_cnn, (28, 28), 1, 60_000),
+    Network("mnist-dnn", mnist_dnn, (28, 28), 100, 60_000),
+    Network("LeNet-5", lenet, (28, 28), 64, 60_000),
+    Network("tabular 64-128-64", tabular, (64,), 64, 60_000),
+    Network("LSTM 32, 50 steps", lambda: LastState(8, 32), (50, 8), 64, 10_000),
+)

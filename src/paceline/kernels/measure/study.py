@@ -1,0 +1,120 @@
+"""A published study's small CNN on MNIST, measured again: what it reports of an epoch, and ours."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import nn
+
+import paceline.kernels.machine as machine
+from paceline.kernels.compiled import Compiled
+from paceline.kernels.fused import Fused, loss_kind
+from paceline.kernels.ir import Contract, Repeat, Statement
+from paceline.kernels.measure.networks import Network
+from paceline.kernels.memory import Target, Turn, used_by
+from paceline.kernels.optimizers import Rule
+from paceline.kernels.plan import Plan, flops
+from paceline.kernels.printers.cpp import text
+from paceline.kernels.printers.study import Layerwise
+
+PUBLISHED = {
+    "sequential": 102.3,
+    "OpenMP, 2 threads": 102.3 / 2.7,
+    "MPI, 2 ranks": 102.3 / 1.5,
+    "MPI, 4 ranks": 102.3,
+    "CUDA, T4": 3.0,
+}  # seconds of an epoch; OpenMP on 8 threads crashed
+
+
+class Study(Fused):
+    """The network as published: a layer after the other, batch 1."""
+
+    def __init__(self, network: Network, keeps: str, threads: int) -> None:
+        optimizer = partial(torch.optim.SGD, lr=0.05)
+        super().__init__(network.make(), loss_kind(nn.CrossEntropyLoss()), optimizer, 1, 1, 0.0)
+        self.keeps, self.layer_threads = keeps, threads
+
+    def _target(self) -> Target:
+        return replace(machine.target(), scalar=True, apart=True)
+
+    def _text(self, plan: Plan, rule: Rule) -> str:
+        return text(plan, rule, Layerwise(plan, self.keeps, self.layer_threads))
+
+
+def epoch_seconds(fused: Fused, network: Network, seconds: float) -> float:
+    """Of a whole epoch, from one of as many samples as are trained in the time given, the best of three."""
+    x, y = network.data(min(network.samples, 10_000))
+    unit = max(network.batch, 64)
+    count = unit
+    while True:
+        fused.train_epoch(x, y, torch.randint(len(x), (count,)))
+        assert fused.timed is not None
+        if fused.timed[1] >= seconds / 3 or count >= network.samples:
+            break
+        wanted = int(count * min(10.0, 1.2 * seconds / 3 / max(fused.timed[1], 1e-6))) // unit * unit
+        count = min(max(count + unit, wanted), network.samples)
+    order = torch.randint(len(x), (count,))
+    times = []
+    for _ in range(3):
+        fused.train_epoch(x, y, order)
+        times.append(fused.timed[1])
+    return min(times) / count * network.samples
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step by itself, its data in the cache."""
+
+    layer: str
+    way: str
+    what: str
+    flops: int  # of one sample
+    bytes: int  # of one sample
+    seconds: float  # of one sample
+
+
+def step_times(fused: Fused, network: Network, seconds: float) -> list[StepTime]:
+    x, _ = network.data(64)
+    made = fused.compiled(x)
+    found = []
+    for number, step in enumerate(made.plan.steps()):
+        what = type(step.statement).__name__
+        if what == "Score":
+            continue
+        once = _step_seconds(made, fused, network, number, seconds) / made.plan.target.lanes
+        work = flops(step.statement) if isinstance(step.statement, Contract | Repeat) else 0
+        way = "backward" if "_backward_" in step.name else "forward"
+        layer = step.statement.layer
+        found.append(StepTime(layer, way, what.lower(), work, _bytes(made.plan, step.statement), once))
+    return found
+
+
+def _bytes(plan: Plan, statement: Statement | Turn) -> int:
+    """Of everything it touches, once; what all samples of a group share counts by its share."""
+    lanes = plan.target.lanes
+    places = [plan.places[name] for name in used_by([statement])]
+    return sum(place.size * (lanes if place.element == "V" else 1) * 4 // lanes for place in places)
+
+
+def _step_seconds(made: Compiled, fused: Fused, network: Network, number: int, seconds: float) -> float:
+    function = ctypes.CDLL(str(made.file)).paceline_step
+    x, y = network.data(64)
+    call, kept = fused.call_for(made, x, y)
+    times = 20
+
+    def run(count: int) -> float:
+        begin = time.perf_counter()
+        function(ctypes.byref(call), ctypes.c_int64(number), ctypes.c_int64(count))
+        return time.perf_counter() - begin
+
+    run(2)
+    while run(times) < seconds / 4:
+        times *= 2
+    empty = min(run(0) for _ in range(3))
+    best = min(run(times) for _ in range(3)) - empty
+    del kept
+    return max(best, 1e-12) / times

@@ -1,0 +1,245 @@
+"""The slow printer: a program as plain Python loops over NumPy. It is the reference, and shows what a program means.
+
+A number of a sample is an array over all samples of the batch; there are no groups, blocks, lanes or chunks, and every
+statement is printed as it stands in the program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from paceline.kernels.ir import (
+    Apply,
+    Call,
+    Contract,
+    Expression,
+    Highest,
+    Index,
+    Kind,
+    Lookup,
+    Loops,
+    Meet,
+    Noise,
+    Number,
+    Op,
+    Program,
+    Ref,
+    Repeat,
+    Route,
+    Scatter,
+    Score,
+    Statement,
+    Track,
+)
+
+Lines = Iterator[str]
+WORD = 0xFFFFFFFF  # of 32 bits
+
+
+def text(program: Program) -> str:
+    """The body of a function of `b`, the buffers by name."""
+    lines: list[str] = []
+    for statement in (*program.forward, *program.backward):
+        lines += _lines(program, statement, "")
+    return "\n".join(lines)
+
+
+def _lines(program: Program, it: Statement, indent: str) -> Lines:
+    match it:
+        case Contract():
+            yield from _contract(program, it, indent)
+        case Apply():
+            deep = yield from _open(it.loops, indent)
+            yield f"{deep}{_place(it.target)} {'+=' if it.add else '='} {_value(it.value)}"
+        case Highest():
+            deep = yield from _open(it.loops, indent)
+            yield f"{deep}{_place(it.target)} = -inf"
+            deep = yield from _window(program, it, deep)
+            yield f"{deep}{_place(it.target)} = maximum({_place(it.target)}, {_place(it.source)})"
+        case Route(forward=forward):
+            deep = yield from _open(forward.loops, indent)
+            yield f"{deep}rest = {_place(it.gradient)}.copy()"
+            deep = yield from _window(program, forward, deep)
+            yield f"{deep}here = where({_place(forward.source)} == {_place(forward.target)}, rest, 0)"
+            yield f"{deep}{_place(it.into)} += here"
+            yield f"{deep}rest -= here"
+        case Repeat(loop=loop, body=body, backwards=backwards):
+            yield f"{indent}for {loop.name} in {'reversed' if backwards else ''}(range({loop.extent})):"
+            for inner in body:
+                yield from _lines(program, inner, indent + "    ")
+        case Lookup(target=target, table=table):
+            yield f"{indent}b[{target.buffer!r}][:] = lookup(b[{table!r}], tokens)"
+        case Scatter(gradient=gradient, table=table, padding=padding):
+            yield f"{indent}scatter(b[{table!r}], tokens, b[{gradient.buffer!r}], {padding})"
+        case Noise(target=target, rate=rate, number=number):
+            yield f"{indent}noise(b[{target!r}], {rate}, {number})"
+        case Meet(target=target, source=source):
+            yield f"{indent}b[{target!r}][:] = b[{source!r}].sum(-1, keepdims=True)"
+        case Track(moving=moving, value=value, momentum=momentum):
+            grown = f"(n * {it.places} / (n * {it.places} - 1))" if it.unbiased else "1"
+            yield f"{indent}b[{moving!r}] += {momentum} * (b[{value!r}][..., 0] * {grown} - b[{moving!r}])"
+        case Score(loss=loss, scores=scores):
+            yield f"{indent}loss = {loss}(b[{scores!r}], b[{'d_' + scores!r}], wanted)"
+
+
+def _contract(program: Program, it: Contract, indent: str) -> Lines:
+    factors = " * ".join(_place(ref) for ref in (it.left, it.right) if ref is not None)
+    if program.buffers[it.target.buffer].kind is Kind.GRADIENT:
+        deep = yield from _open(it.loops, indent)
+        yield f"{deep}{_place(it.target)} += ({factors}).sum()"
+        return
+    if not it.add:
+        deep = yield from _open(it.fixed(), indent)
+        yield f"{deep}{_place(it.target)} = {'0' if it.start is None else _place(it.start)}"
+    deep = yield from _open(it.loops, indent)
+    yield f"{deep}{_place(it.target)} += {factors}"
+
+
+def _open(loops: Loops, indent: str) -> Generator[str, None, str]:
+    for loop in loops:
+        yield f"{indent}for {loop.name} in range({loop.extent}):"
+        indent += "    "
+    return indent
+
+
+def _window(program: Program, it: Highest, indent: str) -> Generator[str, None, str]:
+    deep = yield from _open(it.window, indent)
+    extents = program.shape(it.source.buffer)
+    tests = [f"0 <= {_index(i)} < {n}" for i, n in zip(it.source.index[1:], extents[1:], strict=True)]
+    yield f"{deep}if not ({' and '.join(tests)}): continue"
+    return deep
+
+
+def _place(ref: Ref) -> str:
+    return f"b[{ref.buffer!r}][{', '.join(map(_index, ref.index)) or '()'}]"
+
+
+def _index(index: Index) -> str:
+    terms = [f"{stride} * {name}" for name, stride in index.terms]
+    return " + ".join([*terms, str(index.shift)] if index.shift or not terms else terms)
+
+
+def _value(value: Expression) -> str:
+    match value:
+        case Number(number):
+            return repr(number)
+        case Ref():
+            return _place(value)
+        case Op(sign, left, right):
+            return f"({_value(left)} {sign} {_value(right)})"
+        case Call(function, argument):
+            return f"{function}({_value(argument)})"
+    raise AssertionError(value)
+
+
+# --- running it -----------------------------------------------------------------------------------------------------
+
+
+def run(
+    program: Program, weights: Mapping[str, Any], x: np.ndarray, y: np.ndarray, seed: int = 0
+) -> tuple[float, dict[str, np.ndarray]]:
+    """(mean loss, gradients by parameter); moving statistics in `weights` are changed in place."""
+    n = len(x)
+    b: dict[str, np.ndarray] = {}
+    for name, buffer in program.buffers.items():
+        if buffer.base:
+            continue
+        samples = (n,) if buffer.kind is Kind.SAMPLE else ()
+        b[name] = weights[name] if buffer.kind is Kind.WEIGHT else np.zeros((*buffer.shape, *samples))
+    for name, buffer in program.buffers.items():
+        if buffer.base:
+            b[name] = b[buffer.base].reshape(*buffer.shape, *((n,) if buffer.kind is Kind.SAMPLE else ()))
+    if not program.tokens:
+        b["input"][:] = np.moveaxis(x, 0, -1)
+    if "share" in b:
+        b["share"][:] = 1.0 / n
+    words = {**FUNCTIONS, "b": b, "wanted": y, "n": n, "tokens": x, "noise": _noise(n, seed)}
+    exec(compile(text(program), "<program>", "exec"), words)
+    found = {name[2:]: b[name] for name, buffer in program.buffers.items() if buffer.kind is Kind.GRADIENT}
+    return float(words["loss"]), found
+
+
+def _cross_entropy(scores: np.ndarray, gradient: np.ndarray, y: np.ndarray) -> float:
+    n = scores.shape[-1]
+    powers = np.exp(scores - scores.max(0))
+    shares = powers / powers.sum(0)
+    gradient[:] = shares / n
+    gradient[y, np.arange(n)] -= 1.0 / n
+    return float(-np.log(shares[y, np.arange(n)]).mean())
+
+
+def _squared_error(scores: np.ndarray, gradient: np.ndarray, y: np.ndarray) -> float:
+    gap = scores - y.reshape(len(y), -1).T
+    gradient[:] = 2.0 * gap / gap.size
+    return float((gap**2).mean())
+
+
+def _lookup(table: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    return np.moveaxis(table[tokens], 0, -1)
+
+
+def _scatter(table: np.ndarray, tokens: np.ndarray, gradient: np.ndarray, padding: int | None) -> None:
+    np.add.at(table, tokens, np.moveaxis(gradient, -1, 0))
+    if padding is not None:
+        table[padding] = 0
+
+
+def _mixed(h: np.ndarray) -> np.ndarray:
+    """The hash of the generated text, on 32 bits."""
+    h = h.astype(np.uint64)
+    h ^= h >> np.uint64(16)
+    h = h * np.uint64(0x7FEB352D) & np.uint64(WORD)
+    h ^= h >> np.uint64(15)
+    h = h * np.uint64(0x846CA68B) & np.uint64(WORD)
+    return h ^ (h >> np.uint64(16))
+
+
+def _whole(value: int) -> np.ndarray:
+    return np.array([value & WORD], np.uint64)
+
+
+def _noise(samples: int, seed: int) -> Any:
+    start = int(_mixed(_whole(seed) ^ _mixed(_whole(seed >> 32)))[0])
+
+    def fill(mask: np.ndarray, rate: float, layer: int) -> None:
+        places = np.arange(mask[..., 0].size, dtype=np.uint64).reshape(*mask.shape[:-1], 1)
+        salt = _mixed(
+            np.uint64(start) ^ _mixed((places + np.uint64(layer * 0x9E3779B9 & 0xFFFFFFFF)) & np.uint64(WORD))
+        )
+        position = np.arange(samples, dtype=np.uint64) * np.uint64(0x85EBCA6B)
+        drawn = _mixed((salt + position) & np.uint64(WORD))
+        mask[:] = np.where(drawn < np.uint64(rate * 4294967296.0), 0.0, 1.0 / (1.0 - rate))
+
+    return fill
+
+
+_erf = np.vectorize(math.erf)
+
+
+def _gelu_slope(x: np.ndarray) -> np.ndarray:
+    slope: np.ndarray = 0.5 * (1 + _erf(x / math.sqrt(2))) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    return slope
+
+
+def _inner(x: np.ndarray) -> np.ndarray:
+    return math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+
+
+def _gelu_tanh_slope(x: np.ndarray) -> np.ndarray:
+    t = np.tanh(_inner(x))
+    slope: np.ndarray = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    return slope
+
+
+FUNCTIONS: dict[str, Any] = {
+    "inf": np.inf, "maximum": np.maximum, "where": np.where,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh, "relu": lambda x: np.maximum(x, 0),
+    "step": lambda x: (x > 0).astype(float), "reciprocal_root": lambda x: 1 / np.sqrt(x),
+    "gelu": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))), "gelu_slope": _gelu_slope,
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(_inner(x))), "gelu_tanh_slope": _gelu_tanh_slope,
+    "cross_entropy": _cross_entropy, "squared_error": _squared_error, "lookup": _lookup, "scatter": _scatter,
+}  # fmt: skip

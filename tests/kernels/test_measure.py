@@ -1,0 +1,81 @@
+"""The bench: what it measures is the network it says, its tables and its picture."""
+
+from __future__ import annotations
+
+import copy
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from paceline.cli import app, register
+from paceline.kernels.measure.bench import Bench, Row, bench, by_layer, picture, tables
+from paceline.kernels.measure.networks import CNN
+from paceline.kernels.measure.peak import Peak
+from paceline.kernels.measure.picture import Point, roofline
+from paceline.kernels.measure.study import StepTime, Study
+
+
+@pytest.mark.parametrize(("keeps", "threads"), [("outputs", 1), ("outputs", 4), ("inputs", 2)])
+def test_the_study_trains_the_same_network(keeps: str, threads: int) -> None:
+    """A layer at a time, its loops dealt out to threads: batch 1, as PyTorch would."""
+    study = Study(CNN, keeps, threads)
+    twin = copy.deepcopy(study.model)
+    x, y = CNN.data(30)
+    study.train_epoch(x, y, torch.arange(30))
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.05)
+    for one, label in zip(x.split(1), y.split(1), strict=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(twin(one), label).backward()
+        optimizer.step()
+    for mine, theirs in zip(study.model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_layers_are_measured_and_told() -> None:
+    found = bench(("layers",), seconds=0.004, threads=(1, 2), say=lambda line: None)
+    for steps in found.steps.values():
+        layers = by_layer(steps)
+        assert set(layers) == {(k, w) for k in ("convolution", "pooling", "dense") for w in ("forward", "backward")}
+        assert all(seconds > 0 for seconds, _ in layers.values())
+        forward = {kind: flops for (kind, way), (_, flops) in layers.items() if way == "forward"}
+        assert forward == {"convolution": 2 * 6 * 24 * 24 * 25, "pooling": 2 * 6 * 36 * 16, "dense": 2 * 2160}
+    said = tables(found)
+    assert "| convolution | forward |" in said
+    ElementTree.fromstring(picture(found))
+
+
+def test_tables_set_ours_beside_the_best_of_theirs() -> None:
+    found = Bench([Peak(1, 200.0, 40.0)], machine={"vector": 64})
+    found.rows = [
+        Row("mnist-dnn", "fused", 1, 0.2, 50.0, 0.25),
+        Row("mnist-dnn", "fused", 2, 0.1, 100.0, 0.25),
+        Row("mnist-dnn", "PyTorch eager", 1, 0.8, 12.0, 0.06),
+        Row("mnist-dnn", "PyTorch compiled", 1, 0.5, 20.0, 0.1),
+    ]
+    said = tables(found)
+    assert "**5.0 times**" in said
+    assert "| fused | 2 | 0.100 |  | 1.00 | 100.0 | 25% |" in said
+
+
+def test_a_roofline_keeps_its_points_within_its_frame() -> None:
+    points = [Point("slow <one>", 0.3, 0.5), Point("fast", 400.0, 190.0)]
+    root = ElementTree.fromstring(roofline(points, 200.0, 40.0, "a title"))
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    circles = [e for e in root.iter() if e.tag.endswith("circle")]
+    assert len(circles) == 2
+    assert all(0 < float(c.attrib["cx"]) < width and 0 < float(c.attrib["cy"]) < height for c in circles)
+
+
+def test_what_follows_a_layer_counts_to_it() -> None:
+    times = [StepTime("1", "forward", "contract", 10, 4, 1e-6), StepTime("2", "forward", "apply", 0, 4, 1e-6)]
+    assert by_layer(times) == {("convolution", "forward"): (2e-6, 10)}
+
+
+@pytest.mark.parametrize("wrong", [["rockets"], ["kernels", "--parts", "study,moon"], ["kernels", "--threads", "two"]])
+def test_wrong_words_are_refused(wrong: list[str]) -> None:
+    register()
+    found = CliRunner().invoke(app, ["bench", *wrong])
+    assert found.exit_code != 0

@@ -1,0 +1,45 @@
+"""Models side by side in lanes train as each would alone."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.kernels import CannotFuse, fuse, fuse_replicas
+from tests.kernels.test_fused import data, small_cnn
+
+
+@pytest.mark.parametrize(("batch", "count"), [(1, 8), (20, 5)])
+def test_each_is_the_model_it_would_be_alone(batch: int, count: int) -> None:
+    """Of eight seeds and learning rates; in float64, where rounding cannot hide a lane that took another's number."""
+    x, y = data(60)
+    x = x.double()
+    models = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        models.append(nn.Sequential(small_cnn()[0], nn.Conv2d(1, 2, 5), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(4),
+                                    nn.Flatten(), nn.Linear(8, 5)).double())  # fmt: skip
+    alone = copy.deepcopy(models)
+    makers = [partial(torch.optim.SGD, lr=0.01 * (seed + 1), momentum=0.5) for seed in range(count)]
+    orders = torch.stack([torch.randperm(60, generator=torch.Generator().manual_seed(s)) for s in range(count)])
+    losses = fuse_replicas(models, nn.CrossEntropyLoss(), makers, batch).train_epochs(x, y, orders)
+    for model, maker, order, loss, together in zip(alone, makers, orders, losses, models, strict=True):
+        mine = fuse(model, nn.CrossEntropyLoss(), maker, batch).train_epoch(x, y, order)
+        assert loss == pytest.approx(mine, rel=1e-9)
+        for one, other in zip(model.state_dict().values(), together.state_dict().values(), strict=True):
+            assert torch.allclose(one.double(), other.double(), rtol=1e-8, atol=1e-10)
+
+
+def test_what_cannot_stand_side_by_side_is_refused() -> None:
+    models = [nn.Linear(2, 2) for _ in range(17)]
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    with pytest.raises(CannotFuse, match="17 models"):
+        fuse_replicas(models, nn.MSELoss(), [sgd], 1)
+    with pytest.raises(CannotFuse, match="several kinds"):
+        fuse_replicas(models[:2], nn.MSELoss(), [sgd, torch.optim.Adam], 1)
+    with pytest.raises(CannotFuse, match="2 models and 3 optimizers"):
+        fuse_replicas(models[:2], nn.MSELoss(), [sgd] * 3, 1)
