@@ -36,7 +36,7 @@ OPTIMIZERS = {
     "Adam": partial(torch.optim.Adam, lr=0.001),
 }
 PLANS = ("gpipe:", "gpipe:recompute=all,", "one_f_one_b:", "zero_bubble:", "interleaved:", "pipedream:", "spectrain:")
-SIZES = {"wide layers": (2048, 128), "many samples": (512, 6144)}  # width; samples of a batch
+SIZES = {"wide layers": (2048, 128), "many samples": (512, 4096)}  # width; samples of a batch
 CAP = 450  # MiB
 
 
