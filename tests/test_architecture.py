@@ -22,7 +22,8 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("errors", {"failure"}, {"torch", "numpy"}),
     ("story", set(), {"torch", "numpy"}),
     ("trace", {"errors"}, {"torch"}),
-    ("run", {"errors", "tally", "trace", "job"}, set()),
+    ("plain", set(), {"torch", "numpy"}),
+    ("run", {"errors", "plain", "tally", "trace", "job"}, set()),
     ("core.rules", {"core", "errors", "story"}, PURE_NEVER),
     ("core", {"core", "errors", "story"}, PURE_NEVER | {"torch", "numpy"}),
     ("recipe", set(), {"torch"}),
@@ -45,7 +46,11 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ),
     ("tally", {"trace"}, {"torch"}),
     ("board", {"tally", "trace"}, PURE_NEVER | {"torch"}),
-    ("report", {"report", "tally", "trace", "run", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
+    (
+        "report",
+        {"report", "tally", "trace", "run", "plain", "errors"},
+        {"torch", "cloudpickle", "pickle", "urllib", "http"},
+    ),
     ("backend", {"backend", "core", "engines.transports", "errors"}, {"numpy", "multiprocessing"}),
     ("training", {"engines", "job", "plan", "run", "errors"}, set()),
     (

@@ -9,7 +9,6 @@ import typer
 
 from paceline.cli import console, options
 from paceline.cli.output import print_json
-from paceline.cli.progress import Progress
 
 
 def train(
@@ -46,6 +45,7 @@ def train(
     Ctrl-C and SIGTERM have a checkpoint written and end the run, which --resume RUN goes on with; SIGUSR1 only has it
     written. With --checkpoint-every a run that was killed can go on, too. Ctrl-C twice ends it at once.
     """
+    from paceline.cli.progress import Progress
     from paceline.engines import mpi
     from paceline.training import train as run_training
 
