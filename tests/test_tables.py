@@ -20,7 +20,8 @@ from paceline.testing.killing import DiesInMidUpdate
 from paceline.trace import Kind
 
 SGD, ADAGRAD, SPARSE_ADAM = torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam
-TAKES_SPARSE = [name for name in RECIPES if pl.Plan.parse(name).takes_sparse]
+TAKES_SPARSE = [name for name in RECIPES if (p := pl.Plan.parse(name)).takes_sparse and p.schedule is None]
+PIPELINES = ("layers", "gpipe", "one_f_one_b", "zero_bubble", "pipedream")
 
 
 def sha(job: pl.Job, plan: str, engine: str = "virtual") -> str:
@@ -62,6 +63,13 @@ REAL = [*itertools.product(["downpour"], SPARSE_JOBS, ["local"]), ("hogwild", "b
 def test_every_run_keeps_its_invariants_and_replays(plan: str, job: str, engine: str) -> None:
     made = pl.Plan.parse(plan, 3)
     check_run(pl.train(SPARSE_JOBS[job](), made, engine=engine, folder=None, updates=20), made)
+
+
+@pytest.mark.parametrize("job", ["bag-sgd", "bag-adagrad"])
+@pytest.mark.parametrize("plan", PIPELINES)
+def test_a_table_may_be_a_stage_of_a_pipeline(plan: str, job: str) -> None:
+    made = pl.Plan.parse(plan, 2)
+    check_run(pl.train(SPARSE_JOBS[job](), made, engine="virtual", folder=None, updates=20), made)
 
 
 def test_only_rows_travel() -> None:
