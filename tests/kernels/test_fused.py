@@ -60,6 +60,18 @@ def test_an_epoch_is_that_of_pytorch(optimizer: str) -> None:
         assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
+def test_explain_says_what_was_done() -> None:
+    fused = fuse(small_cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"], 50, threads=1)
+    assert fused.explain() == "not compiled yet: the first samples show the shape"
+    x, y = data(200)
+    fused.train_epoch(x, y, torch.arange(200))
+    said = fused.explain()
+    assert "path: generated C++" in said
+    assert "o3 y8 x8 i1 ky5 kx5" in said
+    assert "GFLOP/s" in said
+    assert "% of the multiply-adds that 1 core could do at most" in said
+
+
 def test_l1_pulls_weights_to_zero_by_their_signs() -> None:
     model = nn.Linear(3, 2).double()
     before = copy.deepcopy(model)
@@ -145,6 +157,7 @@ def test_the_second_time_it_comes_from_the_cache(tmp_path: Path, monkeypatch: py
         fused.loss_and_gradients(x, y)
         explained.append(fused.explain())
     assert "compiled in" in explained[0]
+    assert "contract" in explained[0]
     assert "from the cache" in explained[1]
     assert len(list(tmp_path.rglob("*.so"))) == len(list(tmp_path.rglob("*.cpp"))) == 1
 

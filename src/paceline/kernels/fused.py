@@ -22,6 +22,7 @@ from paceline.kernels.compiled import Call, Compiled, canonical, plan_of, tensor
 from paceline.kernels.graph import describe
 from paceline.kernels.ir import Lookup
 from paceline.kernels.layers.base import CannotFuse
+from paceline.kernels.measure.peak import peak
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
 from paceline.kernels.plan import CHUNKS, Plan, table
@@ -323,5 +324,9 @@ class Fused:
         if self.timed is not None:
             samples, seconds = self.timed
             speed = plan.flops * samples / seconds / 1e9
-            lines.append(f"last epoch: {seconds:.3f} s, {samples / seconds:,.0f} samples/s, {speed:.1f} GFLOP/s")
+            share = speed / peak(1).gflops / self.threads
+            lines.append(
+                f"last epoch: {seconds:.3f} s, {samples / seconds:,.0f} samples/s, {speed:.1f} GFLOP/s, "
+                f"{share:.0%} of the multiply-adds that {self.threads} core{'s' * (self.threads > 1)} could do at most"
+            )
         return "\n".join([*lines, "", table(plan)])
