@@ -19,7 +19,7 @@ def main(parts: list[str]) -> None:
     kept = HERE / "result.json"
     figures = json.loads(kept.read_text())["parts"] if kept.exists() else {}
     for part in parts:
-        found = bench((part,), seconds=1.0)
+        found = bench((part,), seconds=0.5)
         figures[part] = found.as_dict()
         print(tables(found))
         if part == "layers":
