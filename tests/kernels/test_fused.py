@@ -225,3 +225,29 @@ def test_losses_and_optimizers_without_a_kernel_are_named() -> None:
         fuse(nn.Linear(2, 2), nn.CrossEntropyLoss(), None, 4).loss_and_gradients(
             torch.zeros(2, 2), torch.tensor([0, 7])
         )
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "order", "message"),
+    [
+        (torch.zeros(4, 2), torch.zeros(3, dtype=torch.long), [0], "4 samples, 3 targets"),
+        (torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), [], "nothing to train on"),
+        (torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), [0, 4], "an order from 0 to 4, of 4 samples"),
+        (torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), [-1], "an order from -1"),
+        (torch.zeros(4, 2), torch.zeros(4, 2, dtype=torch.long), [0], "one class per sample"),
+        (torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), [0], "gets 3 features, and wants 2"),
+    ],
+)
+def test_what_would_lead_astray_is_refused(x: Tensor, y: Tensor, order: list[int], message: str) -> None:
+    fused = fuse(nn.Linear(2, 2), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"], 4)
+    with pytest.raises(CannotFuse, match=message):
+        fused.train_epoch(x, y, torch.tensor(order, dtype=torch.long))
+
+
+def test_what_the_optimizer_remembers_has_one_shape() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    fused = fuse(model, nn.CrossEntropyLoss(), OPTIMIZERS["adam"], 4)
+    y, order = torch.zeros(4, dtype=torch.long), torch.arange(4)
+    fused.train_epoch(torch.zeros(4, 1, 6, 6), y, order)
+    with pytest.raises(CannotFuse, match="of another shape"):
+        fused.train_epoch(torch.zeros(4, 1, 5, 5), y, order)
