@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.comparison import compare as compare
+    from paceline.compute.through_time import ThroughTime as ThroughTime
     from paceline.engines.replay import replay as replay
     from paceline.job import Job as Job
     from paceline.own_loop import parallel as parallel
@@ -44,6 +45,7 @@ _FACE = {
     "replay": "paceline.engines.replay",
     "parallel": "paceline.own_loop",
     "World": "paceline.engines.virtual",
+    "ThroughTime": "paceline.compute.through_time",
 }
 
 

@@ -8,8 +8,10 @@ a timeline   of everything else: a line per worker, in a virtual world whose wor
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.meetings import Collective, Part, Shards, Step
@@ -18,10 +20,11 @@ from paceline.core.programmes import PARAMETERS, Axpy, Command, Copy, Dot, Evalu
 from paceline.core.programmes.rehearsal import rehearse
 from paceline.errors import PlanError
 from paceline.plan import RECIPES, Plan
-from paceline.timetable import draw_table
+from paceline.timetable import draw_measured, draw_table, measured, shown_counts
+from paceline.timetable_page import page
 
 if TYPE_CHECKING:
-    from paceline.trace import Trace
+    from paceline.trace import Columns, Trace
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"  # a segment each
 
@@ -41,6 +44,30 @@ def draw(plan: Plan, colours: bool = False) -> str:
     else:
         body = _table(plan.meeting, plan.workers)
     return "\n".join([f"{plan}: {RECIPES[plan.name].about}", "", *body]).rstrip()
+
+
+def draw_run(folder: Path, colours: bool = False) -> str:
+    """A run's plan; of a pipeline, with one table's time as it was measured under it."""
+    plan, rows = _opened(folder)
+    if plan.schedule is None:
+        return draw(plan, colours)
+    return "\n".join([draw(plan, colours), "", *draw_measured(plan.table(shown_counts(plan)), rows, colours)])
+
+
+def draw_page(what: Plan | Path) -> str:
+    """The same of a pipeline as an HTML page."""
+    plan, rows = (what, None) if isinstance(what, Plan) else _opened(what)
+    if plan.schedule is None:
+        raise PlanError(f"plan {plan.name} has no timetable to write as a page; draw it without --page")
+    table = plan.table(shown_counts(plan))
+    return page(f"{plan}: {RECIPES[plan.name].about}", table, [] if rows is None else measured(rows, table))
+
+
+def _opened(folder: Path) -> tuple[Plan, Columns]:
+    from paceline.trace import Trace
+
+    plan = Plan.parse(json.loads((folder / "run.json").read_text())["plan"])
+    return plan, Trace.open(folder / "trace.arrow").rows
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ class Plan:
     schedule: Schedule | None = None  # workers hold stages of the model
     cuts: str = ""  # where stages begin, with + between them; "": where they are `balance`d
     balance: str = "time"
+    memory: int = 0  # MiB that a worker may take; 0: no bound
     recompute: str = "none"  # which stages compute activations again instead of keeping them
     codec: Codec = field(default_factory=Dense)
     locked: bool = True  # whether a shard is changed by one worker at a time; else (Hogwild) a run has no order
@@ -197,7 +198,7 @@ class Plan:
         return f"{self.name}:{tail}" if tail else self.name
 
 
-OWN = ("workers", "chunks", "threads")  # fields of every plan; all other options are for the axes
+FIELDS = ("workers", "chunks", "threads", "cuts", "balance", "recompute", "memory")  # other options are for the axes
 SERVER = {**TEAM, "shards": Kind(1)}
 MODES = Kind("synchronous", words=("synchronous", "asynchronous"))
 ONE_LOCK: dict[str, Any] = {"meeting": Shards(1), "gate": Asynchronous()}
@@ -311,7 +312,7 @@ def make(name: str, **given: Option) -> Plan:
         if refusal := recipe.options[key].refusal(value):
             raise PlanError(f"plan {name!r}: {key}={value!r} {refusal}")
     chosen: dict[str, Any] = {**{key: kind.default for key, kind in recipe.options.items()}, **given}
-    own = {key: chosen[key] for key in OWN if key in chosen}
+    own = {key: chosen[key] for key in FIELDS if key in chosen}
     wanted = inspect.signature(recipe.axes).parameters if recipe.axes is not dict else {}
     return Plan(name, **own, **recipe.axes(**{key: chosen[key] for key in wanted}), options=dict(given))
 

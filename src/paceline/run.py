@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import platform
 import sys
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.errors import RunFailed, RunFolderError
+from paceline.plain import strict
 from paceline.tally import straggling
 from paceline.trace import Kind, Trace, TraceWriter, percentile
 
@@ -146,15 +146,6 @@ def read_json(file: Path) -> dict[str, Any]:
         return dict(json.loads(file.read_text()))
     except (ValueError, TypeError) as error:
         raise RunFolderError(f"{file} is damaged: {error}") from None
-
-
-def strict(value: Any) -> Any:
-    """As JSON has it: a number that is not finite is null."""
-    if isinstance(value, dict):
-        return {key: strict(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def machine() -> dict[str, Any]:

@@ -1,13 +1,17 @@
-"""A pipeline's table as text, workers down and ticks across: what `paceline draw` prints of it."""
+"""A pipeline's table as text, workers down and ticks across: what `paceline draw` prints of it; and of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table, Task
 from paceline.core.schedules.clock import ticked
 from paceline.core.schedules.proof import prove_table
 from paceline.plan import Plan
+from paceline.trace import Columns, Kind
 
 WIDTH = 120  # characters of a line
 SHOWN = 6  # batches of a pipeline that is never flushed
@@ -94,3 +98,59 @@ def legend(table: Table, tasks: Sequence[Task], colours: bool) -> list[str]:
 
 def _painted(text: str, what: str, colours: bool) -> str:
     return f"\x1b[{COLOURS[what]}m{text}\x1b[0m" if colours else text
+
+
+# --- a run as it was measured ---------------------------------------------------------------------------------------
+
+
+def draw_measured(table: Table, rows: Columns, colours: bool = False) -> list[str]:
+    """One table's time in a run whose plan it is, in the same form: the one of median length."""
+    spans = measured(rows, table)
+    if not spans:
+        return ["Its trace has no whole table to draw."]
+    begins, ends = min(span.start for span in spans), max(span.end for span in spans)
+    column = (ends - begins) / (WIDTH - 11)
+    lines = [f"As it ran, a column for {column / 1e6:.3g} ms:", ""]
+    busy = 0
+    for worker in range(table.workers):
+        line, length = "", 0
+        for span in (span for span in spans if span.worker == worker):
+            start, stop = round((span.start - begins) / column), round((span.end - begins) / column)
+            wide = stop - max(start, length)
+            if wide > 0:
+                line += "." * (start - length)
+                line += _painted((span.text + "-" * wide)[:wide], span.what, colours)
+                length = max(start, length) + wide
+            busy += span.end - span.start
+        lines.append(f"worker {worker:<3} {line}{'.' * (WIDTH - 11 - length)}")
+    idle = 1 - busy / ((ends - begins) * table.workers)
+    return [*lines, "", f"{(ends - begins) / 1e6:.3g} ms, of which each worker stood still for {idle:.0%} on average."]
+
+
+class Span(NamedTuple):
+    """Something that was done, and when, in nanoseconds."""
+
+    worker: int
+    what: str
+    text: str
+    start: int
+    end: int
+
+
+def measured(rows: Columns, table: Table) -> list[Span]:
+    """What was done in those updates that took a median time, of as many as the table has and whose trace is whole."""
+    work, count = rows[rows["kind"] == Kind.STAGE], sum(each.what != UPDATE for line in table.lines for each in line)
+    together = max(each.version for line in table.lines for each in line if each.what == UPDATE)
+    groups = {int(group): work[work["update"] // together == group] for group in np.unique(work["update"] // together)}
+    whole = [(int(m["end"].max() - m["start"].min()), group) for group, m in groups.items() if len(m) == count]
+    if not whole:
+        return []
+    group = sorted(whole)[len(whole) // 2][1]
+    spans = []
+    kinds = np.isin(rows["kind"], (Kind.STAGE, Kind.APPLY))
+    for row in rows[kinds & (rows["update"] // together == group)]:
+        what = UPDATE if row["kind"] == Kind.APPLY else chr(row["version"])
+        micro = int(row["base"]) if what != UPDATE else 0
+        text = cell(Task(0, int(row["shard"]), micro, what), table)
+        spans.append(Span(int(row["worker"]), what, text, int(row["start"]), int(row["end"])))
+    return sorted(spans, key=lambda span: span.start)

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.engines import checkpoints
+from paceline.engines import checkpoints, mpi
 from paceline.engines.kept import keep_job
 from paceline.engines.resuming import check_same, open_run
 from paceline.engines.setup import Progress, Setup, Wish, finish, first_record, life, set_up
@@ -20,7 +20,7 @@ from paceline.run import Run, RunFolder, new_folder
 if TYPE_CHECKING:
     from paceline.engines.virtual import World
 
-ENGINES = ("local", "virtual")
+ENGINES = ("local", "virtual", "mpi")
 RUNS = Path("runs")
 
 
@@ -41,6 +41,7 @@ def train(
 ) -> Run:
     """Train `job` by `plan` (None: sequential) and return the run.
 
+    engine    "local": processes of this machine; "virtual": a clock that jumps; "mpi": the ranks that mpiexec started
     compute   "autograd" or "fused" instead of the job's
     folder    where run folders go; None keeps nothing on disk
     updates   stop after so many updates instead of `job.epochs`
@@ -74,6 +75,10 @@ def train(
         if any(every):
             raise PlanError(f"plan {chosen.name} keeps no checkpoints: its pipeline is never empty before the end")
         every = None  # nor when a signal asks for one
+    if engine == "mpi":
+        mpi.check(job, chosen)
+        if mpi.rank():  # the first rank keeps and evaluates
+            job, folder = job.with_(test=None), None
     setup = set_up(job, chosen, engine, updates)
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
     record = {**first_record(setup, kept=path is not None), "checkpoint_every": every}
@@ -121,8 +126,8 @@ def _run(
 
     place.write(record)
     try:
-        if setup.engine == "virtual":
-            outcome = virtual.train(setup, world or virtual.World())
+        if setup.engine in ("virtual", "mpi"):
+            outcome = mpi.train(setup) if setup.engine == "mpi" else virtual.train(setup, world or virtual.World())
             place.keep_trace(outcome.trace)
             return finish(setup, outcome, place, record)
         with local.train(setup, place.file("trace.arrow"), progress, deadline, wish) as outcome:

@@ -65,3 +65,25 @@ def test_it_brings_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT / "src", capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"), [(["check", "job.py"], 1, "PC101"), (["train", "digits"], 2, "paceline[train]")]
+)
+def test_the_command_where_nothing_heavy_is_installed(words: list[str], code: int, says: str, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        "import threading\na, b = threading.Lock(), threading.Lock()\n\ndef one():\n    with a:\n        with b:\n"
+        "            pass\n\ndef two():\n    with b:\n        with a:\n            pass\n\n"
+        "threading.Thread(target=one).start()\nthreading.Thread(target=two).start()\n"
+    )
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'numpy', 'pyarrow', 'cloudpickle', 'safetensors', 'sklearn'):\n"
+        "    sys.modules[name] = None\n"
+        f"sys.argv = ['paceline', *{words}]\n"
+        "from paceline.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert says in done.stdout + done.stderr

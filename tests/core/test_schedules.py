@@ -14,6 +14,7 @@ from paceline.core.schedules.clock import Walk, sends, takes
 from paceline.core.schedules.gpipe import Gpipe
 from paceline.core.schedules.interleaved import Interleaved
 from paceline.core.schedules.layers import Layers
+from paceline.core.schedules.memory import Weighed, peaks
 from paceline.core.schedules.one_f_one_b import OneFOneB
 from paceline.core.schedules.pipedream import Pipedream
 from paceline.core.schedules.proof import prove_table
@@ -375,3 +376,15 @@ def _costs(pieces: list[int], cuts: tuple[int, ...]) -> list[int]:
 
 def _all(pieces: int, stages: int) -> list[tuple[int, ...]]:
     return list(combinations(range(1, pieces), stages - 1))
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_what_lies_there_at_the_worst_moment() -> None:
+    one = Weighed(always=100, gradients=10, kept=5, forward=7, backward=9, update=3)
+    assert peaks(table_of(Gpipe(), 1, [4]), [one]) == [100 + 3 * 5 + 9 + 10]  # in the first backward
+    assert peaks(table_of(OneFOneB(), 1, [4]), [one]) == [100 + 9 + 10]
+    assert peaks(table_of(OneFOneB(), 3, [4]), [one] * 3) == [100 + 2 * 5 + 9 + 10, 100 + 5 + 9 + 10, 100 + 9 + 10]
+    split = one._replace(owed=6, pay=8)
+    assert peaks(table_of(ZeroBubble(), 2, [4]), [split] * 2) == [100 + 5 + 9 + 10, 100 + 10 + 6 + 9]

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from paceline.run import strict
+from paceline.plain import strict
 
 _kept: int | None = None
 

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import console, options
 from paceline.cli.output import print_json
-from paceline.cli.progress import Progress
 
 
 def train(
@@ -20,7 +19,7 @@ def train(
     ] = None,
     workers: options.Workers = None,
     engine: Annotated[
-        str, typer.Option(help="local: processes of this machine; virtual: a clock that jumps.")
+        str, typer.Option(help="local: processes of this machine; virtual: a clock that jumps; mpi, under mpiexec.")
     ] = "local",
     compute: options.Compute = None,
     epochs: options.Epochs = None,
@@ -46,8 +45,13 @@ def train(
     Ctrl-C and SIGTERM have a checkpoint written and end the run, which --resume RUN goes on with; SIGUSR1 only has it
     written. With --checkpoint-every a run that was killed can go on, too. Ctrl-C twice ends it at once.
     """
+    from paceline.cli.progress import Progress
+    from paceline.engines import mpi
     from paceline.training import train as run_training
 
+    if mpi.ranks() > 1:
+        engine = "mpi"
+        console.quiet = quiet = quiet or mpi.rank() > 0
     chosen = options.open_job_or_none(job, data_dir, compute=compute, epochs=epochs, batch_size=batch_size, seed=seed)
     progress = Progress(str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}", quiet)
     try:
@@ -66,6 +70,8 @@ def train(
     finally:
         progress.close()
     summary = run.summary()
+    if mpi.rank():
+        return  # the first rank tells
     if json:
         print_json(summary)
         return

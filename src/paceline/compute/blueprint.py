@@ -53,7 +53,8 @@ def blueprint(
     return Blueprint(
         call, places, names,
         needs=tuple(tuple(t.requires_grad for t in values) for values in travels),
-        carries_chance=carries, moving=moving, homes=table.homes, keeps=table.keeps, predicts=table.predicts,
+        carries_chance=carries, moving=moving,
+        homes=table.homes, keeps=table.keeps, predicts=table.predicts, slots=table.slots,
         flushes=flushes, recompute=tuple(number in recompute for number in range(table.stages)), agrees=agrees(job),
         splits=any(work.what == WEIGHTS for line in table.lines for work in line),
         bytes_on=tuple(_bytes(values) + extra for values in travels[1:]),

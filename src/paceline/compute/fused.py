@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from paceline.core.chance import mix
 from paceline.data.source import Source
 from paceline.errors import JobError, JobWarning, users_code
 from paceline.job import Batch, Job
-from paceline.kernels import NoCompiler, fuse
+from paceline.kernels import NoCompiler, Ranks, fuse, fuse_ranks
 
 
 class FusedReplica(Replica):
@@ -37,6 +38,12 @@ class FusedReplica(Replica):
             else:
                 parameter.grad.add_(gradient, alpha=weight)
         return loss
+
+
+def by_ranks(job: Job, module: nn.Module) -> Ranks:
+    """The network as all ranks of an MPI program train it."""
+    assert job.loss is not None
+    return fuse_ranks(module, job.loss, partial(job.make_optimizer, module), job.batch_size)
 
 
 def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool) -> Job:

@@ -44,6 +44,7 @@ class Blueprint:
     homes: tuple[int, ...]
     keeps: tuple[int, ...]
     predicts: bool
+    slots: int
     flushes: bool
     recompute: tuple[bool, ...]
     splits: bool  # whether backwards come in two halves
@@ -197,6 +198,7 @@ class Segment:
             start = f"{number}/"
             tensors = {key.removeprefix(start): value for key, value in kept.tensors.items() if key.startswith(start)}
             restore_home(stage.weights.home, Belongings(tensors, kept.facts[str(number)]))
+            stage.weights.go_on()
 
 
 def looks_ahead(table: Table) -> dict[tuple[int, int], int]:

@@ -131,6 +131,7 @@ class Stage:
             if code.last:
                 self.answered.result = result
                 result = [replica.loss(self.answered, batch)]
+                self.answered.result = None  # or its graph would keep what it came from until the next
         kept.roots = list(result)
         return kept.roots
 

@@ -22,6 +22,8 @@ from paceline.errors import PlanError
 
 
 class Weights:
+    copies = 1  # of the weights that lie in memory
+
     def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None) -> None:
         self.parameters = parameters
         self.home = ReplicaHome(self.twins(), self._over(optimizer), schedule, Plain())
@@ -48,12 +50,15 @@ class Weights:
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         self.home.step(gradients)
 
+    def go_on(self) -> None:
+        """An earlier life's newest version was put in the place of this one's first."""
+
 
 class Stashed(Weights):
     def __init__(
         self, parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None, keeps: int
     ) -> None:
-        self.keeps, self.seen = keeps, 0
+        self.keeps, self.copies, self.seen = keeps, keeps, 0
         self.ring = [[p.detach().clone() for p in parameters] for _ in range(keeps)]
         super().__init__(parameters, optimizer, schedule)
         self._point(self.parameters, 0)
@@ -73,12 +78,22 @@ class Stashed(Weights):
         self._point(self.masters, made)
         super().step(gradients)
 
+    def go_on(self) -> None:
+        for values in self.ring:
+            for value, newest in zip(values, self.values(), strict=True):
+                value.copy_(newest)
+        self._point(self.masters, self.newest)
+        self._point(self.parameters, self.newest)
+        self.seen = self.newest
+
     def _point(self, parameters: list[nn.Parameter], version: int) -> None:
         for parameter, value in zip(parameters, self.ring[version % self.keeps], strict=True):
             parameter.data = value
 
 
 class Predicted(Weights):
+    copies = 2
+
     def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None) -> None:
         self.work = [p.detach().clone() for p in parameters]
         super().__init__(parameters, optimizer, schedule)

@@ -60,6 +60,8 @@ def replay(
             else "nobody wrote down in which order it summed"
         )
         raise UsageError(f"a run of plan {plan.name} cannot be replayed: {why}")
+    if record["engine"] == "mpi":
+        raise UsageError("a run under mpiexec cannot be replayed: whole passes were made in generated code")
     if record.get("adds_up"):
         raise UsageError(f"{record['adds_up']} added up in this run, and nobody wrote down in which order: no replay")
     opened = opened.with_(device="cuda" if "cuda" in record["job"]["device"] else "cpu")

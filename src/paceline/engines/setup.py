@@ -21,14 +21,16 @@ from paceline.compute.outline import outline
 from paceline.compute.probe import Probe, probe
 from paceline.compute.segment import Blueprint
 from paceline.compute.tables import check_optimizer
-from paceline.core.agenda import Agenda
+from paceline.compute.weighing import weigh_all
+from paceline.core.agenda import Agenda, Chunk
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.proof import prove, prove_mixing
 from paceline.core.schedules import Table
+from paceline.core.schedules.memory import peaks
 from paceline.core.schedules.passes import passes
 from paceline.core.schedules.proof import prove_table
 from paceline.data.order import Order
-from paceline.data.source import Source, open_source
+from paceline.data.source import Reader, Source, open_source
 from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.devices import Placement, place
 from paceline.engines.threads import threads
@@ -134,6 +136,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
 def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda, found: Probe) -> Blueprint:
     """Prove the tables, then cut the model for them."""
     assert plan.schedule is not None
+    if job.compute != "autograd":
+        raise PlanError(f"plan {plan.name} computes stages by PyTorch's autograd, not by compute={job.compute!r}")
     if agrees(job) and plan.schedule.span != 1:
         what = "on_nan='skip'" if job.clip_norm is None else f"clip_norm={job.clip_norm}"
         raise PlanError(
@@ -148,10 +152,28 @@ def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda
     batch = source.batch(Order(len(source), job.seed, job.shuffle, agenda.cuts).indices(chunk), chunk.epoch)
     cuts = plan.cuts.split("+") if plan.cuts else []
     with threads(plan.threads):
-        return blueprint(
+        made = blueprint(
             job, module, chunk, batch, table, found.moving, cuts, plan.balance, plan.recomputing(table.stages),
             flushes=plan.schedule.span == 1,
         )  # fmt: skip
+        if plan.memory:
+            _fits(job, plan, module, source, made, chunk, table)
+    return made
+
+
+def _fits(
+    job: Job, plan: Plan, module: nn.Module, source: Source, made: Blueprint, chunk: Chunk, table: Table
+) -> None:  # fmt: skip
+    """Refuse what takes more memory than the plan allows."""
+    reader = Reader(source, Order(len(source), job.seed, job.shuffle), 0, lambda _: None)
+    needed = peaks(table, weigh_all(job, module, made, reader, chunk))
+    worst = max(range(plan.workers), key=needed.__getitem__)
+    if needed[worst] > plan.memory * MIB:
+        told = ", ".join(f"{each / MIB:.0f}" for each in needed)
+        raise PlanError(
+            f"worker {worst} would take {needed[worst] / MIB:.0f} MiB for its tensors, and memory={plan.memory}; "
+            f"all workers: {told}. Take more workers or smaller micro-batches, recompute=all, or balance=memory"
+        )
 
 
 def _small(job: Job, plan: Plan, samples: int) -> list[str]:
@@ -209,6 +231,7 @@ def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
         )
 
 
+MIB = 1 << 20
 CROWD = 8  # workers for each core
 PROVED = 200  # updates of a table that is never flushed: what follows repeats itself
 
@@ -241,6 +264,7 @@ class Outcome:
     values: list[Tensor]  # trainable parameters, then moving buffers
     snapshots: list[Snapshot] = field(default_factory=list)
     core_wait: float = 0.0  # seconds for which workers could have run, but had no core
+    peak_memory: list[int] = field(default_factory=list)  # bytes that each worker took at most, where it is measured
 
 
 def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
@@ -339,6 +363,7 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
         "workers": setup.plan.workers,
         "epochs": setup.job.epochs,
         **summarise(trace, outcome.seconds, samples, agenda.updates, setup.plan.workers),
+        "peak_memory": outcome.peak_memory,
         "core_wait_fraction": outcome.core_wait / max(outcome.seconds * setup.plan.workers, 1e-9),
         **{key: value for key, value in last.items() if key not in ("updates", "seconds")},
         "run": str(folder.path) if folder.path else None,

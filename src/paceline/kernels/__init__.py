@@ -7,12 +7,14 @@ printers/      C++ in lanes, of one sample, as a study published it; NumPy
 build.py       a library from the text, cached
 fused.py       `fuse`: the object that trains; replicas.py several models at once
 measure/       `paceline bench kernels`
+ranks.py       the ranks of an MPI program as one team
 library/       single layers for use within PyTorch
 """
 
 from paceline.kernels.build import NoCompiler
 from paceline.kernels.fused import Fused, fuse
 from paceline.kernels.layers.base import CannotFuse
+from paceline.kernels.ranks import Ranks, fuse_ranks
 from paceline.kernels.replicas import Replicas, fuse_replicas
 
-__all__ = ["CannotFuse", "Fused", "NoCompiler", "Replicas", "fuse", "fuse_replicas"]
+__all__ = ["CannotFuse", "Fused", "NoCompiler", "Ranks", "Replicas", "fuse", "fuse_ranks", "fuse_replicas"]

@@ -20,7 +20,7 @@ class Call(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
             "weights", "gradients", "lane_gradients", "state", "arenas", "x", "tokens", "targets", "labels", "order",
-            "settings", "losses",
+            "settings", "team", "losses",
         )),
         *((name, ctypes.c_int64) for name in ("samples", "batch", "updates", "threads", "update", "seed")),
     ]  # fmt: skip
@@ -33,6 +33,7 @@ class Compiled:
     plan: Plan
     source: str
     run: Any
+    apply: Any  # the optimizer's step alone
     file: Any
     cached: bool
     seconds: float

@@ -28,6 +28,7 @@ from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
 from paceline.kernels.plan import CHUNKS, Plan, table
 from paceline.kernels.printers.cpp import text, weights_of
 
+TEAM = 16  # numbers of the row of work: two, on a cache line each
 FEW = 2  # samples that are quicker one by one
 REALS = {torch.float32: "float", torch.float64: "double"}
 
@@ -162,7 +163,8 @@ class Fused:
         rule = self._rule(plan)
         source = self._text(plan, rule)
         loaded, file, cached = library(source)
-        loaded.paceline_run.argtypes, loaded.paceline_run.restype = [ctypes.c_void_p], None
+        for entry in (loaded.paceline_run, loaded.paceline_apply):
+            entry.argtypes, entry.restype = [ctypes.c_void_p], None
         memory = self._memory(plan, rule)
         weights, mine = self._copied(plan, memory["weights"], tensors)
         gradients = {
@@ -171,7 +173,8 @@ class Fused:
             if name in plan.places and f"d_{name}" in plan.places
         }
         seconds = time.perf_counter() - begin
-        return Compiled(plan, source, loaded.paceline_run, file, cached, seconds, memory, weights, mine, gradients)
+        run, apply = loaded.paceline_run, loaded.paceline_apply
+        return Compiled(plan, source, run, apply, file, cached, seconds, memory, weights, mine, gradients)
 
     def _copied(self, plan: Plan, memory: Tensor, tensors: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """(views of the padded memory, the module's tensors that they are copies of)"""
@@ -214,6 +217,7 @@ class Fused:
             "state": zeros(sizes["weights"] * wide * rule.states),
             "arenas": zeros(sizes["arena"] * lanes * arenas),
             "losses": zeros((CHUNKS + 1) * lanes, torch.float64),
+            "team": zeros(TEAM, torch.int64),
         }
 
     # --- running ---
@@ -245,10 +249,27 @@ class Fused:
         call.batch, call.updates, call.update, call.seed = batch, updates, update, seed
         self._room(made, batch)
         call.arenas = made.memory["arenas"].data_ptr()
-        made.memory["losses"].zero_()
-        made.run(ctypes.byref(call))
+        self._meet()
+        if self.leads:
+            made.memory["losses"].zero_()
+        self._run(made, call)
         del given  # was needed until now
         return float(made.memory["losses"][CHUNKS * made.plan.target.lanes :].sum())
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process clears what several share."""
+        return True
+
+    def _meet(self) -> None:
+        """Wait for all that share the memory."""
+
+    def _run(self, made: Compiled, call: Call) -> None:
+        if self.leads:
+            made.memory["team"].zero_()
+        self._meet()
+        made.run(ctypes.byref(call))
+        self._meet()
 
     def call_for(self, made: Compiled, x: Tensor, y: Tensor) -> tuple[Call, list[Tensor]]:
         """What the library's functions are called with, for measuring; and what has to live until then."""

@@ -77,6 +77,7 @@ PLANS = (
     Member("pipedream", (2, 3)),
     Member("pipedream:mode=two_buffers,micro_batches=3", (3,)),
     Member("spectrain", (2, 3)),
+    Member("table", (2,)),
 )
 ENGINES = ("virtual", "local")
 

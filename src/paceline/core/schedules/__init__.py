@@ -52,12 +52,20 @@ class Task(NamedTuple):
 
 class Schedule(Protocol):
     @property
+    def name(self) -> str:
+        """For messages."""
+
+    @property
     def span(self) -> int:
         """Updates that one table holds; then all is quiet, and the next table begins. 0: the whole training."""
 
     @property
     def predicts(self) -> bool:
         """Whether forwards read weights as they are expected to be when their gradient arrives."""
+
+    @property
+    def slots(self) -> int:
+        """Messages that may lie ready between two stages, each way."""
 
     def homes(self, workers: int) -> tuple[int, ...]:
         """The worker of each stage."""
@@ -128,7 +136,7 @@ def table_of(schedule: Schedule, workers: int, counts: Sequence[int]) -> Table:
     homes = schedule.homes(workers)
     lines = tuple(tuple(schedule.line(worker, workers, counts)) for worker in range(workers))
     keeps = tuple(schedule.keeps(stage, workers) for stage in range(len(homes)))
-    return Table(homes, lines, keeps, schedule.predicts, name=type(schedule).__name__)
+    return Table(homes, lines, keeps, schedule.predicts, schedule.slots, name=schedule.name)
 
 
 def tasks(schedule: Schedule, workers: int, counts: Sequence[int]) -> Iterator[Task]:
@@ -146,12 +154,20 @@ class OneStageEach:
     """Worker w holds stage w, in one version; an update is made when all its micro-batches are through."""
 
     @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @property
     def span(self) -> int:
         return 1
 
     @property
     def predicts(self) -> bool:
         return False
+
+    @property
+    def slots(self) -> int:
+        return SLOTS
 
     def homes(self, workers: int) -> tuple[int, ...]:
         return tuple(range(workers))

@@ -61,7 +61,7 @@ def train(
                 trace = crew.watch(trace_file, progress)
         finally:
             crew.end()
-        yield Outcome(trace, crew.seconds, crew.values(), crew.snapshots(trace), crew.core_wait)
+        yield Outcome(trace, crew.seconds, crew.values(), crew.snapshots(trace), crew.core_wait, crew.peaks)
     finally:
         crew.close()
 
@@ -83,6 +83,7 @@ class Crew:
         self.started_at = 0
         self.oom_kills = oom_kills()
         self.core_wait = 0.0  # seconds, of all workers together
+        self.peaks = [0] * self.workers  # bytes
         source = setup.source
         self.snapshot_file = _snapshot_file(setup, wish)
         for left in wish.run.glob("paceline-*") if wish else ():  # by a life that was killed
@@ -122,7 +123,7 @@ class Crew:
                 locker = self.keeping.lockers[number] if self.keeping else None
                 process = context.Process(
                     target=main,
-                    args=(self._assignment(number), self.arena, self.tensors, self.snapshot_file, locker, theirs),
+                    args=([self._assignment(number)], self.arena, self.tensors, self.snapshot_file, locker, theirs),
                 )
                 with interrupts_wait():
                     process.start()
@@ -155,6 +156,7 @@ class Crew:
                     if message[0] == "finished":
                         self.home.add(number)
                         self.core_wait += message[1] / 1e9
+                        self.peaks[number] = message[2]
                     elif message[0] == "died":
                         self._bury(number)
                 due = self.keeping.take(self.home) if self.keeping else None

@@ -154,6 +154,7 @@ class PipelineWorker(Post):
 
     def _hand_in(self) -> None:
         """Leave what this worker holds where all find it."""
+        self.look_back()
         (shard,), (result,) = self.arena.shape.layout.shards, self.arena.results
         views = {p.name: v for p, v in zip(shard.parameters, shard.parameter_views(result), strict=True)}
         views |= {p.name: v for p, v in zip(shard.buffers, shard.buffer_views(result), strict=True)}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.core.agenda import Agenda
 from paceline.core.rules import Memory
 from paceline.engines.local.arena import ABORT, Arena
+from paceline.engines.local.process import memory
 from paceline.engines.transports.shared_memory import Bell, Waiter
 from paceline.plan import Plan
 from paceline.trace import Kind
@@ -29,7 +30,12 @@ class Post:
             crowded=plan.workers * plan.threads > len(os.sched_getaffinity(0)),
         )
         self.trace = arena.traces[number]
+        self.peak = 0  # bytes of memory that it has had at most, besides what is shared; 0: not looked at yet
         self.carried: list[Memory] = []  # what a codec owes each parameter
+
+    def look_back(self) -> None:
+        """At the memory that the training took; before its result goes to memory that is shared."""
+        self.peak = memory("VmHWM") - memory("RssShmem")
 
     def called_off(self) -> bool:
         """Whether nobody need wait any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import signal
 from pathlib import Path
@@ -49,6 +50,31 @@ def oom_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def tighten() -> None:
+    """Where memory is scarce: every large tensor is a mapping, gone when it is let go. A heap keeps gaps between
+    them, half as much again where gradients come and go; without, training is up to 15% slower.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
+    libc.mallopt(M_TRIM_THRESHOLD, 1 << 20)
+
+
+def give_back() -> None:
+    """Let the kernel have what is free in the heap, and count the most memory there has been from here on."""
+    ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def memory(what: str) -> int:
+    """Bytes of memory that this process has: VmRSS, now; VmHWM, the most there have been; RssShmem, that is shared."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(what + ":")), 0)
 
 
 def core_wait() -> int:

@@ -28,7 +28,7 @@ from paceline.engines.devices import Placement
 from paceline.engines.local.arena import GO, Arena
 from paceline.engines.local.lockers import Life, Locker
 from paceline.engines.local.pipeline import PipelineWorker
-from paceline.engines.local.process import core_wait, die_with_parent, quicken
+from paceline.engines.local.process import core_wait, die_with_parent, give_back, memory, quicken, tighten
 from paceline.engines.local.programme import train_by_programme
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.station import Algorithm, Due, Station
@@ -60,7 +60,7 @@ class Assignment:
 
 
 def main(
-    pickled: bytes,
+    box: list[bytes],  # the assignment, pickled: taken out, since whoever called keeps what it called with
     arena: Arena,
     tensors: SharedTensors | None,
     snapshots: SnapshotFile | None,
@@ -75,9 +75,13 @@ def main(
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     die_with_parent()
     quicken()
+    give_back()
+    before = memory("VmRSS") - len(box[0])
     number, worker = -1, None  # type: int, LocalWorker | PipelineWorker | None
     try:
-        assignment: Assignment = pickle.loads(pickled)
+        assignment: Assignment = pickle.loads(box.pop())
+        if assignment.plan.memory:
+            tighten()
         number = assignment.number
         torch.set_num_threads(assignment.plan.threads)
         if assignment.scratch is not None:
@@ -85,12 +89,16 @@ def main(
         source = TensorSource(tensors.open()) if tensors else open_source(assignment.data, assignment.job.seed)
         kind = LocalWorker if assignment.blueprint is None else PipelineWorker
         worker = kind(assignment, arena, source, snapshots, locker, lambda: pipe.send(("kept",)))
+        give_back()  # so that the most memory there will have been is what the training took
         pipe.send(("ready",))
         worker.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
         waited = core_wait()
         worker.train()
         arena.ended[number] = now()
-        pipe.send(("finished", core_wait() - waited))
+        waited = core_wait() - waited
+        if not worker.peak:
+            worker.look_back()
+        pipe.send(("finished", waited, worker.peak - before))
     except Stopped:
         pass
     except BaseException as error:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from paceline.compute.segment import Blueprint
-from paceline.core.schedules import SLOTS
 from paceline.core.schedules.clock import Channel
 from paceline.engines.transports.shared_memory import Memory
 from paceline.errors import JobError
@@ -35,7 +34,7 @@ class MailShape:
     channel: Channel  # from which stage to which
     tensors: int  # most in a message
     bytes: int
-    slots: int = SLOTS
+    slots: int
 
     @property
     def head(self) -> int:
@@ -50,9 +49,9 @@ def mail_of(blueprint: Blueprint) -> Iterator[MailShape]:
     """Of every two neighbouring stages that lie with different workers, one each way."""
     for stage, (here, there) in enumerate(zip(blueprint.homes, blueprint.homes[1:], strict=False)):
         if here != there:
-            count = len(blueprint.needs[stage + 1])
-            yield MailShape((stage, stage + 1), count + blueprint.carries_chance, blueprint.bytes_on[stage])
-            yield MailShape((stage + 1, stage), count, blueprint.bytes_back[stage])
+            slots, count = blueprint.slots, len(blueprint.needs[stage + 1])
+            yield MailShape((stage, stage + 1), count + blueprint.carries_chance, blueprint.bytes_on[stage], slots)
+            yield MailShape((stage + 1, stage), count, blueprint.bytes_back[stage], slots)
 
 
 class Mailbox:

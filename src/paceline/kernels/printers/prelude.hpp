@@ -39,6 +39,7 @@ struct Call {
     const int64_t* labels;
     const int64_t* order;
     const double* settings;
+    int64_t* team; // how many items of work were taken, and how many are done
     double* losses; // of each chunk, then the sum over the batches (a number per lane where lanes are replicas)
     int64_t samples, batch, updates, threads, update, seed;
 };

@@ -113,8 +113,9 @@ static void work(const Call& c, int64_t thread, Team& team) {
     }
 }
 
+// Threads of this process, and of all others that were given the same team.
 extern "C" void paceline_run(const Call* c) {
-    Team team;
+    Team& team = *(Team*)c->team;
 #ifdef _OPENMP
     if (c->threads > 1) {
 #pragma omp parallel num_threads(c->threads)
@@ -123,6 +124,12 @@ extern "C" void paceline_run(const Call* c) {
     }
 #endif
     work(*c, 0, team);
+}
+
+// The optimizer's step alone, by gradients that lie with the first chunk.
+extern "C" void paceline_apply(const Call* c) {
+    FlushDenormals flush;
+    apply_rule(*c, 0, NUMBERS, c->update + 1);
 }
 
 // A step by itself, so many times; everything else once before it. For measuring.

@@ -1,0 +1,130 @@
+"""The engine under `mpiexec`: all ranks train one model as one team, in generated code.
+
+    mpiexec -n 4 paceline train mnist-cnn --compute fused
+
+A pass over the data, or what lies between two evaluations, is one call; the trace has a row for each. The first rank
+keeps the run's folder and evaluates.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.compute.fused import by_ranks
+from paceline.compute.layout import trainable
+from paceline.data.source import TensorSource
+from paceline.engines.setup import Outcome, Setup, Snapshot
+from paceline.errors import JobError, NotFinite, PlanError
+from paceline.job import Job
+from paceline.plan import Plan
+from paceline.trace import Kind, Row, Trace
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.data.order import Order
+
+
+def rank() -> int:
+    """Of this process, as `mpiexec` says; no MPI is loaded to know."""
+    return _said("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK") or 0
+
+
+def ranks() -> int:
+    """How many `mpiexec` started; 1 without it."""
+    return _said("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE") or 1
+
+
+def _said(*names: str) -> int | None:
+    return next((int(os.environ[name]) for name in names if name in os.environ), None)
+
+
+def check(job: Job, plan: Plan) -> None:
+    """What ranks cannot do yet is refused, in the same words on each of them."""
+    if plan.name != "sequential" or plan.chunks != 1:
+        raise PlanError(f"under mpiexec all ranks share each batch; plan {plan} is for processes that Paceline starts")
+    if job.compute != "fused":
+        raise JobError("under mpiexec the ranks train in generated code: give --compute fused, or leave mpiexec out")
+    asked = {
+        "accumulate": job.accumulate > 1, "clip_norm": job.clip_norm is not None, "weight": job.weight is not None,
+        "transform": job.transform is not None, "on_nan='skip'": job.on_nan == "skip",
+    }  # fmt: skip
+    if any(asked.values()):
+        words = ", ".join(word for word, there in asked.items() if there)
+        raise JobError(f"under mpiexec generated code makes the steps, and knows nothing of {words}; leave mpiexec out")
+
+
+def train(setup: Setup) -> Outcome:
+    if not isinstance(setup.source, TensorSource) or len(setup.source.tensors) != 2:
+        raise JobError("under mpiexec the data are two tensors, inputs and targets, since a whole pass is one call")
+    try:
+        return _train(setup, setup.source)
+    except BaseException:
+        # The others wait for this rank, and would for ever.
+        traceback.print_exc(file=sys.stderr)
+        sys.stderr.flush()
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Abort(1)
+        raise
+
+
+def _train(setup: Setup, source: TensorSource) -> Outcome:
+    job, agenda, order = setup.job, setup.agenda, setup.order()
+    module = setup.fresh_module().train()
+    fused = by_ranks(job, module)
+    optimizer = fused.optimizer
+    schedule = job.schedule(optimizer) if job.schedule is not None and optimizer is not None else None
+    (x, y), rows, snapshots = source.tensors, list[Row](), list[Snapshot]()
+    buffers = dict(module.named_buffers())
+
+    def values() -> list[Tensor]:
+        kept = [*trainable(module).values(), *(buffers[name] for name in setup.probe.moving)]
+        return [value.detach().clone() for value in kept]
+
+    fused.prepare(x[:1])
+    fused.world.Barrier()
+    begin = time.perf_counter_ns()
+    stretches = list(_stretches(setup, each=schedule is not None))
+    for first, last in fused.world.bcast(stretches):  # only the first rank knows when it will evaluate
+        indices = _samples(setup, order, first, last)
+        start = time.perf_counter_ns()
+        loss = fused.train_epoch(x, y, indices, job.seed)
+        end = time.perf_counter_ns()
+        when = (start - begin, end - begin)
+        rows.append(Row(Kind.COMPUTE, 0, last - 1, -1, last - 1, -1, *when, 0, len(indices), 0, loss))
+        rows.append(Row(Kind.APPLY, 0, last - 1, 0, last - 1, last, when[1], when[1]))
+        if job.on_nan == "stop" and not math.isfinite(loss):
+            raise NotFinite(loss, last - 1, indices.tolist())
+        if schedule is not None:
+            schedule.step()
+        if agenda.reaches(last, setup.snapshots_every):
+            kept = values()
+            snapshots.append(Snapshot(last, (end - begin) / 1e9, lambda kept=kept: kept))  # type: ignore[misc]
+    seconds = (time.perf_counter_ns() - begin) / 1e9
+    fused.close()
+    return Outcome(Trace.of(rows), seconds, values(), snapshots)
+
+
+def _stretches(setup: Setup, each: bool) -> Iterator[tuple[int, int]]:
+    """From update to update: to the end of a pass, or to the next evaluation; `each` update by itself."""
+    agenda, first = setup.agenda, 0
+    while first < agenda.updates:
+        stops = [agenda.updates, (first // agenda.updates_per_epoch + 1) * agenda.updates_per_epoch]
+        if setup.snapshots_every:
+            stops.append((first // setup.snapshots_every + 1) * setup.snapshots_every)
+        last = first + 1 if each else min(stops)
+        yield first, last
+        first = last
+
+
+def _samples(setup: Setup, order: Order, first: int, last: int) -> Tensor:
+    return torch.cat([order.indices(chunk) for update in range(first, last) for chunk in setup.agenda.filled(update)])

@@ -1,0 +1,379 @@
+"""Cutting models, tables of one's own, drawings of runs, and what jobs may ask of pipelines."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.compute.weighing import weigh_all
+from paceline.core.schedules.own import Own, read
+from paceline.core.schedules.proof import prove_table
+from paceline.data.source import Reader
+from paceline.drawing import draw, draw_page, draw_run
+from paceline.engines.setup import set_up
+from paceline.errors import JobError, NotFinite, PlanError, UsageError, WorkerFailed
+from paceline.job import Job
+from paceline.plan import Plan, make
+from paceline.testing.conformance import ENGINES, check_run, difference, replays, same_numbers
+from paceline.testing.jobs import JOBS, SAMPLES
+from paceline.training import train
+
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def data(*shape: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(SAMPLES, *shape, generator=generator, dtype=torch.float64)
+    return x, torch.randint(5, (SAMPLES,), generator=generator)
+
+
+def job_of(model: nn.Module, *shape: int, **rest: object) -> Job:
+    given = {"loss": nn.CrossEntropyLoss(), "optimizer": SGD, "batch_size": 14, "epochs": 3, "seed": 7, **rest}
+    return Job(model=model.double(), data=data(*shape), **given)  # type: ignore[arg-type]
+
+
+# --- cuts -----------------------------------------------------------------------------------------------------------
+
+
+class Skips(nn.Module):
+    """The input and the first layer are needed at the end; chance is drawn by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        early = F.dropout(torch.tanh(self.first(x)), 0.3, self.training)
+        late = F.dropout(torch.relu(self.second(early)), 0.3, self.training)
+        result: Tensor = self.third(F.dropout(late, 0.2, self.training) + early * x)
+        return result
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_later_stage_needs_is_carried_along_also_chance(engine: str) -> None:
+    job = job_of(Skips(), 6)
+    setup = set_up(job, Plan.parse("gpipe:workers=3,cuts=second+dropout_2"), "virtual")
+    assert setup.blueprint is not None
+    assert setup.blueprint.carries_chance
+    assert [len(needs) for needs in setup.blueprint.needs] == [1, 2, 3]
+    same_numbers(job, make("gpipe", workers=3, cuts="second+dropout_2"), engine)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) if float(x.detach().sum()) > 0 else -self.inner(x)
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = Branches(), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(torch.relu(self.body(x)))
+        return result
+
+
+def test_a_module_that_cannot_be_followed_stays_whole_and_says_why() -> None:
+    job = job_of(Outer(), 6)
+    same_numbers(job, make("gpipe", workers=2, cuts="head"), "virtual")
+    with pytest.raises(JobError, match=r"no piece 'body\.inner'.*body stays whole: TypeError"):
+        train(job, "gpipe:workers=2,cuts=body.inner", engine="virtual", folder=None)
+
+
+def test_a_model_that_branches_itself_is_refused_with_the_remedy() -> None:
+    with pytest.raises(JobError, match="move that into a module of its own"):
+        train(job_of(Branches(), 6), "gpipe", engine="virtual", folder=None)
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.layer(torch.relu(self.layer(x))))
+        return result
+
+
+@pytest.mark.parametrize(
+    ("model", "cuts", "says"),
+    [
+        (Shared(), "relu", "layer.*is used before and after it"),
+        (nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 5)), "1", "inplace=False"),
+        (nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)), "3", "there is no piece '3'.*Allowed: 0, 1, 2"),
+        (nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)), "0", "cut before its first piece"),
+    ],
+)
+def test_where_no_cut_can_be_made_it_says_why(model: nn.Module, cuts: str, says: str) -> None:
+    with pytest.raises(JobError, match=says):
+        train(job_of(model, 6), make("gpipe", cuts=cuts), engine="virtual", folder=None)
+
+
+def test_too_many_stages_are_refused_with_the_most_there_can_be() -> None:
+    with pytest.raises(PlanError, match="at most 3 stages, and the plan wants 4"):
+        train(JOBS["tied"](), "gpipe:workers=4", engine="virtual", folder=None)
+    with pytest.raises(PlanError, match="make 2 stages, and the plan has 3"):
+        train(JOBS["mlp"](), "gpipe:workers=3,cuts=3", engine="virtual", folder=None)
+
+
+@pytest.mark.parametrize(
+    ("by", "widths", "place"),
+    [("memory", [30] * 7 + [2000, 5], 7), ("time", [700, 700, 700, 700, 700], 2), ("memory", [50] * 5, 2)],
+)
+def test_cuts_balance_time_or_memory(by: str, widths: list[int], place: int) -> None:
+    layers = [nn.Linear(one, other) for one, other in pairwise(widths)]
+    setup = set_up(job_of(nn.Sequential(*layers), widths[0]), make("gpipe", balance=by), "virtual")
+    assert setup.blueprint is not None
+    assert setup.blueprint.places == (place,)
+
+
+def test_a_run_remembers_where_it_was_cut() -> None:
+    run = train(JOBS["mlp"](), "gpipe:workers=3", engine="virtual", folder=None, updates=3)
+    assert run.record["plan"].startswith("gpipe:workers=3,cuts=")
+    assert len(Plan.parse(run.record["plan"]).cuts.split("+")) == 2
+    replays(run)
+
+
+def test_keyword_inputs_and_constants_of_the_call_are_part_of_it() -> None:
+    class Scaled(nn.Sequential):
+        def forward(self, x: Tensor, factor: float = 1.0, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+            x = super().forward(x * factor)
+            return x if mask is None else x * mask
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(model(x, factor=0.5), y)
+
+    model = Scaled(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 5))
+    same_numbers(job_of(model, 6, loss=None, step=step), make("one_f_one_b"), "virtual")
+
+
+def test_a_step_that_looks_into_the_model_is_told() -> None:
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1]) + model.penalty  # type: ignore[operator]
+
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 5))
+    model.penalty = 0.1  # type: ignore[assignment]
+    with pytest.raises(JobError, match=r"step= uses model\.penalty"):
+        train(job_of(model, 6, loss=None, step=step), "gpipe", engine="virtual", folder=None)
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_clipping_and_skipping_see_the_whole_gradient(engine: str) -> None:
+    job = JOBS["residual"]()
+    x, y = job.data
+    x = x.clone()
+    x[5] = float("nan")
+    spoilt = job.with_(data=(x, y), on_nan="skip", clip_norm=0.1, weight=lambda batch: float(len(batch[1])))
+    for plan in (make("interleaved", micro_batches=3), make("one_f_one_b", workers=3)):
+        same_numbers(job.with_(clip_norm=0.05, accumulate=2), plan, engine)
+        same_numbers(spoilt, plan, engine)
+
+
+def test_pipelines_without_a_flush_refuse_what_needs_the_whole_gradient() -> None:
+    for change in ({"clip_norm": 1.0}, {"on_nan": "skip"}):
+        with pytest.raises(PlanError, match="never has the gradient of the whole model"):
+            train(JOBS["mlp"]().with_(**change), "pipedream", engine="virtual", folder=None)
+    with pytest.raises(PlanError, match="keeps no checkpoints"):
+        train(JOBS["mlp"](), "spectrain", folder="unused", checkpoint_every=5)
+    job = JOBS["mlp"]().with_(optimizer=partial(torch.optim.SGD, lr=0.1))
+    with pytest.raises(PlanError, match="SGD has none"):
+        train(job, "spectrain", engine="virtual", folder=None)
+    with pytest.raises(PlanError, match="micro_batches=3 or more"):
+        Plan.parse("pipedream:workers=3,mode=two_buffers,micro_batches=2")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_samples() -> None:
+    job = JOBS["mlp"]()
+    x, y = job.data
+    x = x.clone()
+    x[7] = float("inf")
+    bad = job.with_(data=(x, y))
+    with pytest.raises(NotFinite, match="7"):
+        train(bad, "one_f_one_b", engine="virtual", folder=None)
+    with pytest.raises(WorkerFailed, match="worker 1 failed first: the loss is nan"):
+        train(bad, "one_f_one_b", folder=None)
+
+
+def test_loaders_read_ahead_what_each_worker_needs(tmp_path: Path) -> None:
+    class Set(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return SAMPLES
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            noise = torch.randn(12, dtype=torch.float64) * 0.1
+            return torch.full((12,), float(index % 5), dtype=torch.float64) + noise, torch.tensor(index % 5)
+
+    job = JOBS["mlp"]().with_(data=Set())
+    ahead = train(job.with_(loader_workers=1), "interleaved:cuts=1+3+5", folder=tmp_path, updates=6)
+    alone = train(job, "interleaved:cuts=1+3+5", engine="virtual", folder=None, updates=6)
+    assert difference(ahead.model, alone.model) == 0.0
+
+
+def test_evaluation_on_the_way_is_of_one_version_of_all_stages() -> None:
+    job = JOBS["mlp"]()
+    job = job.with_(test=job.data, evaluate_every=4)
+    for plan in ("one_f_one_b:workers=3,cuts=2+4", "pipedream:workers=3,cuts=2+4"):
+        runs = [train(job, plan, engine=engine, folder=None, updates=12) for engine in ENGINES]
+        losses = [[(h["updates"], h["test_loss"]) for h in run.history] for run in runs]
+        assert losses[0] == losses[1]
+        assert [updates for updates, _ in losses[0]] == [4, 8, 12]
+        short = train(job, plan, engine="virtual", folder=None, updates=4)
+        assert short.history[-1]["test_loss"] == losses[0][0][1], "as if the training had ended there"
+
+
+def test_stages_compute_on_the_cpu() -> None:
+    with pytest.raises(JobError, match="stages of a pipeline are computed on the CPU"):
+        train(JOBS["mlp"]().with_(device="cuda"), "gpipe", folder=None)
+
+
+def test_one_worker_is_one_process() -> None:
+    job = JOBS["residual"]()
+    for plan in ("gpipe:workers=1", "pipedream:workers=1"):
+        found = train(job, plan, engine="virtual", folder=None, updates=9)
+        chunks = Plan.parse(plan).parts
+        alone = train(job, make("sequential", chunks=chunks), engine="virtual", folder=None, updates=9)
+        assert difference(found.model, alone.model) < 1e-12
+
+
+# --- tables of one's own --------------------------------------------------------------------------------------------
+
+STASHING = """
+# two updates, then all is quiet
+keeps 2 1
+worker 0   F0  F1  .   B0U F2    B1U   F3   .    B2U  B3U
+worker 1   .   F0  B0U F1  B1U   F2    B2U  F3   B3U
+"""
+
+
+def table_file(folder: Path, text: str) -> str:
+    file = folder / "mine.txt"
+    file.write_text(text)
+    return f"table:file={file}"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_table_of_ones_own_is_proved_drawn_and_run(engine: str, tmp_path: Path) -> None:
+    reversed_backwards = "worker 0 F0 F1 F2 B2 B1 B0U\nworker 1: F0 F1 F2 B2 B1 B0U\n"
+    plan = Plan.parse(table_file(tmp_path, reversed_backwards))
+    assert (plan.workers, plan.parts) == (2, 3)
+    assert "worker 1   .   F0  F1  F2  B2  B1  B0U ." in draw(plan)
+    same_numbers(JOBS["residual"](), plan, engine)
+    check_run(train(JOBS["residual"](), plan, engine=engine, folder=None, updates=12), plan)
+
+
+def test_a_table_may_hold_several_updates_and_stale_weights(tmp_path: Path) -> None:
+    plan = table_file(tmp_path, STASHING) + ",cuts=3"
+    runs = [train(JOBS["mlp"](), plan, engine=engine, folder=None, updates=10) for engine in ENGINES]
+    assert difference(runs[0].model, runs[1].model) == 0.0
+    check_run(runs[0], Plan.parse(plan))
+    rows = runs[0].trace.rows
+    stale = [int(r["version"] - 1 - r["base"]) for r in rows if r["kind"] == 3 and r["shard"] == 0]
+    assert stale == [0, 1, 1, 1, 0, 1, 1, 1, 0, 1]  # quiet after every four
+
+
+def test_what_drawing_prints_can_be_handed_in_again() -> None:
+    for plan in ("one_f_one_b:workers=3", "interleaved:workers=2", "zero_bubble:workers=4", "spectrain:workers=2"):
+        picture = [line for line in draw(Plan.parse(plan)).splitlines() if line.startswith("worker")]
+        text = "\n".join([*picture, *(["predicts"] if "spec" in plan else [])])
+        told = Plan.parse(plan)
+        count = told.schedule.span if told.schedule else 0
+        expected = told.table((told.chunks,) * (count or 8))
+        assert read(text).lines == expected.lines
+        assert read(text).homes == expected.homes
+        prove_table(read(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "each worker must have a line"),
+        ("worker 0 F0 B0 U\nworker 2 F0 B0 U", r"numbered from 0; there are \[0, 2\]"),
+        ("worker 0 F0 X0 U", "line 1: 'X0' is no work"),
+        ("workers 0 F0 B0 U", "line 1: 'workers 0 F0 B0 U' is neither"),
+        ("worker 0 F0 B0 U\nworker 1 F0.0 B0.0 U.0", "workers 0 and 1 both work on stage 0"),
+        ("worker 0 F0.0 F0.2 B0.2 B0.0 U.2 U.0", "numbered from 0 without a gap"),
+        ("keeps 1\nworker 0 F0 B0 U\nworker 1 F0 B0 U", "keeps has 1 numbers, and there are 2 stages"),
+        ("worker 0 F0 F1 B0 B1 U F2 B2 U", "of as many micro-batches each"),
+    ],
+)
+def test_a_wrong_text_is_told_by_its_line(text: str, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        assert Own(text, "mine.txt").span
+
+
+def test_a_wrong_table_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    plan = table_file(tmp_path, "worker 0 F0 F1 B0 B1 U\nworker 1 F1 F0 B0 B1 U\n")
+    with pytest.raises(PlanError, match="it wants micro-batch 1, and 0 is what comes next"):
+        train(JOBS["mlp"](), plan, folder=None)
+    with pytest.raises(UsageError, match="cannot be read"):
+        Plan.parse("table:file=/nowhere/mine.txt")
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", ["zero_bubble:workers=2", "pipedream:workers=2", "interleaved:workers=2"])
+def test_a_run_is_drawn_as_it_was_measured_under_its_table(plan: str, tmp_path: Path) -> None:
+    run = train(JOBS["mlp"](), plan, engine="virtual", folder=tmp_path, updates=20)
+    assert run.path is not None
+    said = draw_run(run.path)
+    assert said.startswith(draw(Plan.parse(run.record["plan"])))
+    below = said.partition("As it ran")[2]
+    lines = [line for line in below.splitlines() if line.startswith("worker")]
+    assert len(lines) == 2
+    assert all("F" in line and ("B" in line or "I" in line) for line in lines)
+    assert {len(line) for line in lines} == {120}
+    page = draw_page(run.path)
+    assert page.count("<svg") == 2
+    assert page.count("<rect") > 40
+    assert draw_page(Plan.parse(plan)).count("<svg") == 1
+
+
+def test_colours_are_for_terminals() -> None:
+    plain, coloured = draw(Plan.parse("gpipe")), draw(Plan.parse("gpipe"), colours=True)
+    assert "\x1b" not in plain
+    assert coloured.count("\x1b[34mF0\x1b[0m") == 3  # two workers and the legend
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_weighed_is_what_a_stage_is_made_of() -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 5))
+    job = job_of(model, 64, optimizer=partial(torch.optim.Adam, lr=0.01), batch_size=56)
+    setup = set_up(job, make("gpipe", cuts="2"), "virtual")
+    assert setup.blueprint is not None
+    chunk = max(setup.agenda.filled(0), key=lambda chunk: chunk.samples)
+    reader = Reader(setup.source, setup.order(), 0, lambda _: None)
+    first, last = weigh_all(setup.job, setup.module, setup.blueprint, reader, chunk)
+    weights = 8 * (64 * 256 + 256)
+    assert (first.gradients, first.always // weights) == (weights, 3)  # the weights, and Adam's two
+    assert first.kept == 8 * 14 * (64 + 256)  # the input of each of its layers, and what goes on
+    assert first.forward >= first.kept
+    assert first.backward > first.kept + weights / 2  # a gradient, before it is added to the others
+    assert last.kept > 8 * 14 * (256 + 64)
+
+
+def test_what_does_not_fit_is_refused_before_anything_starts_and_fits_when_it_is_cut() -> None:
+    layers = [part for _ in range(4) for part in (nn.Linear(600, 600), nn.ReLU())]
+    job = job_of(nn.Sequential(*layers, nn.Linear(600, 5)), 600)
+    with pytest.raises(PlanError, match=r"worker 0 would take 3[0-9] MiB for its tensors, and memory=24"):
+        train(job, "layers:workers=1,memory=24", folder=None)
+    run = train(job, "one_f_one_b:memory=24,balance=memory", folder=None, updates=3)
+    assert len(run.summary()["peak_memory"]) == 2
+    assert all(each > 8 << 20 for each in run.summary()["peak_memory"])

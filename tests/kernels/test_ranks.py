@@ -1,0 +1,121 @@
+"""Ranks of MPI as one team: the bits of one process, on one node; the same numbers between nodes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mpi4py")
+MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
+
+PROGRAM = """
+import sys
+from functools import partial
+import torch
+from mpi4py import MPI
+from torch import nn
+from paceline.kernels import fuse, fuse_ranks
+
+world, apart = MPI.COMM_WORLD, int(sys.argv[1])
+node = world.Split(world.rank // apart, world.rank) if apart else None
+torch.manual_seed(0)
+x, y = torch.randn(75, 1, 9, 9), torch.randint(5, (75,))
+
+def net():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), NORM, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5))
+
+def state(net):
+    return [t.clone() for t in net.state_dict().values()]
+
+make, loss = partial(torch.optim.Adam, lr=0.01), nn.CrossEntropyLoss()
+ranks, alone = net(), net()
+team = fuse_ranks(ranks, loss, make, 32, threads=2, node=node)
+one = fuse(alone, loss, make, 32, threads=1)
+for epoch in range(3):
+    order = torch.randperm(75, generator=torch.Generator().manual_seed(epoch))
+    a, b = team.train_epoch(x, y, order), one.train_epoch(x, y, order)
+    assert abs(a - b) < 1e-5, (a, b)
+gap = max(float((p.double() - q.double()).abs().max()) for p, q in zip(state(ranks), state(alone)))
+gaps = world.gather(gap)
+team.close()
+if world.rank == 0:
+    print(max(gaps))
+"""
+
+
+def mpiexec(ranks: int, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [MPIEXEC, "-n", str(ranks), sys.executable, *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
+
+
+# One phase, and several that all must have finished.
+@pytest.mark.parametrize(("ranks", "norm"), [(2, "nn.Identity()"), (3, "nn.BatchNorm2d(4)"), (4, "nn.Identity()")])
+def test_ranks_of_a_node_give_the_bits_of_one_process(ranks: int, norm: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM.replace("NORM", norm))
+    done = mpiexec(ranks, tmp_path, "program.py", "0")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == 0.0
+
+
+def test_nodes_add_their_gradients_up(tmp_path: Path) -> None:
+    """Four ranks, two of which are said to share memory: two nodes."""
+    (tmp_path / "program.py").write_text(PROGRAM.replace("NORM", "nn.Identity()"))
+    done = mpiexec(4, tmp_path, "program.py", "2")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1e-5
+
+
+JOB = """
+from functools import partial
+import torch
+from torch import nn
+import paceline as pl
+x = torch.randn(150, 8, generator=torch.Generator().manual_seed(0))
+y = x.argmax(1)
+job = pl.Job(model=lambda: nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 8)), data=(x, y), test=(x, y),
+             loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.5), batch_size=16, epochs=4, {more})
+"""
+
+
+def test_the_command_under_mpiexec(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB.format(more="schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 9)"))
+    words = ("-m", "paceline", "train", "job.py", "--compute", "fused", "--json")
+    several, one = (mpiexec(ranks, tmp_path, *words) for ranks in (2, 1))
+    assert several.returncode == one.returncode == 0, several.stderr + one.stderr
+    found, expected = json.loads(several.stdout), json.loads(one.stdout)
+    assert (found["engine"], expected["engine"]) == ("mpi", "local")
+    assert found["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=0.02)
+    assert found["updates"] == 40
+    assert found["samples"] == 600
+    page = subprocess.run(
+        [sys.executable, "-m", "paceline", "report", found["run"]], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert page.returncode == 0, page.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "words", "says"),
+    [
+        ("", (), "give --compute fused"),
+        ("", ("--compute", "fused", "--plan", "ring"), "all ranks share each batch"),
+        ("clip_norm=1.0", ("--compute", "fused"), "knows nothing of clip_norm"),
+    ],
+)
+def test_what_ranks_cannot_do_is_said_once(more: str, words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB.format(more=more))
+    done = mpiexec(2, tmp_path, "-m", "paceline", "train", "job.py", *words)
+    assert done.returncode == 2
+    assert done.stderr.count(says) == 1
+
+
+def test_a_rank_that_fails_ends_all(tmp_path: Path) -> None:
+    falls = "schedule=lambda o: 1 // 0 if __import__('os').environ.get('PMI_RANK') == '1' else None"
+    (tmp_path / "job.py").write_text(JOB.format(more=falls))
+    done = mpiexec(2, tmp_path, "-m", "paceline", "train", "job.py", "--compute", "fused")
+    assert done.returncode != 0
+    assert "ZeroDivisionError" in done.stderr
