@@ -33,6 +33,9 @@ bench: $(VENV)/.ready         ## the measured claims, at full size (most of an h
 	$(BIN)/python benchmarks/embedding_rows/run.py
 	$(BIN)/python benchmarks/published-downpour/run.py
 	$(BIN)/python benchmarks/staleness/run.py --quick
+	$(BIN)/python benchmarks/kernels/run.py
+	$(BIN)/python benchmarks/kernels/accuracy.py
+	$(BIN)/python benchmarks/kernels/sweep.py
 	$(BIN)/python benchmarks/checker/installed.py
 	$(BIN)/python benchmarks/checker/guided.py
 
