@@ -149,7 +149,7 @@ def test_a_table_whose_gradient_is_not_always_sparse() -> None:
     replays(pl.train(made, "downpour:workers=3", folder=None))
 
 
-@pytest.mark.parametrize("plan", [name for name in RECIPES if name not in TAKES_SPARSE])
+@pytest.mark.parametrize("plan", [name for name in RECIPES if not pl.Plan.parse(name).takes_sparse])
 def test_plans_that_send_dense_vectors_refuse_sparse_gradients(plan: str) -> None:
     with pytest.raises(PlanError, match=rf"words\.weight gets a sparse gradient .* plan {plan} is dense; use downpour"):
         pl.train(SPARSE_JOBS["bag-sgd"](), plan, workers=2, folder=None)
