@@ -15,10 +15,13 @@ sys.path.insert(0, ".")
 from tests.kernels.networks import Case, images, sequences
 from tests.kernels.test_gradients import check
 
+from paceline.kernels import fused
 
-def sweep(strategy: SearchStrategy[Case], single: bool, examples: int) -> int:
-    """Try so many networks; how many were tried."""
+
+def sweep(strategy: SearchStrategy[Case], single: bool, few: int, examples: int) -> int:
+    """Try so many networks, batches of up to `few` samples one by one; how many were tried."""
     tried = []
+    fused.FEW = few
 
     @seed(2026)
     @settings(max_examples=examples, deadline=None, database=None)
@@ -33,10 +36,10 @@ def sweep(strategy: SearchStrategy[Case], single: bool, examples: int) -> int:
 
 def main(examples: int) -> None:
     for name, strategy in (("images", images()), ("sequences", sequences())):
-        for single in (False, True):
+        for single, few in ((False, 0), (False, 1000), (True, 0), (True, 1000)):
             begin = time.perf_counter()
-            count = sweep(strategy, single, examples)
-            word = "float32, to 1e-4" if single else "float64, to 1e-10"
+            count = sweep(strategy, single, few, examples)
+            word = ("float32, to 1e-4" if single else "float64, to 1e-10") + (", sample by sample" if few else "")
             print(f"{name}: {count} networks agree in {word}; {time.perf_counter() - begin:.0f} s", flush=True)
 
 

@@ -41,6 +41,8 @@ def on_files(files: Any, config: Any) -> Any:
     for source, place in PLACES.items():
         if not source.startswith("docs/"):
             files.append(File.generated(config, place, content=(ROOT / source).read_text()))
+    for picture in (ROOT / "benchmarks").glob("*/*.svg"):
+        files.append(File.generated(config, f"benchmarks/{picture.name}", content=picture.read_text()))
     for place, write in GENERATED.items():
         files.append(File.generated(config, place, content=write()))
     return files

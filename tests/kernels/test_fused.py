@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,18 @@ def test_an_epoch_is_that_of_pytorch(optimizer: str) -> None:
             by_hand.step()
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_explain_says_what_was_done() -> None:
+    fused = fuse(small_cnn(), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"], 50, threads=1)
+    assert fused.explain() == "not compiled yet: the first samples show the shape"
+    x, y = data(200)
+    fused.train_epoch(x, y, torch.arange(200))
+    said = fused.explain()
+    assert "path: generated C++" in said
+    assert "o3 y8 x8 i1 ky5 kx5" in said
+    assert "GFLOP/s" in said
+    assert "% of the multiply-adds that 1 core could do at most" in said
 
 
 def test_l1_pulls_weights_to_zero_by_their_signs() -> None:
@@ -145,6 +158,7 @@ def test_the_second_time_it_comes_from_the_cache(tmp_path: Path, monkeypatch: py
         fused.loss_and_gradients(x, y)
         explained.append(fused.explain())
     assert "compiled in" in explained[0]
+    assert "contract" in explained[0]
     assert "from the cache" in explained[1]
     assert len(list(tmp_path.rglob("*.so"))) == len(list(tmp_path.rglob("*.cpp"))) == 1
 
@@ -212,3 +226,40 @@ def test_losses_and_optimizers_without_a_kernel_are_named() -> None:
         fuse(nn.Linear(2, 2), nn.CrossEntropyLoss(), None, 4).loss_and_gradients(
             torch.zeros(2, 2), torch.tensor([0, 7])
         )
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "order", "message"),
+    [
+        (torch.zeros(4, 2), torch.zeros(3, dtype=torch.long), [0], "4 samples, 3 targets"),
+        (torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), [], "nothing to train on"),
+        (torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), [0, 4], "an order from 0 to 4, of 4 samples"),
+        (torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), [-1], "an order from -1"),
+        (torch.zeros(4, 2), torch.zeros(4, 2, dtype=torch.long), [0], "one class per sample"),
+        (torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), [0], "gets 3 features, and wants 2"),
+    ],
+)
+def test_what_would_lead_astray_is_refused(x: Tensor, y: Tensor, order: list[int], message: str) -> None:
+    fused = fuse(nn.Linear(2, 2), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"], 4)
+    with pytest.raises(CannotFuse, match=message):
+        fused.train_epoch(x, y, torch.tensor(order, dtype=torch.long))
+
+
+@pytest.mark.parametrize("function", [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU])
+@pytest.mark.parametrize("batch", [1, 20])
+def test_what_is_not_a_number_stays_so(function: type[nn.Module], batch: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), function(), nn.Linear(5, 3))
+    x, y = torch.randn(batch, 4), torch.zeros(batch, dtype=torch.long)
+    x[-1, 2] = float("nan")
+    loss, gradients = fuse(model, nn.CrossEntropyLoss(), None, batch).loss_and_gradients(x, y)
+    assert math.isnan(loss)
+    assert gradients["0.weight"].isnan().any()
+
+
+def test_what_the_optimizer_remembers_has_one_shape() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    fused = fuse(model, nn.CrossEntropyLoss(), OPTIMIZERS["adam"], 4)
+    y, order = torch.zeros(4, dtype=torch.long), torch.arange(4)
+    fused.train_epoch(torch.zeros(4, 1, 6, 6), y, order)
+    with pytest.raises(CannotFuse, match="of another shape"):
+        fused.train_epoch(torch.zeros(4, 1, 5, 5), y, order)

@@ -22,6 +22,7 @@ from paceline.kernels.compiled import Call, Compiled, canonical, plan_of, tensor
 from paceline.kernels.graph import describe
 from paceline.kernels.ir import Lookup
 from paceline.kernels.layers.base import CannotFuse
+from paceline.kernels.measure.peak import peak
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
 from paceline.kernels.plan import CHUNKS, Plan, table
@@ -110,6 +111,8 @@ class Fused:
         """One pass over the samples named by `order`, in batches; the mean loss as it was on the way."""
         if self.optimizer is None:
             raise CannotFuse("fuse(...) was given no optimizer: there is nothing to train by")
+        if self._compiled and tuple(x.shape[1:]) not in {shape for shape, _ in self._compiled}:
+            raise CannotFuse(f"samples of shape {tuple(x.shape[1:])}: what the optimizer remembers is of another shape")
         made = self._for(x)
         torch._foreach_copy_(made.weights, made.tensors)
         settings = self._settings(made)
@@ -279,8 +282,8 @@ class Fused:
         tokens, labels = plan.program.tokens, self.loss == "cross_entropy"
         x = (x.long() if tokens else x.to(self.dtype)).contiguous()
         y = (y.long() if labels else y.to(self.dtype)).contiguous()
-        self._check(plan, x, y, labels)
         order = order.long().contiguous()
+        self._check(plan, x, y, order, labels)
         pointers = {name: tensor.data_ptr() for name, tensor in made.memory.items()}
         call = Call(
             **pointers,
@@ -297,7 +300,14 @@ class Fused:
         if made.memory["arenas"].numel() < needed:
             made.memory["arenas"] = torch.zeros(needed, dtype=self.dtype)
 
-    def _check(self, plan: Plan, x: Tensor, y: Tensor, labels: bool) -> None:
+    def _check(self, plan: Plan, x: Tensor, y: Tensor, order: Tensor, labels: bool) -> None:
+        """All that would lead the generated text astray: it looks at nothing by itself."""
+        if {x.device.type, y.device.type, order.device.type} != {"cpu"}:
+            raise CannotFuse(f"x on {x.device}, y on {y.device}: kernels are for the CPU")
+        if len(x) != len(y) or not order.numel():
+            raise CannotFuse(f"{len(x)} samples, {len(y)} targets and an order of {order.numel()}: nothing to train on")
+        if int(order.min()) < 0 or int(order.max()) >= len(x):
+            raise CannotFuse(f"an order from {int(order.min())} to {int(order.max())}, of {len(x)} samples")
         rows = [s.rows for s in plan.program.forward if isinstance(s, Lookup)]
         if rows and x.numel() and not (int(x.min()) >= 0 and int(x.max()) < min(rows)):
             raise CannotFuse(f"tokens from {int(x.min())} to {int(x.max())}, for an embedding of {min(rows)} rows")
@@ -305,6 +315,8 @@ class Fused:
             raise CannotFuse(
                 f"class numbers from {int(y.min())} to {int(y.max())}, for a network of {plan.program.outputs} outputs"
             )
+        if labels and y.dim() != 1:
+            raise CannotFuse(f"targets of shape {tuple(y.shape)}: cross entropy has a kernel for one class per sample")
         if not labels and y[0].numel() != plan.program.outputs:
             raise CannotFuse(f"targets of {y[0].numel()} numbers, for a network of {plan.program.outputs} outputs")
 
@@ -344,5 +356,9 @@ class Fused:
         if self.timed is not None:
             samples, seconds = self.timed
             speed = plan.flops * samples / seconds / 1e9
-            lines.append(f"last epoch: {seconds:.3f} s, {samples / seconds:,.0f} samples/s, {speed:.1f} GFLOP/s")
+            share = speed / peak(1).gflops / self.threads
+            lines.append(
+                f"last epoch: {seconds:.3f} s, {samples / seconds:,.0f} samples/s, {speed:.1f} GFLOP/s, "
+                f"{share:.0%} of the multiply-adds that {self.threads} core{'s' * (self.threads > 1)} could do at most"
+            )
         return "\n".join([*lines, "", table(plan)])

@@ -237,7 +237,7 @@ def picture(found: Bench) -> str:
     points = [
         Point(f"{KINDS.get(s.layer, s.layer)} {s.way}", s.flops / max(s.bytes, 1), s.flops / s.seconds / 1e9)
         for s in found.steps.get("fused", [])
-        if s.flops > 2000 and s.seconds > 1e-9
+        if s.flops > 4000 and s.seconds > 1e-9
     ]
     one = found.peaks[0]
     return roofline(points, one.gflops, one.gigabytes, "The small CNN's steps under the roofs of one core")

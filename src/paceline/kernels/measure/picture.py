@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 460, 64, 24, 24, 48
+APART, LINE = 140, 12  # of labels: less to the side, they would be written over one another
 INK, SOFT, MINE, ROOF = "#24292f", "#d0d7de", "#0b6bcb", "#c4432b"
 
 
@@ -41,12 +42,15 @@ def roofline(points: Sequence[Point], gflops: float, gigabytes: float, title: st
         "</text>",
         f'<text x="{x(low_x * 1.1):.1f}" y="{y(low_x * gigabytes) - 8:.1f}">memory: {gigabytes:.0f} GB/s</text>',
     ]
+    labels: list[tuple[float, float]] = []
     for point in sorted(points, key=lambda p: p.gflops):
-        cx, cy = x(point.intensity), y(point.gflops)
-        parts.append(
-            f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="4" fill="{MINE}"><title>{escape(point.name)}</title></circle>'
-        )
-        parts.append(f'<text x="{cx + 7:.1f}" y="{cy + 4:.1f}">{escape(point.name)}</text>')
+        cx, cy, name = x(point.intensity), y(point.gflops), escape(point.name)
+        below = cy + 4
+        while any(abs(cx - left) < APART and abs(below - top) < LINE for left, top in labels):
+            below += 1
+        labels.append((cx, below))
+        parts.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="4" fill="{MINE}"><title>{name}</title></circle>')
+        parts.append(f'<text x="{cx + 7:.1f}" y="{below:.1f}">{name}</text>')
     parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">FLOP per byte touched</text>')
     turned = f'text-anchor="middle" transform="rotate(-90 14 {HEIGHT / 2})"'
     parts.append(f'<text x="14" y="{HEIGHT / 2}" {turned}>GFLOP/s, one core</text>')

@@ -16,6 +16,7 @@ from paceline.kernels.plan import CHUNKS, Plan
 from paceline.kernels.printers.nests import Nests
 from paceline.kernels.printers.pixels import Pixels
 
+MANY = 16384  # weights, of which a chunk's gradient no longer stays in the nearest cache
 SLICE = 8192  # weights that are worth another thread's while
 HERE = Path(__file__).parent
 
@@ -28,6 +29,7 @@ def text(plan: Plan, rule: Rule, nests: Nests | None = None) -> str:
         "REPLICAS": int(target.replicas), "CHUNKS": CHUNKS, "PHASES": len(plan.phases),
         "ARENA": plan.sizes["arena"], "NUMBERS": plan.sizes["weights"], "LANE_NUMBERS": plan.sizes["lanes"],
         "INPUTS": _inputs(plan), "TOKENS": int(plan.program.tokens), "OUTPUTS": plan.program.outputs,
+        "CHUNK_GROUPS": 2 if plan.sizes["weights"] > MANY else 1,
         "SLICES": max(1, min(CHUNKS, plan.sizes["weights"] // SLICE)), "STATES": rule.states,
         "SETTINGS": len(rule.settings),
     }  # fmt: skip

@@ -1,5 +1,13 @@
 // --- batches, chunks, threads ---
 
+static int64_t groups_of(int64_t samples) { return REPLICAS ? samples : (samples + LANES - 1) / LANES; }
+
+// Whatever the number of threads. Where weights are many, adding chunks up costs as much as a group.
+static int64_t chunks_of(int64_t groups) {
+    const int64_t chunks = (groups + CHUNK_GROUPS - 1) / CHUNK_GROUPS;
+    return chunks < CHUNKS ? chunks : CHUNKS;
+}
+
 static void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t number, int64_t groups, V* arenas, int64_t own) {
     g.number = number;
     g.groups = groups;
@@ -29,7 +37,7 @@ static void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t n
 }
 
 static void compute(const Call& c, int phase, int64_t first, int64_t n, int64_t chunk, int64_t thread, int64_t turn) {
-    const int64_t groups = REPLICAS ? n : (n + LANES - 1) / LANES, chunks = groups < CHUNKS ? groups : CHUNKS;
+    const int64_t groups = groups_of(n), chunks = chunks_of(groups);
     W* gradient = c.gradients + chunk * NUMBERS;
     V* lanes = c.lane_gradients + chunk * LANE_NUMBERS;
     double* loss = c.losses + chunk * LANES;
@@ -70,7 +78,7 @@ struct Team {
 
 static void item(const Call& c, int64_t thread, int64_t u, int64_t number, int64_t per_phase) {
     const int64_t first = u * c.batch, n = c.samples - first < c.batch ? c.samples - first : c.batch;
-    const int64_t groups = REPLICAS ? n : (n + LANES - 1) / LANES, chunks = groups < CHUNKS ? groups : CHUNKS;
+    const int64_t groups = groups_of(n), chunks = chunks_of(groups);
     if (number < PHASES * per_phase) {
         if (number % per_phase < chunks) compute(c, (int)(number / per_phase), first, n, number % per_phase, thread, u);
         return;
@@ -87,7 +95,7 @@ static void item(const Call& c, int64_t thread, int64_t u, int64_t number, int64
 
 static void work(const Call& c, int64_t thread, Team& team) {
     FlushDenormals flush;
-    const int64_t most = REPLICAS ? c.batch : (c.batch + LANES - 1) / LANES, per_phase = most < CHUNKS ? most : CHUNKS;
+    const int64_t per_phase = chunks_of(groups_of(c.batch));
     const int64_t per_update = PHASES * per_phase + SLICES;
     for (int64_t spins = 0;;) {
         int64_t next = __atomic_load_n(&team.taken, __ATOMIC_RELAXED);
