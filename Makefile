@@ -36,6 +36,12 @@ bench: $(VENV)/.ready         ## the measured claims, at full size (most of an h
 	$(BIN)/python benchmarks/kernels/run.py
 	$(BIN)/python benchmarks/kernels/accuracy.py
 	$(BIN)/python benchmarks/kernels/sweep.py
+	$(BIN)/python benchmarks/pipelines/run.py
+	$(BIN)/python benchmarks/pipelines/memory.py
+	$(BIN)/python benchmarks/pipelines/worlds.py
+	$(BIN)/python benchmarks/stale-pipelines/run.py
+	$(BIN)/python benchmarks/library/run.py
+	$(BIN)/python benchmarks/ranks/run.py
 	$(BIN)/python benchmarks/checker/installed.py
 	$(BIN)/python benchmarks/checker/guided.py
 

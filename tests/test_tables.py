@@ -20,7 +20,8 @@ from paceline.testing.killing import DiesInMidUpdate
 from paceline.trace import Kind
 
 SGD, ADAGRAD, SPARSE_ADAM = torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam
-TAKES_SPARSE = [name for name in RECIPES if pl.Plan.parse(name).takes_sparse]
+TAKES_SPARSE = [name for name in RECIPES if (p := pl.Plan.parse(name)).takes_sparse and p.schedule is None]
+PIPELINES = ("layers", "gpipe", "one_f_one_b", "zero_bubble", "pipedream")
 
 
 def sha(job: pl.Job, plan: str, engine: str = "virtual") -> str:
@@ -62,6 +63,13 @@ REAL = [*itertools.product(["downpour"], SPARSE_JOBS, ["local"]), ("hogwild", "b
 def test_every_run_keeps_its_invariants_and_replays(plan: str, job: str, engine: str) -> None:
     made = pl.Plan.parse(plan, 3)
     check_run(pl.train(SPARSE_JOBS[job](), made, engine=engine, folder=None, updates=20), made)
+
+
+@pytest.mark.parametrize("job", ["bag-sgd", "bag-adagrad"])
+@pytest.mark.parametrize("plan", PIPELINES)
+def test_a_table_may_be_a_stage_of_a_pipeline(plan: str, job: str) -> None:
+    made = pl.Plan.parse(plan, 2)
+    check_run(pl.train(SPARSE_JOBS[job](), made, engine="virtual", folder=None, updates=20), made)
 
 
 def test_only_rows_travel() -> None:
@@ -141,7 +149,7 @@ def test_a_table_whose_gradient_is_not_always_sparse() -> None:
     replays(pl.train(made, "downpour:workers=3", folder=None))
 
 
-@pytest.mark.parametrize("plan", [name for name in RECIPES if name not in TAKES_SPARSE])
+@pytest.mark.parametrize("plan", [name for name in RECIPES if not pl.Plan.parse(name).takes_sparse])
 def test_plans_that_send_dense_vectors_refuse_sparse_gradients(plan: str) -> None:
     with pytest.raises(PlanError, match=rf"words\.weight gets a sparse gradient .* plan {plan} is dense; use downpour"):
         pl.train(SPARSE_JOBS["bag-sgd"](), plan, workers=2, folder=None)

@@ -36,7 +36,7 @@ OPTIMIZERS = {
     "Adam": partial(torch.optim.Adam, lr=0.001),
 }
 PLANS = ("gpipe:", "gpipe:recompute=all,", "one_f_one_b:", "zero_bubble:", "interleaved:", "pipedream:", "spectrain:")
-SIZES = {"wide layers": (2048, 128), "many samples": (512, 8192)}  # width; samples of a batch
+SIZES = {"wide layers": (2048, 128), "many samples": (512, 4096)}  # width; samples of a batch
 CAP = 450  # MiB
 
 
@@ -75,7 +75,8 @@ def case(optimizer: str, name: str, size: str, besides: list[int]) -> dict[str, 
     width, batch = SIZES[size]
     endless = Plan.parse(name.rstrip(":")).endless
     made = job(optimizer, width, batch // 4 if endless else batch)
-    plan = f"{name}workers=2,memory=100000"
+    cuts = "4+8+12" if "interleaved" in name else "8"
+    plan = f"{name}workers=2,cuts={cuts},memory=100000"
     expected, found = told(made, plan), measured(made, plan)
     return {
         "case": f"{name.rstrip(':,')}, {optimizer}, {size}",
@@ -94,7 +95,7 @@ def capped() -> dict[str, Any]:
         pl.train(made, f"layers:workers=1,memory={CAP}", folder=None, updates=6)
     except PlanError as error:
         refusal = str(error)
-    two = measured(made, f"one_f_one_b:workers=2,balance=memory,memory={CAP}")
+    two = measured(made, f"one_f_one_b:workers=2,cuts=8,memory={CAP}")
     return {
         "cap_mib": CAP, "alone_mib": [round(each / MIB, 1) for each in alone], "refusal": refusal,
         "cut_in_two_mib": [round(each / MIB, 1) for each in two],
@@ -104,7 +105,7 @@ def capped() -> dict[str, Any]:
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    besides = measured(job("SGD", 16, 64), "gpipe:workers=2,memory=100000")
+    besides = measured(job("SGD", 16, 64), "gpipe:workers=2,cuts=8,memory=100000")
     print("besides tensors", besides, flush=True)
     cases = []
     for size in SIZES:

@@ -36,8 +36,8 @@ from record import write
 
 SGD = partial(torch.optim.SGD, lr=0.01)
 LOSS = nn.CrossEntropyLoss()
-SHORT, LONG = 4, 24  # updates, for 8 micro-batches
-BUSY, PATIENCE = 0.10, 60  # share of one core that others may take; tries
+SHORT, LONG = 4, 20  # updates, for 8 micro-batches
+BUSY, PATIENCE = 0.15, 40  # share of one core that others may take; tries
 Seconds = Callable[[int], float]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -242,6 +243,17 @@ def test_what_would_lead_astray_is_refused(x: Tensor, y: Tensor, order: list[int
     fused = fuse(nn.Linear(2, 2), nn.CrossEntropyLoss(), OPTIMIZERS["sgd"], 4)
     with pytest.raises(CannotFuse, match=message):
         fused.train_epoch(x, y, torch.tensor(order, dtype=torch.long))
+
+
+@pytest.mark.parametrize("function", [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU])
+@pytest.mark.parametrize("batch", [1, 20])
+def test_what_is_not_a_number_stays_so(function: type[nn.Module], batch: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), function(), nn.Linear(5, 3))
+    x, y = torch.randn(batch, 4), torch.zeros(batch, dtype=torch.long)
+    x[-1, 2] = float("nan")
+    loss, gradients = fuse(model, nn.CrossEntropyLoss(), None, batch).loss_and_gradients(x, y)
+    assert math.isnan(loss)
+    assert gradients["0.weight"].isnan().any()
 
 
 def test_what_the_optimizer_remembers_has_one_shape() -> None:

@@ -29,7 +29,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (g,), (x,), part = gradients, ctx.saved_tensors, ctx.part
-        ctx.owe(partial(_pay_linear, part, x, g))
+        ctx.owe(partial(_pay_linear, part, x.detach(), g))
         return g.matmul(part.weight) if ctx.needs_input_grad[0] else None, None, None, None
 
 
@@ -51,7 +51,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (g,), (x,), part = gradients, ctx.saved_tensors, ctx.part
-        ctx.owe(partial(_pay_convolution, part, x, g))
+        ctx.owe(partial(_pay_convolution, part, x.detach(), g))
         gx = _convolution(part, x, g, [True, False, False])[0] if ctx.needs_input_grad[0] else None
         return gx, None, None, None
 

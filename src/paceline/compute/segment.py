@@ -22,8 +22,8 @@ from paceline.compute.layout import trainable
 from paceline.compute.stage import Stage, Sums
 from paceline.compute.tracing import Call, trace
 from paceline.compute.weights import weights_of
-from paceline.core.agenda import Chunk
-from paceline.core.schedules import BACKWARD, FORWARD, MEET, SEND_ON, TAKE_ON, UPDATE, WEIGHTS, Table, Work
+from paceline.core.schedules import BACKWARD, FORWARD, MEET, SEND_ON, TAKE_ON, UPDATE, WEIGHTS, Work
+from paceline.core.schedules.passes import Pass
 from paceline.data.source import Reader
 from paceline.errors import NotFinite
 from paceline.job import Job
@@ -98,7 +98,6 @@ class Segment:
         }
         self.scale, self.good = 1.0, True  # of the gradients of an update, as was agreed
         self.inside: dict[tuple[bool, int, int], Message] = {}  # (onward?, stage that needs it, micro-batch)
-        self.begin(0, [])
 
     def _stage(
         self, code: Code, names: list[str], job: Job, module: nn.Module, optimizer: Optimizer, chance: Chance
@@ -115,14 +114,14 @@ class Segment:
             plan.recompute[number], plan.carries_chance, plan.splits,
         )  # fmt: skip
 
-    def begin(self, update: int, chunks: Sequence[Chunk], ahead: dict[tuple[int, int], int] | None = None) -> None:
-        """A new table: its first update, its micro-batches in order; by how many updates its forwards look ahead."""
-        self.first, self.chunks, self.ahead = update, chunks, ahead or {}
+    def begin(self, passing: Pass) -> None:
+        """A new table."""
+        self.passing = passing
 
     def do(self, work: Work) -> Sums | None:
         """Something of the table that is not a message; of an update: what its micro-batches added up to."""
         stage = self.stages[work.stage]
-        version = self.first + work.version
+        version = self.passing.first + work.version
         if work.what == UPDATE:
             if stage.code.last and self.job.on_nan == "stop" and not math.isfinite(stage.sums.loss):
                 raise NotFinite(stage.sums.loss, version - 1, self.samples(version - 1))
@@ -130,10 +129,10 @@ class Segment:
         if work.what == MEET:
             return None
         if work.what == FORWARD:
-            chunk = self.chunks[work.micro]
+            chunk = self.passing.chunk(work.micro)
             values = [] if stage.code.first else self._taken(True, work)
             batch = self.reader.batch(chunk) if self.reads(stage) else None
-            ahead = self.ahead.get((work.stage, work.micro), 0)
+            ahead = self.passing.ahead(work.micro, work.version)
             gives: Message = list(stage.forward(work.micro, chunk, values, batch, version, ahead))  # type: ignore[arg-type]
             if not stage.code.last:
                 self.inside[True, work.stage + 1, work.micro] = gives
@@ -152,7 +151,8 @@ class Segment:
         return stage.code.first or stage.code.last or self.job.weight is not None
 
     def samples(self, update: int) -> list[int]:
-        return [n for c in self.chunks if c.update == update for n in self.reader.order.indices(c).tolist()]
+        chunks = self.passing.agenda.filled(update)
+        return [n for chunk in chunks for n in self.reader.order.indices(chunk).tolist()]
 
     def squares(self) -> float:
         """Of the norm of its gradients, when all of an update's are made."""
@@ -199,21 +199,3 @@ class Segment:
             tensors = {key.removeprefix(start): value for key, value in kept.tensors.items() if key.startswith(start)}
             restore_home(stage.weights.home, Belongings(tensors, kept.facts[str(number)]))
             stage.weights.go_on()
-
-
-def looks_ahead(table: Table) -> dict[tuple[int, int], int]:
-    """Where weights are predicted: the updates between the version that a forward reads and the one that its gradient
-    is applied to.
-    """
-    if not table.predicts:
-        return {}
-    applied: dict[tuple[int, int], int] = {}
-    for line in table.lines:
-        backs: dict[int, list[int]] = {}
-        for work in line:
-            if work.what in (BACKWARD, WEIGHTS):
-                backs.setdefault(work.stage, []).append(work.micro)
-            elif work.what == UPDATE:
-                applied |= {(work.stage, micro): work.version - 1 for micro in backs.pop(work.stage)}
-    forwards = [work for line in table.lines for work in line if work.what == FORWARD]
-    return {(work.stage, work.micro): applied[work.stage, work.micro] - work.version for work in forwards}

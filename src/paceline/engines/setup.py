@@ -144,7 +144,8 @@ def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda
             f"plan {plan.name} cannot honour {what}: it never has the gradient of the whole model at one time; leave "
             "it out, or use a pipeline that flushes, such as one_f_one_b"
         )
-    kinds = {passing.counts[:PROVED] for passing in passes(plan.schedule.span, agenda)}
+    stop = min(agenda.updates, agenda.updates_per_epoch * max(1, plan.schedule.span))  # what follows repeats itself
+    kinds = {passing.counts[:PROVED] for passing in passes(plan.schedule.span, agenda, stop=stop)}
     for counts in kinds:
         table = plan.table(counts)
         prove_table(table.agreeing() if agrees(job) else table)

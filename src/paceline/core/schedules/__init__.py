@@ -132,6 +132,12 @@ def _with_messages(work: Work, homes: Sequence[int]) -> Iterator[Work]:
         yield work._replace(what=SEND_BACK)
 
 
+def program_of(schedule: Schedule, worker: int, workers: int, counts: Sequence[int]) -> Iterator[Work]:
+    """One worker's line of the table with its messages, as it comes: a training without a flush may be long."""
+    homes = schedule.homes(workers)
+    return (step for work in schedule.line(worker, workers, counts) for step in _with_messages(work, homes))
+
+
 def table_of(schedule: Schedule, workers: int, counts: Sequence[int]) -> Table:
     homes = schedule.homes(workers)
     lines = tuple(tuple(schedule.line(worker, workers, counts)) for worker in range(workers))

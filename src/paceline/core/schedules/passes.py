@@ -1,35 +1,56 @@
 """Which updates and micro-batches one table after the other is about.
 
-A schedule that flushes has a table for every update; one that does not has one for the whole training.
+A schedule that flushes has a table for every update; one that does not has one for the whole training, which may be
+long: nothing here is listed that can be computed when it is asked for.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import lru_cache
+from itertools import accumulate
 
 from paceline.core.agenda import Agenda, Chunk
 
 
-class Pass(NamedTuple):
-    first: int  # update
-    counts: tuple[int, ...]  # micro-batches of each update
-    chunks: tuple[Chunk, ...]  # of all, one after the other
+class Pass:
+    """One table: its first update, and how many micro-batches each of its updates is made of."""
+
+    def __init__(self, first: int, counts: tuple[int, ...], agenda: Agenda) -> None:
+        self.first, self.counts, self.agenda = first, counts, agenda
+        self._begins = [0, *accumulate(counts)]
+        self._filled = lru_cache(maxsize=64)(agenda.filled)
 
     @property
-    def last(self) -> tuple[int, ...]:
-        """The micro-batch that ends each update."""
-        ends, end = [], -1
-        for count in self.counts:
-            end += count
-            ends.append(end)
-        return tuple(ends)
+    def stop(self) -> int:
+        """The update after its last."""
+        return self.first + len(self.counts)
+
+    def update(self, micro: int) -> int:
+        """The update that this micro-batch of the table is in."""
+        return self.first + bisect_right(self._begins, micro) - 1
+
+    def opens(self, micro: int) -> bool:
+        """Whether it is the first of its update."""
+        return self._begins[self.update(micro) - self.first] == micro
+
+    def chunk(self, micro: int) -> Chunk:
+        update = self.update(micro)
+        return self._filled(update)[micro - self._begins[update - self.first]]
+
+    def ahead(self, micro: int, version: int) -> int:
+        """Updates between a version of weights, in the table's count, and the one that this micro-batch's gradient is
+        applied to. An update makes the version after it.
+        """
+        return self.update(micro) - self.first - version
 
 
 def passes(span: int, agenda: Agenda, start: int = 0, stop: int | None = None) -> Iterator[Pass]:
     """One table after the other, of `span` updates each (0: all), for the updates from `start` to `stop`."""
     end = agenda.updates if stop is None else stop
     step = span or max(1, end - start)
+    epoch = [len(agenda.filled(update)) for update in range(min(end, agenda.updates_per_epoch))]  # all are alike
     for first in range(start, end, step):
-        filled = [agenda.filled(update) for update in range(first, min(first + step, end))]
-        yield Pass(first, tuple(map(len, filled)), tuple(chunk for chunks in filled for chunk in chunks))
+        updates = range(first, min(first + step, end))
+        yield Pass(first, tuple(epoch[update % agenda.updates_per_epoch] for update in updates), agenda)

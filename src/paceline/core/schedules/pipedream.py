@@ -41,14 +41,14 @@ class Pipedream(OneStageEach):
     def line(self, worker: int, workers: int, counts: Sequence[int]) -> Iterator[Work]:
         batches = [batch for batch, count in enumerate(counts) for _ in range(count)]
         last = {batch: micro for micro, batch in enumerate(batches)}
-        made, read = 0, dict[int, int]()
+        made, micro, read = 0, 0, dict[int, int]()
         for back in _in_turn(workers - 1 - worker, len(batches)):
             if back is None:
-                micro = len(read)
                 read[micro] = max(0, batches[micro] - 1) if self.two_buffers else made
                 yield Work(worker, micro, FORWARD, read[micro])
+                micro += 1
                 continue
-            yield Work(worker, back, BACKWARD, read[back])
+            yield Work(worker, back, BACKWARD, read.pop(back))
             if last[batches[back]] == back:
                 made += 1
                 yield Work(worker, back, UPDATE, made)

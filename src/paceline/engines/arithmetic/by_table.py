@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from paceline.compute.segment import Message, Segment, looks_ahead, skeleton
+from paceline.compute.segment import Message, Segment, skeleton
 from paceline.compute.stage import Sums
 from paceline.core.schedules import MEET, Table, Work
 from paceline.core.schedules.clock import Channel, Walk, channel_of, sends, takes
@@ -49,7 +49,7 @@ class Piped(Snapshots):
         for passing in passes(schedule.span, self.setup.agenda, stop=stop):
             table = self.setup.table(passing.counts)
             for segment in self.segments:
-                segment.begin(passing.first, passing.chunks, looks_ahead(table))
+                segment.begin(passing)
             yield passing, table
 
     def do(self, worker: int, work: Work) -> Sums | None:

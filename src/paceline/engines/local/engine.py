@@ -123,7 +123,15 @@ class Crew:
                 locker = self.keeping.lockers[number] if self.keeping else None
                 process = context.Process(
                     target=main,
-                    args=([self._assignment(number)], self.arena, self.tensors, self.snapshot_file, locker, theirs),
+                    args=(
+                        [self._assignment(number)],
+                        self.setup.plan.memory > 0,
+                        self.arena,
+                        self.tensors,
+                        self.snapshot_file,
+                        locker,
+                        theirs,
+                    ),
                 )
                 with interrupts_wait():
                     process.start()

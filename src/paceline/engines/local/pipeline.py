@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from time import perf_counter_ns as now
 from typing import TYPE_CHECKING
 
-from paceline.compute.segment import Segment, looks_ahead
+from paceline.compute.segment import Segment
 from paceline.compute.stage import Sums
 from paceline.core.agenda import Chunk
-from paceline.core.schedules import FORWARD, MEET, UPDATE, Work
+from paceline.core.schedules import FORWARD, MEET, UPDATE, Table, Work, program_of
 from paceline.core.schedules.clock import channel_of, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.data.order import Order
@@ -58,31 +58,36 @@ class PipelineWorker(Post):
     def train(self) -> None:
         schedule = self.plan.schedule
         assert schedule is not None
-        span = schedule.span
-        self.reader.announce(self._foreseen(span))
-        programs: dict[tuple[int, ...], tuple[list[Work], dict[tuple[int, int], int]]] = {}
-        for passing in passes(span, self.agenda, self.life.start):
-            if passing.counts not in programs:
-                table = self.plan.table(passing.counts)
-                table = table.agreeing() if self.blueprint.agrees else table
-                programs[passing.counts] = table.programs[self.number], looks_ahead(table)
-            program, ahead = programs[passing.counts]
-            self.segment.begin(passing.first, passing.chunks, ahead)
-            self._follow(program, passing)
-            self.keeper.in_step(passing.first, passing.first + len(passing.counts), self.segment.belongings)
+        self.reader.announce(self._foreseen())
+        programs: dict[tuple[int, ...], list[Work]] = {}  # of tables that come again and again
+        for passing in passes(schedule.span, self.agenda, self.life.start):
+            self.segment.begin(passing)
+            if self.plan.endless:
+                self._follow(program_of(schedule, self.number, self.plan.workers, passing.counts), passing)
+            else:
+                if passing.counts not in programs:
+                    programs[passing.counts] = self._table(passing).programs[self.number]
+                self._follow(programs[passing.counts], passing)
+            self.keeper.in_step(passing.first, passing.stop, self.segment.belongings)
         self._hand_in()
 
-    def _foreseen(self, span: int) -> Iterator[Chunk]:
-        """The chunks that are read here, in this order."""
-        for passing in passes(span, self.agenda, self.life.start):
-            for work in self.plan.table(passing.counts).lines[self.number]:
-                if work.what == FORWARD and self.segment.reads(self.segment.stages[work.stage]):
-                    yield passing.chunks[work.micro]
+    def _table(self, passing: Pass) -> Table:
+        table = self.plan.table(passing.counts)
+        return table.agreeing() if self.blueprint.agrees else table
 
-    def _follow(self, program: list[Work], passing: Pass) -> None:
+    def _foreseen(self) -> Iterator[Chunk]:
+        """The chunks that are read here, in this order."""
+        schedule = self.plan.schedule
+        assert schedule is not None
+        for passing in passes(schedule.span, self.agenda, self.life.start):
+            for work in schedule.line(self.number, self.plan.workers, passing.counts):
+                if work.what == FORWARD and self.segment.reads(self.segment.stages[work.stage]):
+                    yield passing.chunk(work.micro)
+
+    def _follow(self, program: Iterable[Work], passing: Pass) -> None:
         bases: dict[tuple[int, int], int] = {}  # (stage, update): version that its first forward read
         for work in program:
-            self.doing = passing.chunks[work.micro]
+            self.doing = passing.chunk(work.micro)
             self.arena.doing[self.number] = self.doing.update
             if sends(work):
                 self._send(work)
@@ -138,7 +143,7 @@ class PipelineWorker(Post):
             self.waited = self.sent = 0
             return
         assert sums is not None
-        self._applied(work, update, bases[work.stage, update], passing.first + work.version, start, sums)
+        self._applied(work, update, bases.pop((work.stage, update)), passing.first + work.version, start, sums)
 
     def _applied(self, work: Work, update: int, base: int, version: int, start: int, sums: Sums) -> None:
         """A stage has made a version."""

@@ -61,6 +61,7 @@ class Assignment:
 
 def main(
     box: list[bytes],  # the assignment, pickled: taken out, since whoever called keeps what it called with
+    scarce: bool,  # memory is
     arena: Arena,
     tensors: SharedTensors | None,
     snapshots: SnapshotFile | None,
@@ -74,14 +75,12 @@ def main(
     # forkserver.
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     die_with_parent()
-    quicken()
+    tighten() if scarce else quicken()
     give_back()
     before = memory("VmRSS") - len(box[0])
     number, worker = -1, None  # type: int, LocalWorker | PipelineWorker | None
     try:
         assignment: Assignment = pickle.loads(box.pop())
-        if assignment.plan.memory:
-            tighten()
         number = assignment.number
         torch.set_num_threads(assignment.plan.threads)
         if assignment.scratch is not None:

@@ -42,15 +42,14 @@ class _Run:
         """One table. A message is on its way while its receiver waits; its bytes stand with what it was sent by."""
         table = self.sums.setup.table(passing.counts) if self.sums is not None else self.plan.table(passing.counts)
         self.recomputed = self.plan.recomputing(table.stages)
-        bases: dict[tuple[int, int], int] = {}  # (stage, micro-batch): version that its forward read
-        first, waited, sent = 0, [0.0] * table.workers, [0] * table.workers
-        last_of = [min(m for m in passing.last if m >= micro) for micro in range(len(passing.chunks))]
+        bases: dict[tuple[int, int], int] = {}  # (stage, update): version that its first forward read
+        waited, sent = [0.0] * table.workers, [0] * table.workers
         for worker, work, start, end, wait in clocked(
             table, lambda worker, work: self._seconds(worker, work, passing, table.stages), self.free
         ):
             if self.world.deaths.get(worker, math.inf) < end:
                 advice = "the plan cannot go on without it"
-                where = Place(passing.chunks[work.micro].update)
+                where = Place(passing.update(work.micro))
                 raise WorkerDied(Failure(worker, "died, as the world willed", where, advice=advice))
             waited[worker] += wait
             made = self.sums.do(worker, work) if self.sums is not None else None
@@ -59,11 +58,11 @@ class _Run:
             if sends(work):
                 sent[worker] += self._bytes(work, passing)
                 continue
-            update = passing.chunks[work.micro].update
+            update = passing.update(work.micro)
             times = _ns(start), _ns(end), _ns(waited[worker])
             waited[worker] = 0.0
-            if work.what == FORWARD:
-                bases[work.stage, work.micro] = passing.first + work.version
+            if work.what == FORWARD and passing.opens(work.micro):
+                bases[work.stage, update] = passing.first + work.version
             if work.what != UPDATE:
                 letter = ord(work.what)
                 self.rows.append(
@@ -71,12 +70,10 @@ class _Run:
                 )
                 sent[worker] = 0
                 continue
-            first = work.micro + 1 - passing.counts[passing.last.index(last_of[work.micro])]
-            base, version = bases[work.stage, first], passing.first + work.version
+            base, version = bases[work.stage, update], passing.first + work.version
             if work.stage == table.stages - 1:
-                chunks = [c for c in passing.chunks if c.update == update]
                 loss = made.loss / made.weight if made is not None and made.weight else math.nan
-                samples = sum(c.samples for c in chunks)
+                samples = sum(chunk.samples for chunk in self.agenda.filled(update))
                 self.rows.append(
                     Row(Kind.COMPUTE, worker, update, -1, base, -1, times[0], times[0], 0, samples, 0, loss)
                 )
@@ -89,7 +86,7 @@ class _Run:
             return self.world.update
         if work.what == MEET:
             return self.world.travel(8)
-        samples = passing.chunks[work.micro].samples
+        samples = passing.chunk(work.micro).samples
         if sends(work):
             return self.world.travel(self._bytes(work, passing))
         share = PART[work.what]
@@ -100,7 +97,7 @@ class _Run:
     def _bytes(self, work: Work, passing: Pass) -> int:
         plan = self.sums.setup.blueprint if self.sums is not None else None
         if plan is None:
-            return ACTIVATIONS * passing.chunks[work.micro].samples
+            return ACTIVATIONS * passing.chunk(work.micro).samples
         return plan.bytes_on[work.stage] if work.what == "S>" else plan.bytes_back[work.stage - 1]
 
 

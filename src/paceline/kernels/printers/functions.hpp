@@ -27,19 +27,19 @@ template <class F> INLINE V each(V x, F f) {
 }
 
 #if LANES == 1 || DOUBLE
-INLINE V larger(V a, V b) { return a > b ? a : b; }
+INLINE V larger(V a, V b) { return b > a ? b : a; }
 INLINE V exp_(V x) { return each(x, [](R a) { return std::exp(a); }); }
 INLINE V tanh_(V x) { return each(x, [](R a) { return std::tanh(a); }); }
 INLINE V sigmoid(V x) { return all(1) / (all(1) + exp_(-x)); }
 INLINE V erf_(V x) { return each(x, [](R a) { return std::erf(a); }); }
 #else
-// --- what a processor has one instruction for ---
+// --- what a processor has one instruction for; of a number that is none, none comes out ---
 
 typedef int32_t WORDS __attribute__((vector_size(LANES * 4)));
 
 #if defined(__AVX512F__) && LANES == 16
-INLINE V larger(V a, V b) { return (V)_mm512_max_ps((__m512)a, (__m512)b); }
-INLINE V smaller(V a, V b) { return (V)_mm512_min_ps((__m512)a, (__m512)b); }
+INLINE V larger(V a, V b) { return (V)_mm512_max_ps((__m512)b, (__m512)a); }
+INLINE V smaller(V a, V b) { return (V)_mm512_min_ps((__m512)b, (__m512)a); }
 INLINE V rounded(V x) { return (V)_mm512_roundscale_ps((__m512)x, 8); }
 INLINE V scaled(V x, V k) { return (V)_mm512_scalef_ps((__m512)x, (__m512)k); }  // x * 2^k
 INLINE V within(V x) { return x; }
@@ -49,10 +49,10 @@ INLINE V reciprocal(V x) {
     return r * (all(2) - x * r);
 }
 #else
-INLINE V larger(V a, V b) { return a > b ? a : b; }
-INLINE V smaller(V a, V b) { return a < b ? a : b; }
+INLINE V larger(V a, V b) { return b > a ? b : a; }
+INLINE V smaller(V a, V b) { return b < a ? b : a; }
 INLINE V rounded(V x) { return (x + 12582912.0f) - 12582912.0f; }  // the sum has no bits for a fraction
-INLINE V scaled(V x, V k) { return (V)((WORDS)x + ((WORDS)(k + 12582912.0f) << 23)); }
+INLINE V scaled(V x, V k) { return x * (V)(((WORDS)(k + 12582912.0f) + 127) << 23); }
 INLINE V within(V x) { return larger(smaller(x, all(88)), all(-87)); }  // where e^x is an ordinary number
 INLINE V reciprocal(V x) { return all(1) / x; }
 #endif
