@@ -203,6 +203,7 @@ class Branching(nn.Module):
         (lambda: nn.Linear(4, 2), (5,), "gets 5 features, and wants 4"),
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.Softplus()), (4,), "layer 1 .Softplus.*has no kernel.*autograd"),
         (lambda: nn.Sequential(nn.Linear(4, 4), Branching()), (4,), "cannot be followed"),
+        (lambda: nn.Conv2d(1024, 1024, 5), (1024, 5, 5), "kernels are for small networks"),
         (lambda: nn.LSTM(4, 3, 2, batch_first=True), (5, 4), "one layer in one direction"),
     ],
 )

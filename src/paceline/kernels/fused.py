@@ -29,6 +29,7 @@ from paceline.kernels.plan import CHUNKS, Plan, table
 from paceline.kernels.printers.cpp import text, weights_of
 
 TEAM = 16  # numbers of the row of work: two, on a cache line each
+MOST = 2 << 30  # bytes of numbers
 FEW = 2  # samples that are quicker one by one
 REALS = {torch.float32: "float", torch.float64: "double"}
 
@@ -206,6 +207,17 @@ class Fused:
         wide = lanes if plan.target.replicas else 1
         groups = self.batch_size if plan.target.replicas else -(-self.batch_size // lanes)
         arenas = groups if len(plan.phases) > 1 else self.threads
+
+        needed = (
+            sizes["weights"] * wide * (1 + rule.states + CHUNKS)
+            + sizes["lanes"] * lanes * CHUNKS
+            + sizes["arena"] * lanes * arenas
+        )
+        if needed * self.dtype.itemsize > MOST:
+            raise CannotFuse(
+                f"this network needs {needed * self.dtype.itemsize / 1e9:.1f} GB side by side; kernels are for small "
+                "networks, and gain nothing on large ones: compute='autograd' trains it"
+            )
 
         def zeros(count: int, dtype: torch.dtype = self.dtype) -> Tensor:
             return torch.zeros(max(count, 1), dtype=dtype)

@@ -65,12 +65,18 @@ template <int N> INLINE void cross_entropy(Group& g, const V* scores, V* gradien
 }
 
 template <int N> INLINE void squared_error(Group& g, const V* scores, V* gradient) {
-    V wanted[N], sum = V{};
-    rows_to_lanes(g.targets, N, wanted);
-    for (int k = 0; k < N; k++) {
-        const V gap = scores[k] - wanted[k];
-        sum += gap * gap;
-        gradient[k] = gap * g.weight * R(2.0 / N);
+    V sum = V{};
+    for (int first = 0; first < N; first += LANES) {
+        const int count = N - first < LANES ? N - first : LANES;
+        const R* rows[LANES];
+        V wanted[LANES];
+        for (int l = 0; l < LANES; l++) rows[l] = g.targets[l] + first;
+        rows_to_lanes(rows, count, wanted);
+        for (int k = 0; k < count; k++) {
+            const V gap = scores[first + k] - wanted[k];
+            sum += gap * gap;
+            gradient[first + k] = gap * g.weight * R(2.0 / N);
+        }
     }
     for (int l = 0; l < LANES; l++) g.loss[l] += (double)lane(g.weight, l) * (double)lane(sum, l) / N;
 }
