@@ -229,7 +229,7 @@ def test_a_replay_stops_on_the_way_also_after_a_resumption(job_file: Path, tmp_p
 def rows_of_words() -> pl.Job:
     from paceline.testing.jobs import bag
 
-    return bag(partial(torch.optim.Adagrad, lr=0.1)).with_(epochs=150)
+    return bag(partial(torch.optim.Adagrad, lr=0.1)).with_(epochs=600)
 
 
 @pytest.mark.parametrize("plan", ["downpour:workers=2", "sequential"])
