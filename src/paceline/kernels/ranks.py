@@ -14,6 +14,9 @@ Between nodes each has a share of every batch, and the gradients are added up by
 from __future__ import annotations
 
 import ctypes
+import math
+import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +31,8 @@ from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import CHUNKS, Plan
 
+DONE = 15  # the number of the team that says that the leader is done
+ONLOOKERS = 1e-3  # seconds between two looks of a rank that has no core
 LINE = 64  # bytes that no two of the window's parts share
 
 
@@ -53,17 +58,21 @@ def fuse_ranks(
         raise CannotFuse(f"ranks need mpi4py and an MPI ({error}): pip install mpi4py mpich") from error
     world = world or MPI.COMM_WORLD
     node = node or world.Split_type(MPI.COMM_TYPE_SHARED)
-    threads = threads or max(1, machine.cores() // node.size)
-    return Ranks(model, loss_kind(loss), optimizer, batch_size, threads, world, node)
+    cores = len(set().union(*node.allgather(os.sched_getaffinity(0))))
+    cores = max(1, min(cores, math.floor(machine.quota() or cores)))
+    threads = threads or max(1, cores // node.size)
+    return Ranks(model, loss_kind(loss), optimizer, batch_size, threads, world, node, cores)
 
 
 class Ranks(Fused):
     def __init__(
         self, model: nn.Module, loss: str, optimizer: Callable[..., torch.optim.Optimizer], batch_size: int,
-        threads: int, world: Any, node: Any,
+        threads: int, world: Any, node: Any, cores: int,
     ) -> None:  # fmt: skip
         super().__init__(model, loss, optimizer, batch_size, threads, 0.0)
         self.world, self.node = world, node
+        # More ranks than cores: the rest look on, since one that has work but no core holds up all.
+        self.works = node.rank < max(1, cores // self.threads)
         self.heads = world.Split(0 if node.rank == 0 else 1, world.rank)  # of the nodes, the first rank of each
         nodes = node.bcast((self.heads.rank, self.heads.size) if node.rank == 0 else None)
         self.number, self.nodes = nodes
@@ -115,10 +124,20 @@ class Ranks(Fused):
         self.node.Barrier()
 
     def _run(self, made: Compiled, call: Any) -> None:
-        if self.nodes == 1:
-            super()._run(made, call)
-            return
-        self._run_apart(made, call)
+        (self._run_together if self.nodes == 1 else self._run_apart)(made, call)
+
+    def _run_together(self, made: Compiled, call: Any) -> None:
+        team = made.memory["team"]
+        if self.leads:
+            team.zero_()
+        self._meet()
+        if self.works:
+            made.run(ctypes.byref(call))
+        if self.leads:
+            team[DONE] = 1
+        while not self.works and not team[DONE]:
+            time.sleep(ONLOOKERS)
+        self._meet()
 
     def _run_apart(self, made: Compiled, call: Any) -> None:
         """Update by update: this node's share of the batch, the sum of all nodes, the step."""
@@ -141,7 +160,7 @@ class Ranks(Fused):
             )
             call.seed = _mixed(seed, first + update, self.number)
             if share:
-                super()._run(made, call)
+                self._run_together(made, call)
             if self.leads:
                 gradient[:] = gradient * share if share else 0
                 losses[:] = before + (losses - before) * share
