@@ -280,8 +280,11 @@ class Fused:
         if self.leads:
             made.memory["team"].zero_()
         self._meet()
-        made.run(ctypes.byref(call))
+        self._work(made, call)
         self._meet()
+
+    def _work(self, made: Compiled, call: Call) -> None:
+        made.run(ctypes.byref(call))
 
     def call_for(self, made: Compiled, x: Tensor, y: Tensor) -> tuple[Call, list[Tensor]]:
         """What the library's functions are called with, for measuring; and what has to live until then."""

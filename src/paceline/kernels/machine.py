@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
@@ -32,11 +33,13 @@ def target(real: str = "float") -> Target:
     return Target(width, real, registers)
 
 
-def cores() -> int:
-    """Of this process: no more than its affinity, and than what a container's quota lets it use, rounded down."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cores(given: Collection[int] | None = None) -> int:
+    """Of this process, or of several that may use those given: no more than its affinity, and than what a container's
+    quota lets it use, rounded down.
+    """
+    mine = given or (os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
     allowed = quota()
-    return max(1, min(count, math.floor(allowed)) if allowed else count)
+    return max(1, min(len(mine), math.floor(allowed)) if allowed else len(mine))
 
 
 def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:

@@ -14,7 +14,6 @@ Between nodes each has a share of every batch, and the gradients are added up by
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import time
 from collections.abc import Callable
@@ -58,8 +57,7 @@ def fuse_ranks(
         raise CannotFuse(f"ranks need mpi4py and an MPI ({error}): pip install mpi4py mpich") from error
     world = world or MPI.COMM_WORLD
     node = node or world.Split_type(MPI.COMM_TYPE_SHARED)
-    cores = len(set().union(*node.allgather(os.sched_getaffinity(0))))
-    cores = max(1, min(cores, math.floor(machine.quota() or cores)))
+    cores = machine.cores(set().union(*node.allgather(os.sched_getaffinity(0))))
     threads = threads or max(1, cores // node.size)
     return Ranks(model, loss_kind(loss), optimizer, batch_size, threads, world, node, cores)
 
@@ -124,20 +122,19 @@ class Ranks(Fused):
         self.node.Barrier()
 
     def _run(self, made: Compiled, call: Any) -> None:
-        (self._run_together if self.nodes == 1 else self._run_apart)(made, call)
+        if self.nodes == 1:
+            super()._run(made, call)
+        else:
+            self._run_apart(made, call)
 
-    def _run_together(self, made: Compiled, call: Any) -> None:
+    def _work(self, made: Compiled, call: Any) -> None:
         team = made.memory["team"]
-        if self.leads:
-            team.zero_()
-        self._meet()
         if self.works:
-            made.run(ctypes.byref(call))
+            super()._work(made, call)
         if self.leads:
             team[DONE] = 1
         while not self.works and not team[DONE]:
             time.sleep(ONLOOKERS)
-        self._meet()
 
     def _run_apart(self, made: Compiled, call: Any) -> None:
         """Update by update: this node's share of the batch, the sum of all nodes, the step."""
@@ -160,7 +157,7 @@ class Ranks(Fused):
             )
             call.seed = _mixed(seed, first + update, self.number)
             if share:
-                self._run_together(made, call)
+                super()._run(made, call)
             if self.leads:
                 gradient[:] = gradient * share if share else 0
                 losses[:] = before + (losses - before) * share
