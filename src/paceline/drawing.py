@@ -18,7 +18,7 @@ from paceline.core.meetings import Collective, Part, Shards, Step
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.programmes import PARAMETERS, Axpy, Command, Copy, Dot, Evaluate, Programme, Scale
 from paceline.core.programmes.rehearsal import rehearse
-from paceline.errors import PlanError
+from paceline.errors import PlanError, RunFolderError, UsageError
 from paceline.plan import RECIPES, Plan
 from paceline.timetable import draw_measured, draw_table, measured, shown_counts
 from paceline.timetable_page import page
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 LETTERS = "abcdefghijklmnopqrstuvwxyz"  # a segment each
 
 
-def draw(plan: Plan, colours: bool = False) -> str:
-    """The plan's picture, without a newline at its end; in colours as a terminal shows them, where it has any."""
+def draw(plan: Plan, colours: bool = False, more: Sequence[str] = ()) -> str:
+    """The plan's picture, without a newline at its end; in colours as a terminal shows them, where it has any. `more`:
+    what else is said of it.
+    """
     if plan.workers > len(LETTERS):
         raise PlanError(f"{plan.workers} workers do not fit on a page; draw at most {len(LETTERS)}: --workers 8")
     if plan.native:
@@ -43,31 +45,47 @@ def draw(plan: Plan, colours: bool = False) -> str:
         body = _timeline(plan)
     else:
         body = _table(plan.meeting, plan.workers)
-    return "\n".join([f"{plan}: {RECIPES[plan.name].about}", "", *body]).rstrip()
+    return "\n".join([f"{plan}: {RECIPES[plan.name].about}", "", *body, *more]).rstrip()
 
 
-def draw_run(folder: Path, colours: bool = False) -> str:
+def draw_run(folder: Path, colours: bool = False, more: Sequence[str] = ()) -> str:
     """A run's plan; of a pipeline, with one table's time as it was measured under it."""
     plan, rows = _opened(folder)
     if plan.schedule is None:
-        return draw(plan, colours)
-    return "\n".join([draw(plan, colours), "", *draw_measured(plan.table(shown_counts(plan)), rows, colours)])
+        return draw(plan, colours, more)
+    return "\n".join([draw(plan, colours, more), "", *draw_measured(plan.table(shown_counts(plan)), rows, colours)])
 
 
-def draw_page(what: Plan | Path) -> str:
+def plan_of(folder: Path) -> Plan:
+    """Of a run."""
+    try:
+        record = json.loads((folder / "run.json").read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunFolderError(f"{folder} is neither a plan nor a run's folder: it has no run.json") from None
+    return Plan.parse(record["plan"])
+
+
+def draw_page(what: Plan | Path, more: Sequence[str] = ()) -> str:
     """The same of a pipeline as an HTML page."""
     plan, rows = (what, None) if isinstance(what, Plan) else _opened(what)
     if plan.schedule is None:
         raise PlanError(f"plan {plan.name} has no timetable to write as a page; draw it without --page")
     table = plan.table(shown_counts(plan))
-    return page(f"{plan}: {RECIPES[plan.name].about}", table, [] if rows is None else measured(rows, table))
+    return page(f"{plan}: {RECIPES[plan.name].about}", table, [] if rows is None else measured(rows, table), more)
+
+
+def write_page(what: Plan | Path, file: Path, more: Sequence[str] = ()) -> None:
+    text = draw_page(what, more)
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise UsageError(f"the page cannot be written to {file}: {error.strerror}; give another --page") from error
 
 
 def _opened(folder: Path) -> tuple[Plan, Columns]:
     from paceline.trace import Trace
 
-    plan = Plan.parse(json.loads((folder / "run.json").read_text())["plan"])
-    return plan, Trace.open(folder / "trace.arrow").rows
+    return plan_of(folder), Trace.open(folder / "trace.arrow").rows
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------

@@ -33,7 +33,11 @@ def _pipeline(schedule: Schedule, micro_batches: int = 1) -> dict[str, Any]:
 def _layers(workers: int, micro_batches: int, on: str) -> dict[str, Any]:
     words = on.split("+") if on else [str(worker) for worker in range(workers)]
     if set(words) != {str(worker) for worker in range(workers)}:
-        raise PlanError(f"plan 'layers': on={on!r} must name each of the workers 0 to {workers - 1}, as in on=0+1+0+1")
+        named = sorted({int(word) for word in words if word.isdigit()})
+        more = f", or give workers={len(named)}" if named == list(range(len(named))) and len(named) > 1 else ""
+        raise PlanError(
+            f"plan 'layers': on={on!r} must name each of the workers 0 to {workers - 1}, as in on=0+1+0+1{more}"
+        )
     return _pipeline(Layers(tuple(map(int, words)) if on else ()), micro_batches)
 
 

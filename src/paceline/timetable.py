@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,8 @@ from paceline.trace import Columns, Kind
 
 WIDTH = 120  # characters of a line
 SHOWN = 6  # batches of a pipeline that is never flushed
-COLOURS = {FORWARD: 34, BACKWARD: 32, INPUTS: 36, WEIGHTS: 33, UPDATE: 31}  # as terminals know them
+MOVES = "~"  # messages, from a worker or to it; ticks of a table have no time for it
+COLOURS = {FORWARD: 34, BACKWARD: 32, INPUTS: 36, WEIGHTS: 33, UPDATE: 31, MOVES: 35}  # as terminals know them
 SIGNS = (
     (FORWARD, "F0", "forward of micro-batch 0"),
     (BACKWARD, "B0", "backward of micro-batch 0"),
@@ -111,7 +112,6 @@ def draw_measured(table: Table, rows: Columns, colours: bool = False) -> list[st
     begins, ends = min(span.start for span in spans), max(span.end for span in spans)
     column = (ends - begins) / (WIDTH - 11)
     lines = [f"As it ran, a column for {column / 1e6:.3g} ms:", ""]
-    busy = 0
     for worker in range(table.workers):
         line, length = "", 0
         for span in (span for span in spans if span.worker == worker):
@@ -119,12 +119,24 @@ def draw_measured(table: Table, rows: Columns, colours: bool = False) -> list[st
             wide = stop - max(start, length)
             if wide > 0:
                 line += "." * (start - length)
-                line += _painted((span.text + "-" * wide)[:wide], span.what, colours)
+                line += _painted((span.text + (MOVES if span.what == MOVES else "-") * wide)[:wide], span.what, colours)
                 length = max(start, length) + wide
-            busy += span.end - span.start
         lines.append(f"worker {worker:<3} {line}{'.' * (WIDTH - 11 - length)}")
-    idle = 1 - busy / ((ends - begins) * table.workers)
-    return [*lines, "", f"{(ends - begins) / 1e6:.3g} ms, of which each worker stood still for {idle:.0%} on average."]
+    sign = [f"  {_painted(MOVES, MOVES, colours)}    moves messages", ""]
+    return [*lines, "", *(sign if any(span.what == MOVES for span in spans) else []), said_of(spans, table.workers)]
+
+
+def said_of(spans: Sequence[Span], workers: int) -> str:
+    """How long it took, and what of it was not work."""
+    length = max(span.end for span in spans) - min(span.start for span in spans)
+    moving, working = (
+        sum(span.end - span.start for span in spans if (span.what == MOVES) == moves) / (length * workers)
+        for moves in (True, False)
+    )
+    return (
+        f"{length / 1e6:.3g} ms, of which each worker stood still for {1 - moving - working:.0%} on average, and moved "
+        f"messages for {moving:.0%}."
+    )
 
 
 class Span(NamedTuple):
@@ -135,6 +147,7 @@ class Span(NamedTuple):
     text: str
     start: int
     end: int
+    waited: int = 0  # before it
 
 
 def measured(rows: Columns, table: Table) -> list[Span]:
@@ -152,5 +165,16 @@ def measured(rows: Columns, table: Table) -> list[Span]:
         what = UPDATE if row["kind"] == Kind.APPLY else chr(row["version"])
         micro = int(row["base"]) if what != UPDATE else 0
         text = cell(Task(0, int(row["shard"]), micro, what), table)
-        spans.append(Span(int(row["worker"]), what, text, int(row["start"]), int(row["end"])))
-    return sorted(spans, key=lambda span: span.start)
+        spans.append(Span(int(row["worker"]), what, text, int(row["start"]), int(row["end"]), int(row["waited"])))
+    spans.sort(key=lambda span: span.start)
+    return sorted([*spans, *_messages(spans)], key=lambda span: span.start)
+
+
+def _messages(spans: Sequence[Span]) -> Iterator[Span]:
+    """Between two pieces of a worker's work: what it did not wait."""
+    before: dict[int, Span] = {}
+    for span in spans:
+        last = before.get(span.worker)
+        if last is not None and (moved := span.start - last.end - span.waited) > 0:
+            yield Span(span.worker, MOVES, "", last.end, last.end + moved)
+        before[span.worker] = span

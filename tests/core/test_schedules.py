@@ -14,8 +14,9 @@ from paceline.core.schedules.clock import Walk, sends, takes
 from paceline.core.schedules.gpipe import Gpipe
 from paceline.core.schedules.interleaved import Interleaved
 from paceline.core.schedules.layers import Layers
-from paceline.core.schedules.memory import Weighed, peaks
+from paceline.core.schedules.memory import Back, Weighed, peaks
 from paceline.core.schedules.one_f_one_b import OneFOneB
+from paceline.core.schedules.own import read
 from paceline.core.schedules.pipedream import Pipedream
 from paceline.core.schedules.proof import prove_table
 from paceline.core.schedules.spectrain import Spectrain
@@ -334,6 +335,26 @@ def test_a_circle_is_told_as_a_circle() -> None:
     assert "worker 0 waits for worker 1 waits for worker 0, and so for ever" in told
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("F0.0 F0.2 B0.2U B0.0U F1.0v1 F1.2v1 B1.2U B1.0U", ""),
+        (
+            "F0.0 F0.2 I0.2 B0.0U W0.2U F1.0 F1.2 B1.2U B1.0U",
+            "stage 2 shares parameters with it, and has no gradient of",
+        ),
+        ("F0.0 F1.0 F0.2 B0.2U F1.2v1 B1.2U B0.0U B1.0U", "stage 0, which shares parameters with it, is at version 0"),
+    ],
+)
+def test_what_stages_share_is_updated_once_when_the_gradients_of_all_are_there(line: str, says: str) -> None:
+    table = replace(read(f"worker 0 {line}\nworker 1 F0.1 B0.1U F1.1 B1.1U"), ties=((0, 2),))
+    if not says:
+        prove_table(table)
+        return
+    with pytest.raises(PlanError, match=says):
+        prove_table(table)
+
+
 def test_slots_bound_the_messages_that_lie_ready() -> None:
     """One sends all its forwards before it takes a gradient; the other sends them as it goes: both ways fill up."""
     forward = [Work(0, micro, FORWARD) for micro in range(6)]
@@ -382,9 +403,9 @@ def _all(pieces: int, stages: int) -> list[tuple[int, ...]]:
 
 
 def test_memory_is_what_lies_there_at_the_worst_moment() -> None:
-    one = Weighed(always=100, gradients=10, kept=5, forward=7, backward=9, update=3)
+    one = Weighed(always=100, kept=5, forward=7, first=Back(9 + 10, 10), later=Back(9, 0), update=3)
     assert peaks(table_of(Gpipe(), 1, [4]), [one]) == [100 + 3 * 5 + 9 + 10]  # in the first backward
     assert peaks(table_of(OneFOneB(), 1, [4]), [one]) == [100 + 9 + 10]
     assert peaks(table_of(OneFOneB(), 3, [4]), [one] * 3) == [100 + 2 * 5 + 9 + 10, 100 + 5 + 9 + 10, 100 + 9 + 10]
-    split = one._replace(owed=6, pay=8)
+    split = one._replace(first=Back(9 + 10, 6 + 10, 8 + 10, 10), later=Back(9, 6, 8, 0))
     assert peaks(table_of(ZeroBubble(), 2, [4]), [split] * 2) == [100 + 5 + 9 + 10, 100 + 10 + 6 + 9]

@@ -2,172 +2,33 @@
 
 from __future__ import annotations
 
+import random
+import re
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.compute.weighing import weigh_all
+from paceline.compute import workspace
+from paceline.compute.weighing import OPERATION, Live, weigh_all
 from paceline.core.schedules.own import Own, read
 from paceline.core.schedules.proof import prove_table
 from paceline.data.source import Reader
 from paceline.drawing import draw, draw_page, draw_run
+from paceline.engines.fitting import memory_line
 from paceline.engines.setup import set_up
 from paceline.errors import JobError, NotFinite, PlanError, UsageError, WorkerFailed
-from paceline.job import Job
 from paceline.plan import Plan, make
-from paceline.testing.conformance import ENGINES, check_run, difference, replays, same_numbers
+from paceline.testing.conformance import ENGINES, check_run, difference, same_numbers
 from paceline.testing.jobs import JOBS, SAMPLES
+from paceline.timetable import MOVES, measured, said_of
 from paceline.training import train
-
-SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-
-
-def data(*shape: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(SAMPLES, *shape, generator=generator, dtype=torch.float64)
-    return x, torch.randint(5, (SAMPLES,), generator=generator)
-
-
-def job_of(model: nn.Module, *shape: int, **rest: object) -> Job:
-    given = {"loss": nn.CrossEntropyLoss(), "optimizer": SGD, "batch_size": 14, "epochs": 3, "seed": 7, **rest}
-    return Job(model=model.double(), data=data(*shape), **given)  # type: ignore[arg-type]
-
-
-# --- cuts -----------------------------------------------------------------------------------------------------------
-
-
-class Skips(nn.Module):
-    """The input and the first layer are needed at the end; chance is drawn by a function."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        early = F.dropout(torch.tanh(self.first(x)), 0.3, self.training)
-        late = F.dropout(torch.relu(self.second(early)), 0.3, self.training)
-        result: Tensor = self.third(F.dropout(late, 0.2, self.training) + early * x)
-        return result
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_a_later_stage_needs_is_carried_along_also_chance(engine: str) -> None:
-    job = job_of(Skips(), 6)
-    setup = set_up(job, Plan.parse("gpipe:workers=3,cuts=second+dropout_2"), "virtual")
-    assert setup.blueprint is not None
-    assert setup.blueprint.carries_chance
-    assert [len(needs) for needs in setup.blueprint.needs] == [1, 2, 3]
-    same_numbers(job, make("gpipe", workers=3, cuts="second+dropout_2"), engine)
-
-
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) if float(x.detach().sum()) > 0 else -self.inner(x)
-
-
-class Outer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = Branches(), nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.head(torch.relu(self.body(x)))
-        return result
-
-
-def test_a_module_that_cannot_be_followed_stays_whole_and_says_why() -> None:
-    job = job_of(Outer(), 6)
-    same_numbers(job, make("gpipe", workers=2, cuts="head"), "virtual")
-    with pytest.raises(JobError, match=r"no piece 'body\.inner'.*body stays whole: TypeError"):
-        train(job, "gpipe:workers=2,cuts=body.inner", engine="virtual", folder=None)
-
-
-def test_a_model_that_branches_itself_is_refused_with_the_remedy() -> None:
-    with pytest.raises(JobError, match="move that into a module of its own"):
-        train(job_of(Branches(), 6), "gpipe", engine="virtual", folder=None)
-
-
-class Shared(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.head(self.layer(torch.relu(self.layer(x))))
-        return result
-
-
-@pytest.mark.parametrize(
-    ("model", "cuts", "says"),
-    [
-        (Shared(), "relu", "layer.*is used before and after it"),
-        (nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 5)), "1", "inplace=False"),
-        (nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)), "3", "there is no piece '3'.*Allowed: 0, 1, 2"),
-        (nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5)), "0", "cut before its first piece"),
-    ],
-)
-def test_where_no_cut_can_be_made_it_says_why(model: nn.Module, cuts: str, says: str) -> None:
-    with pytest.raises(JobError, match=says):
-        train(job_of(model, 6), make("gpipe", cuts=cuts), engine="virtual", folder=None)
-
-
-def test_too_many_stages_are_refused_with_the_most_there_can_be() -> None:
-    with pytest.raises(PlanError, match="at most 3 stages, and the plan wants 4"):
-        train(JOBS["tied"](), "gpipe:workers=4", engine="virtual", folder=None)
-    with pytest.raises(PlanError, match="make 2 stages, and the plan has 3"):
-        train(JOBS["mlp"](), "gpipe:workers=3,cuts=3", engine="virtual", folder=None)
-
-
-@pytest.mark.parametrize(
-    ("by", "widths", "place"),
-    [("memory", [30] * 7 + [2000, 5], 7), ("time", [700, 700, 700, 700, 700], 2), ("memory", [50] * 5, 2)],
-)
-def test_cuts_balance_time_or_memory(by: str, widths: list[int], place: int) -> None:
-    layers = [nn.Linear(one, other) for one, other in pairwise(widths)]
-    setup = set_up(job_of(nn.Sequential(*layers), widths[0]), make("gpipe", balance=by), "virtual")
-    assert setup.blueprint is not None
-    assert setup.blueprint.places == (place,)
-
-
-def test_a_run_remembers_where_it_was_cut() -> None:
-    run = train(JOBS["mlp"](), "gpipe:workers=3", engine="virtual", folder=None, updates=3)
-    assert run.record["plan"].startswith("gpipe:workers=3,cuts=")
-    assert len(Plan.parse(run.record["plan"]).cuts.split("+")) == 2
-    replays(run)
-
-
-def test_keyword_inputs_and_constants_of_the_call_are_part_of_it() -> None:
-    class Scaled(nn.Sequential):
-        def forward(self, x: Tensor, factor: float = 1.0, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-            x = super().forward(x * factor)
-            return x if mask is None else x * mask
-
-    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        x, y = batch
-        return F.cross_entropy(model(x, factor=0.5), y)
-
-    model = Scaled(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 5))
-    same_numbers(job_of(model, 6, loss=None, step=step), make("one_f_one_b"), "virtual")
-
-
-def test_a_step_that_looks_into_the_model_is_told() -> None:
-    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1]) + model.penalty  # type: ignore[operator]
-
-    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 5))
-    model.penalty = 0.1  # type: ignore[assignment]
-    with pytest.raises(JobError, match=r"step= uses model\.penalty"):
-        train(job_of(model, 6, loss=None, step=step), "gpipe", engine="virtual", folder=None)
-
+from tests.engines.cuttable import job_of
 
 # --- jobs -----------------------------------------------------------------------------------------------------------
 
@@ -308,7 +169,9 @@ def test_what_drawing_prints_can_be_handed_in_again() -> None:
         ("worker 0 F0 B0 U\nworker 1 F0.0 B0.0 U.0", "workers 0 and 1 both work on stage 0"),
         ("worker 0 F0.0 F0.2 B0.2 B0.0 U.2 U.0", "numbered from 0 without a gap"),
         ("keeps 1\nworker 0 F0 B0 U\nworker 1 F0 B0 U", "keeps has 1 numbers, and there are 2 stages"),
-        ("worker 0 F0 F1 B0 B1 U F2 B2 U", "of as many micro-batches each"),
+        ("worker 0 F0 F1 B0 B1 U F2 B2 U", "of as many micro-batches each, and are of 2, 1"),
+        ("worker 0 F0 B0\nworker 1 F0 B0U", "stage 0 makes no update; write U after its last backward"),
+        ("worker 0 F0 B0U\nworker 1 F0 B1U", "no update of micro-batch 1: it needs a B1, then U"),
     ],
 )
 def test_a_wrong_text_is_told_by_its_line(text: str, says: str) -> None:
@@ -341,7 +204,29 @@ def test_a_run_is_drawn_as_it_was_measured_under_its_table(plan: str, tmp_path: 
     page = draw_page(run.path)
     assert page.count("<svg") == 2
     assert page.count("<rect") > 40
+    assert all(f">{name}</span>" in page for name in ("update", "waits"))
     assert draw_page(Plan.parse(plan)).count("<svg") == 1
+
+
+def test_what_a_worker_neither_works_nor_waits_it_moves_messages(tmp_path: Path) -> None:
+    """Of real processes, which copy them."""
+    run = train(JOBS["mlp"](), "gpipe:workers=2", folder=tmp_path, updates=4)
+    assert run.path is not None
+    spans = measured(run.trace.rows, Plan.parse(run.record["plan"]).table((4,)))
+    moving = [span for span in spans if span.what == MOVES]
+    assert moving
+    for worker in range(2):
+        mine = [span for span in spans if span.worker == worker]
+        assert all(one.end <= other.start for one, other in pairwise(mine))
+    assert "moved messages for" in said_of(spans, 2)
+    assert ">messages</span>" in draw_page(run.path)
+    assert "~    moves messages" in draw_run(run.path)
+
+
+def test_a_picture_for_a_job_tells_the_memory_of_its_workers() -> None:
+    line = memory_line(set_up(JOBS["mlp"](), Plan.parse("gpipe:workers=2"), "virtual"))
+    assert re.fullmatch(r"For .+, workers take at most \d+, \d+ MiB for their tensors\.", line)
+    assert draw(Plan.parse("gpipe:workers=2"), more=[line]).endswith(line)
 
 
 def test_colours_are_for_terminals() -> None:
@@ -363,10 +248,65 @@ def test_what_is_weighed_is_what_a_stage_is_made_of() -> None:
     first, last = weigh_all(setup.job, setup.module, setup.blueprint, reader, chunk)
     weights = 8 * (64 * 256 + 256)
     assert (first.gradients, first.always // weights) == (weights, 3)  # the weights, and Adam's two
-    assert first.kept == 8 * 14 * (64 + 256)  # the input of each of its layers, and what goes on
+    inputs = 8 * 14 * (64 + 256)  # the input of each of its layers, and what goes on
+    assert inputs < first.kept < inputs + 8 * OPERATION
     assert first.forward >= first.kept
-    assert first.backward > first.kept + weights / 2  # a gradient, before it is added to the others
+    assert first.later.most > first.kept + weights / 2  # a gradient, before it is added to the others
+    assert first.later.left == 0
+    assert first.first.left == weights
     assert last.kept > 8 * 14 * (256 + 64)
+
+
+@pytest.mark.parametrize("recompute", ["none", "all"])
+def test_what_a_stage_keeps_is_without_what_it_has_sent(recompute: str) -> None:
+    layers = [part for _ in range(4) for part in (nn.Linear(128, 128), nn.ReLU())]
+    job = job_of(nn.Sequential(*layers, nn.Linear(128, 5)), 128, batch_size=56)
+    setup = set_up(job, make("gpipe", cuts="4", recompute=recompute), "virtual")
+    assert setup.blueprint is not None
+    chunk = max(setup.agenda.filled(0), key=lambda chunk: chunk.samples)
+    reader = Reader(setup.source, setup.order(), 0, lambda _: None)
+    first, last = weigh_all(setup.job, setup.module, setup.blueprint, reader, chunk)
+    tensor, room = 8 * 14 * 128, 40 * OPERATION
+    if recompute == "all":
+        assert tensor <= first.kept < tensor + 200  # its input
+        assert 2 * tensor <= last.kept < 2 * tensor + 200  # and the last one the batch, for its targets
+        assert first.later.most > first.kept + 2 * tensor
+    else:
+        assert 3 * tensor <= first.kept < 3 * tensor + room
+
+
+def test_of_a_workspace_counts_what_is_written() -> None:
+    """Also where the heap has room left between what others keep."""
+    chance, sizes = random.Random(0), (10_000, 100_000, 300_000, 700_000, 1_500_000, 3_000_000)
+    for _ in range(12):
+        keeps = [torch.ones(chance.choice(sizes)) for _ in range(60)]
+        chance.shuffle(keeps)
+        del keeps[::2]
+        kept, result, asked = _of_an_lstm()
+        if asked is not None:  # where oneDNN computes it
+            assert 0.2 * asked < kept - result < 0.6 * asked
+        del keeps
+
+
+def _of_an_lstm() -> tuple[int, int, int | None]:
+    """(bytes that it keeps, of its result, and what it asks for as a workspace)"""
+    lstm, x = nn.LSTM(64, 64, batch_first=True), torch.randn(64, 50, 64)
+    with Live() as live:
+        result = lstm(x)[0]
+        kept = live.bytes
+        result.sum().backward()
+    asked: list[int] = []
+
+    class Sees(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            if func is workspace.FORWARD:
+                asked.append(found[workspace.PLACE].nbytes)
+            return found
+
+    with Sees():
+        lstm(x)
+    return kept, result.nbytes, asked[0] if asked else None
 
 
 def test_what_does_not_fit_is_refused_before_anything_starts_and_fits_when_it_is_cut() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.plan import Plan
 
 
 def draw(
@@ -17,6 +21,10 @@ def draw(
         typer.Argument(metavar="PLAN|RUN", help="A plan's name and options, as in ring:workers=3; or a run's folder."),
     ],
     workers: options.Workers = None,
+    job: Annotated[
+        str | None,
+        typer.Option(metavar="JOB", help="Of a pipeline: tell the memory that its workers take for JOB."),
+    ] = None,
     page: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of a pipeline: write the picture to this HTML file, too.")
     ] = None,
@@ -25,14 +33,25 @@ def draw(
 
     A synchronous plan is drawn as a table: who sends which part to whom, step by step. A pipeline is drawn as a
     timetable, ticks across and workers down, in colours on a terminal; of a run's folder, with how it was measured
-    under it. Other plans are drawn as a timeline of a small made-up world in which some workers are slower than others.
+    under it; with --job, how much memory its workers take. Other plans are drawn as a timeline of a small made-up
+    world in which some workers are slower than others.
     """
     from paceline.drawing import draw as picture
-    from paceline.drawing import draw_page, draw_run
+    from paceline.drawing import draw_run, plan_of, write_page
     from paceline.plan import Plan
 
-    run = Path(plan) if (Path(plan) / "run.json").is_file() else None
-    colours = sys.stdout.isatty()
-    sys.stdout.write((draw_run(run, colours) if run else picture(Plan.parse(plan, workers), colours)) + "\n")
+    run = Path(plan) if "/" in plan.partition(":")[0] or Path(plan).is_dir() else None
+    drawn, colours = Plan.parse(plan, workers) if run is None else plan_of(run), sys.stdout.isatty()
+    more = [] if job is None else [memory_for(job, drawn)]
     if page is not None:
-        page.write_text(draw_page(Plan.parse(plan, workers) if run is None else run))
+        write_page(drawn if run is None else run, page, more)
+    sys.stdout.write((picture(drawn, colours, more) if run is None else draw_run(run, colours, more)) + "\n")
+
+
+def memory_for(job: str, plan: Plan) -> str:
+    from paceline.engines.fitting import memory_line
+    from paceline.engines.setup import set_up
+
+    if plan.schedule is None:
+        raise UsageError(f"plan {plan.name} is not cut into stages, of which --job could tell the memory")
+    return memory_line(set_up(options.open_job(job, None), plan, "virtual"))

@@ -25,9 +25,11 @@ from paceline.job import Batch, Job
 
 
 class Abroad(Replica):
-    def __init__(self, job: Job, module: nn.Module, moving: tuple[str, ...], device: torch.device) -> None:
+    def __init__(
+        self, job: Job, module: nn.Module, moving: tuple[str, ...], device: torch.device, kind: type[Replica] = Replica
+    ) -> None:
         super().__init__(job, module, moving)
-        self.there = Replica(job, copy.deepcopy(module), moving, device)
+        self.there = kind(job, copy.deepcopy(module), moving, device)
         self._crossing = Crossing(self.parameters, self.there.parameters)
         self._stale = True  # whether the module there has other parameters than are at home
 

@@ -1,5 +1,5 @@
 """Making the blueprint of a pipeline: tracing the model, choosing where to cut it, and one micro-batch through all
-stages to see what travels, and that the stages together compute what the model does, to the bit.
+stages to see what travels, and that the stages together compute what the model does.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from paceline.compute.autograd import Replica
-from paceline.compute.cutting import Code, cut, mark_tensors, name_of, obstacle, places_of
+from paceline.compute.cutting import Code, cut, mark_tensors, name_of, obstacle, places_of, ties, users
+from paceline.compute.exporting import CannotExport, Noted, check_sizes, graph_of
+from paceline.compute.layout import trainable
 from paceline.compute.segment import Blueprint
-from paceline.compute.tracing import Answered, Call, Traced, trace
+from paceline.compute.tracing import Answered, Call, Traced, export, trace
 from paceline.core.agenda import Chunk
 from paceline.core.schedules import WEIGHTS, Table
 from paceline.core.splits.by_depth import balanced
@@ -25,41 +27,77 @@ from paceline.errors import JobError, PlanError
 from paceline.job import Batch, Job
 
 ROUNDS = 3  # measurements of each piece, of which the shortest counts
+ROUNDING = 100  # roundings that a loss may be off by
 ALIGN = 64
 CHANCE = torch.get_rng_state().nbytes
 
 
 def blueprint(
-    job: Job, module: nn.Module, chunk: Chunk, batch: Batch, table: Table, moving: tuple[str, ...],
-    cuts: Sequence[str], by: str, recompute: Sequence[int], flushes: bool,
+    job: Job, module: nn.Module, chunk: Chunk, batch: Batch, counts: Sequence[int], table: Table,
+    moving: tuple[str, ...], cuts: Sequence[str], by: str, recompute: Sequence[int], flushes: bool,
 ) -> Blueprint:  # fmt: skip
-    """`chunk`: the largest micro-batch of all; `by`: what is balanced where no cuts are given."""
+    """`chunk`: the largest micro-batch of all; `counts`: of how many samples they are; `by`: what is balanced where no
+    cuts are given.
+    """
     twin = copy.deepcopy(module).train()
     replica = Replica(job, twin, ())
     seen = replica.prepared(chunk, batch)
     call, tensors = Call.of(replica.loss, seen)
-    traced = trace(twin, call)
-    mark_tensors(traced, tensors)
-    places = places_of(traced, cuts) if cuts else _choose(traced, tensors, table.stages, by)
-    if len(places) + 1 != table.stages:
+    if cuts and len(cuts) + 1 != table.stages:
         raise PlanError(
-            f"{len(places)} cuts ({'+'.join(cuts)}) make {len(places) + 1} stages, and the plan has {table.stages}"
+            f"{len(cuts)} cuts ({'+'.join(cuts)}) make {len(cuts) + 1} stages, and the plan has {table.stages}"
         )
+    traced, places = _traced_and_cut(twin, call, tensors, cuts, table, by)
+    if traced.exported is not None:
+        _compare(job, module, traced.exported, chunk, batch, counts)
     codes = cut(traced, places)
     travels = _rehearse(job, module, codes, replica, chunk, batch, tensors)
     names = tuple(name_of(traced, place) for place in places)
     carries = traced.draws
     extra = -(-CHANCE // ALIGN) * ALIGN if carries else 0
     return Blueprint(
-        call, places, names,
+        call, traced.exported, tuple(sorted(traced.numbers)), places, names,
         needs=tuple(tuple(t.requires_grad for t in values) for values in travels),
         carries_chance=carries, moving=moving,
         homes=table.homes, keeps=table.keeps, predicts=table.predicts, slots=table.slots,
         flushes=flushes, recompute=tuple(number in recompute for number in range(table.stages)), agrees=agrees(job),
-        splits=any(work.what == WEIGHTS for line in table.lines for work in line),
+        splits=splits(table), ties=tuple(sorted({tuple(tie.users) for tie in ties(traced, places)})),
         bytes_on=tuple(_bytes(values) + extra for values in travels[1:]),
         bytes_back=tuple(_bytes([t for t in values if t.requires_grad]) for values in travels[1:]),
     )  # fmt: skip
+
+
+def _traced_and_cut(
+    twin: nn.Module, call: Call, tensors: Sequence[Tensor], cuts: Sequence[str], table: Table, by: str
+) -> tuple[Traced, tuple[int, ...]]:
+    """By torch.fx; what it cannot follow, by torch.export."""
+    whole = {"": "its own forward cannot be followed"}
+    try:
+        traced = trace(twin, call)
+        whole = traced.whole
+        return traced, _places(traced, tensors, cuts, table, by)
+    except (JobError, PlanError) as error:
+        if not whole:
+            raise
+        try:
+            traced = export(twin, call, tensors)
+        except CannotExport as why:
+            raise type(error)(f"{error}\ntorch.export does not help: {why}") from error
+    return traced, _places(traced, tensors, cuts, table, by)
+
+
+def _places(traced: Traced, tensors: Sequence[Tensor], cuts: Sequence[str], table: Table, by: str) -> tuple[int, ...]:
+    mark_tensors(traced, tensors)
+    places = places_of(traced, cuts) if cuts else _choose(traced, tensors, table, by)
+    for tie in ties(traced, places):
+        if why := tie.obstacle(table.homes, table.keeps, splits(table)):
+            raise JobError(f"the model cannot be cut so: {why}")
+    return places
+
+
+def splits(table: Table) -> bool:
+    """Whether backwards come in two halves."""
+    return any(work.what == WEIGHTS for line in table.lines for work in line)
 
 
 def agrees(job: Job) -> bool:
@@ -87,9 +125,9 @@ def _rehearse(
             result = code(*travels[-1])
             if code.last:
                 answered.result = result
-                found = replica.loss(answered, seen)
+                found = replica.loss(answered, seen).detach()
         values = list(result) if not code.last else []
-    if not torch.equal(found.detach(), expected) and bool(expected.isfinite()):
+    if not _alike(found, expected) and bool(expected.isfinite()):
         raise JobError(
             f"cut into stages the model computes something else: a loss of {float(found)}, not {float(expected)}. "
             "Its code does what cannot be seen from outside (it changes itself, or draws chance of its own); put that "
@@ -98,22 +136,67 @@ def _rehearse(
     return travels
 
 
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """But for rounding: layers one by one are not always added up in the order in which PyTorch adds up all at once."""
+    return torch.allclose(one, other, rtol=ROUNDING * torch.finfo(one.dtype).eps, atol=0.0)
+
+
+class _Written(nn.Module):
+    """The model as torch.export wrote it down, called as the model is."""
+
+    def __init__(self, module: nn.Module, noted: Noted) -> None:
+        super().__init__()
+        self.part = fx.GraphModule(module, graph_of(noted))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.part(*(leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)))
+
+
+def _compare(job: Job, module: nn.Module, noted: Noted, chunk: Chunk, batch: Batch, counts: Sequence[int]) -> None:
+    """Gradients by what torch.export wrote down and by the model itself, for micro-batches of every size."""
+    for count in counts:
+        some = tree_map(lambda value: value[:count] if isinstance(value, Tensor) and value.dim() else value, batch)  # noqa: B023
+        found = [_gradients(job, copy.deepcopy(module).train(), each, chunk, some) for each in (None, noted)]
+        for name, one, other in zip(trainable(module), *found, strict=True):
+            if (one is None) != (other is None) or not (one is None or torch.allclose(one, other, 1e-4, 1e-6)):
+                raise JobError(
+                    f"torch.export, which is needed to follow {type(module).__name__}'s code, writes down something "
+                    f"else: the gradient of {name} differs. Does the code have a backward of its own, or change "
+                    "itself? Put that part into a module of its own"
+                )
+
+
+def _gradients(job: Job, twin: nn.Module, noted: Noted | None, chunk: Chunk, batch: Batch) -> list[Tensor | None]:
+    replica = Replica(job, twin, ())
+    if noted is not None:
+        check_sizes(noted, Call.of(replica.loss, replica.prepared(chunk, batch))[1])
+    replica.forward(twin if noted is None else _Written(twin, noted), chunk, batch).backward()
+    return replica.take()
+
+
 # --- where to cut ---------------------------------------------------------------------------------------------------
 
 
-def _choose(traced: Traced, tensors: Sequence[Tensor], stages: int, by: str) -> tuple[int, ...]:
-    count = len(traced.pieces)
-    cost = [math.inf if place == 0 or obstacle(traced, place) else 0.0 for place in range(count)]
+def _choose(traced: Traced, tensors: Sequence[Tensor], table: Table, by: str) -> tuple[int, ...]:
+    """Where nothing is torn apart, if there are enough such places; else where one worker has both parts."""
+    count, stages = len(traced.pieces), table.stages
+    able = [place > 0 and not obstacle(traced, place) for place in range(count)]
+    torn = {place for pieces in users(traced).values() for place in range(pieces[0] + 1, pieces[-1] + 1)}
+    whole = [fine and place not in torn for place, fine in enumerate(able)]
     pieces = _seconds(traced, tensors) if by == "time" else _memory(traced, tensors)
-    places = balanced(pieces, stages, cost) if stages <= count else ()
-    if len(places) + 1 != stages:
-        able = 1 + sum(math.isfinite(each) for each in cost)
-        whole = "".join(f"; {path} stays whole: {why}" for path, why in traced.whole.items())
-        raise PlanError(
-            f"{type(traced.module).__name__} can be cut into at most {able} stages, and the plan wants {stages}; take "
-            f"fewer workers{whole}"
-        )
-    return places
+    for fine in (whole, able) if len(set(table.homes)) < stages else (whole,):
+        places = balanced(pieces, stages, [0.0 if each else math.inf for each in fine]) if stages <= count else ()
+        if len(places) + 1 == stages:
+            return places
+    why = "".join(f"; {path} stays whole: {why}" for path, why in traced.whole.items())
+    if sum(able) > sum(whole):
+        tie = max(ties(traced, range(1, count)), key=lambda tie: max(tie.users) - min(tie.users))
+        both = " and ".join(tie.users.values())
+        why += f"; {tie.what}, which {both} use, lies with one worker (layers:on=0+1+0 puts both ends there)"
+    raise PlanError(
+        f"{type(traced.module).__name__} can be cut into at most {1 + sum(whole)} stages, and the plan wants {stages}; "
+        f"take fewer workers{why}"
+    )
 
 
 def _apart(values: Any) -> Any:
@@ -169,8 +252,7 @@ def _memory(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             result = traced.call_piece(node, _apart(args), _apart(kwargs))
-        own = traced.module.get_submodule(str(node.target)).parameters() if node.op == "call_module" else ()
-        found.append(3 * sum(p.nbytes for p in own) + sum(kept.values()))
+        found.append(3 * sum(p.nbytes for p in traced.parameters(node)) + sum(kept.values()))
         return _ended(result)
 
     traced.run(tensors, weigh)

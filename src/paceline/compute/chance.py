@@ -69,3 +69,9 @@ def draws(part: nn.Module) -> bool:
         return False
     dropout = getattr(part, "dropout", getattr(part, "p", 1.0))
     return isinstance(part, nn.RReLU) or dropout > 0
+
+
+def begin_anew(part: nn.Module, inputs: tuple[object, ...]) -> None:
+    """Its chance as if the module were called, where its parts are called instead of it."""
+    for hook in part._forward_pre_hooks.values():
+        hook(part, inputs)

@@ -11,6 +11,7 @@ parameters that its pieces use, under the model's own names.
 from __future__ import annotations
 
 import operator
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,17 +79,48 @@ def obstacle(traced: Traced, place: int) -> str | None:
     """Why no cut can be made before this piece."""
     before, after = traced.pieces[:place], traced.pieces[place:]
     for node in _crossing(traced, before, after):
-        if not node.meta.get("tensor", True):
+        if not node.meta.get("tensor", True) and node.name not in traced.numbers:
             return f"{node.name} is not a tensor, and is made before and needed after it; cut where it is not needed"
         changing = next((user for user in node.users if user in after and _in_place(traced, user)), None)
         if changing is not None:
             return f"{changing.name} changes in place what would come from another stage; give it inplace=False"
-    shared = _things(traced, before) & _things(traced, after)
-    if shared:
-        return (
-            f"{sorted(shared)[0]} is used before and after it, and can lie in only one stage; cut before or after both"
-        )
     return None
+
+
+@dataclass(frozen=True)
+class Tie:
+    """What several stages use."""
+
+    what: str
+    users: dict[int, str]  # per stage: a piece that uses it
+    parameter: bool
+
+    def obstacle(self, homes: Sequence[int], keeps: Sequence[int], splits: bool) -> str | None:
+        """Why it cannot be."""
+        stages, names = list(self.users), list(self.users.values())
+        both = f"{self.what} is used by {names[0]} in stage {stages[0]} and by {names[1]} in stage {stages[1]}"
+        if not self.parameter:
+            return f"{both}; what moves or draws can lie in only one: cut before or after both"
+        workers = [homes[stage] for stage in stages]
+        if len(set(workers)) > 1:
+            on = "+".join(map(str, (0, *range(1, max(2, len(homes) - 1)), 0)))
+            return (
+                f"{both}, which lie with workers {workers[0]} and {workers[1]}, and only one can hold it: cut before "
+                f"or after both, or put both stages with one worker, as layers:on={on} does"
+            )
+        if splits or any(keeps[stage] > 1 for stage in stages):
+            return f"{both}; that needs a schedule with whole backwards and one version of the weights"
+        return None
+
+
+def ties(traced: Traced, places: Sequence[int]) -> list[Tie]:
+    parameters = {name for name, _ in traced.module.named_parameters()}
+    found = []
+    for what, pieces in sorted(users(traced).items()):
+        stages = {sum(start <= piece for start in places): name_of(traced, piece) for piece in reversed(pieces)}
+        if len(stages) > 1:
+            found.append(Tie(what, dict(sorted(stages.items())), what in parameters))
+    return found
 
 
 def _in_place(traced: Traced, node: fx.Node) -> bool:
@@ -96,6 +128,9 @@ def _in_place(traced: Traced, node: fx.Node) -> bool:
         return bool(getattr(traced.module.get_submodule(str(node.target)), "inplace", False))
     if node.op == "call_method":
         return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    written_down = isinstance(node.target, torch._ops.OpOverload)  # by torch.export
+    if written_down and node.target._schema.is_mutable:  # type: ignore[union-attr]
+        return True
     return node.target in IN_PLACE or bool(node.kwargs.get("inplace"))
 
 
@@ -105,18 +140,23 @@ def _crossing(traced: Traced, before: Sequence[fx.Node], after: Sequence[fx.Node
     return [node for node in (*traced.placeholders, *before) if any(user in later for user in node.users)]
 
 
-def _things(traced: Traced, nodes: Sequence[fx.Node]) -> set[str]:
-    """What can lie in only one stage: parameters, buffers that move, modules that draw chance call by call."""
+def users(traced: Traced) -> dict[str, list[int]]:
+    """By which pieces everything is used that can lie in only one place: parameters, buffers that move, modules that
+    draw chance call by call.
+    """
     names = {id(p): name for name, p in (*traced.module.named_parameters(), *traced.module.named_buffers())}
-    found = set[str]()
-    for node in nodes:
+    found = defaultdict[str, list[int]](list)
+    for place, node in enumerate(traced.pieces):
+        things = set[str]()
         if node.op == "call_module":
             part = traced.module.get_submodule(str(node.target))
-            found |= {names[id(p)] for p in (*part.parameters(), *part.buffers())}
-            found |= {str(node.target)} if any(draws(each) for each in part.modules()) else set()
+            things |= {names[id(p)] for p in (*part.parameters(), *part.buffers())}
+            things |= {str(node.target)} if any(draws(each) for each in part.modules()) else set()
         for used in node.all_input_nodes:
             if used.op == "get_attr":
-                found.add(names.get(id(attribute(traced.module, str(used.target))), str(used.target)))
+                things.add(names.get(id(attribute(traced.module, str(used.target))), str(used.target)))
+        for thing in things:
+            found[thing].append(place)
     return found
 
 
@@ -133,6 +173,8 @@ def _stage(traced: Traced, number: int, start: int, stop: int) -> Code:
     takes = traced.placeholders if first else _crossing(traced, pieces[:start], pieces[start:])
     gives = [] if last else _crossing(traced, pieces[:stop], pieces[stop:])
     made = {node: graph.placeholder(node.name) for node in takes}
+    if not first:
+        made |= {node: graph.call_function(int, (made[node],)) for node in takes if node.name in traced.numbers}
 
     def here(node: fx.Node) -> fx.Node:
         if node not in made and node.op == "get_attr":
@@ -141,6 +183,9 @@ def _stage(traced: Traced, number: int, start: int, stop: int) -> Code:
 
     for node in pieces[start:stop]:
         made[node] = graph.node_copy(node, here)
+    for node in gives:
+        if node.name in traced.numbers:  # travels as a tensor
+            made[node] = graph.call_function(torch.tensor, (made[node],))
     result = fx.node.map_arg(traced.output.args[0], here) if last else tuple(made[node] for node in gives)
     graph.output(result)
     part = fx.GraphModule(traced.module, graph, f"Stage{number}")
@@ -148,11 +193,13 @@ def _stage(traced: Traced, number: int, start: int, stop: int) -> Code:
 
 
 def mark_tensors(traced: Traced, tensors: Sequence[Tensor]) -> None:
-    """Run the graph once, to see which values are tensors: only these can be carried to another stage."""
+    """Run the graph once, to see which values are tensors or whole numbers: these can be carried to another stage."""
 
     def mark(node: fx.Node, args: Any, kwargs: Any) -> Any:
         result = traced.call_piece(node, args, kwargs)
         node.meta["tensor"] = isinstance(result, Tensor)
+        if type(result) is int:
+            traced.numbers.add(node.name)
         return result
 
     with torch.no_grad():

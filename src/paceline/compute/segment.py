@@ -17,10 +17,11 @@ from paceline.compute.autograd import Replica
 from paceline.compute.belongings import Belongings, of_home, put_back, restore_home
 from paceline.compute.chance import Chance
 from paceline.compute.cutting import Code, cut
+from paceline.compute.exporting import Noted
 from paceline.compute.home import Optimizer
 from paceline.compute.layout import trainable
 from paceline.compute.stage import Stage, Sums
-from paceline.compute.tracing import Call, trace
+from paceline.compute.tracing import Call, again
 from paceline.compute.weights import weights_of
 from paceline.core.schedules import BACKWARD, FORWARD, MEET, SEND_ON, TAKE_ON, UPDATE, WEIGHTS, Work
 from paceline.core.schedules.passes import Pass
@@ -36,6 +37,8 @@ class Blueprint:
     """How the model is cut: all that workers need, to cut it in the same way."""
 
     call: Call
+    exported: Noted | None  # the model's graph, where torch.fx cannot make it
+    numbers: tuple[str, ...]  # what travels as a tensor and is a whole number
     places: tuple[int, ...]  # where stages begin, in pieces
     names: tuple[str, ...]  # the same, as users know them
     needs: tuple[tuple[bool, ...], ...]  # per stage: which of what it takes wants a gradient
@@ -48,12 +51,15 @@ class Blueprint:
     flushes: bool
     recompute: tuple[bool, ...]
     splits: bool  # whether backwards come in two halves
+    ties: tuple[tuple[int, ...], ...]  # stages that share parameters, which lie with the first of them
     agrees: bool  # whether all meet over the norm of the gradient before an update
     bytes_on: tuple[int, ...]  # of the largest message from each stage to the next
     bytes_back: tuple[int, ...]  # and back from that one
 
     def codes(self, module: nn.Module) -> list[Code]:
-        return cut(trace(module.train(), self.call), self.places)
+        traced = again(module.train(), self.call, self.exported)
+        traced.numbers = set(self.numbers)
+        return cut(traced, self.places)
 
     def holdings(self, module: nn.Module) -> list[list[str]]:
         """Per worker, the names of the parameters and buffers that it holds."""
@@ -76,10 +82,13 @@ def skeleton(module: nn.Module, names: Sequence[str]) -> nn.Module:
 
 
 def held(codes: Sequence[Code], module: nn.Module) -> list[list[str]]:
-    """Per stage, the names of its parameters and buffers, in the module's order; the last one has what nobody uses."""
+    """Per stage, the names of its parameters and buffers, in the module's order: what several use is the first one's,
+    and the last one has what nobody uses.
+    """
     tensors = dict((*module.named_parameters(), *module.named_buffers()))
     used = [{id(t) for t in (*code.part.parameters(), *code.part.buffers())} for code in codes]
     used[-1] |= {id(t) for t in tensors.values()} - set[int]().union(*used)
+    used = [mine - set[int]().union(*used[:number]) for number, mine in enumerate(used)]
     return [[name for name, tensor in tensors.items() if id(tensor) in mine] for mine in used]
 
 
@@ -111,7 +120,7 @@ class Segment:
         self.names[number] = [*(name for name in names if name in named), *moving]
         return Stage(
             code, replica, plan.call, plan.needs[number], weights, moving, plan.flushes,
-            plan.recompute[number], plan.carries_chance, plan.splits,
+            plan.recompute[number], plan.carries_chance, plan.splits, plan.exported,
         )  # fmt: skip
 
     def begin(self, passing: Pass) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from paceline.compute.autograd import Replica
 from paceline.compute.cutting import Code
 from paceline.compute.deferred import Debt, defer
+from paceline.compute.exporting import Noted, check_sizes
 from paceline.compute.rows import coalesced, numbers
 from paceline.compute.tracing import Answered, Call
 from paceline.compute.weights import Weights
@@ -75,10 +76,11 @@ class Moving:
 class Stage:
     def __init__(
         self, code: Code, replica: Replica, call: Call, needs: Sequence[bool], weights: Weights, moving: Sequence[str],
-        flushes: bool, recompute: bool, carries_chance: bool, splits: bool,
+        flushes: bool, recompute: bool, carries_chance: bool, splits: bool, noted: Noted | None,
     ) -> None:  # fmt: skip
         self.code, self.replica, self.call, self.weights = code, replica, call, weights
         self.moving, self.flushes = Moving(code.part, moving), flushes
+        self.noted = noted
         self.needs = list(needs)  # which of what it takes wants a gradient
         self.recompute, self.carries_chance = recompute, carries_chance
         self.start = self.moving.values  # where the forwards of an update begin
@@ -142,6 +144,8 @@ class Stage:
                 "step= calls the model with other arguments than it did for the first batch; a pipeline is cut for one "
                 "way of calling it"
             )
+        if self.noted is not None:
+            check_sizes(self.noted, tensors)
         return tensors
 
     def _count(self, kept: _Kept, gives: list[Tensor]) -> None:
@@ -210,7 +214,7 @@ class Stage:
         if not self.gradients:
             self.gradients = self.take()
             if self.replica.job.weight is not None and self.sums.weight:
-                self.gradients = [None if g is None else g / self.sums.weight for g in self.gradients]
+                self.gradients = [None if g is None else g.div_(self.sums.weight) for g in self.gradients]
                 self.sums.buffers = [b.div_(self.sums.weight) for b in self.sums.buffers]
         return self.gradients
 
@@ -227,7 +231,7 @@ class Stage:
         if not good:
             gradients, sums.buffers = [None] * len(gradients), []
         elif scale != 1.0:
-            gradients = [None if g is None else g * scale for g in gradients]
+            gradients = [None if g is None else g.mul_(scale) for g in gradients]
         self.weights.step(gradients)
         for buffer, value in zip(self.start if sums.buffers else [], sums.buffers, strict=True):
             buffer.copy_(value if buffer.is_floating_point() else value.round())

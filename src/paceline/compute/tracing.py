@@ -2,12 +2,14 @@
 
 By torch.fx, which runs the model's own code on stand-ins. A module whose code cannot be run so (it branches on what a
 tensor holds) stays whole, as a piece of its own, and is remembered with the reason. PyTorch's own containers whose code
-cannot are unfolded here by the rules in `UNFOLDED`.
+cannot are unfolded by the rules of compute.unfolding.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,6 +21,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paceline.compute.chance import draws
+from paceline.compute.exporting import Noted, graph_of, note
+from paceline.compute.unfolding import rule_of
 from paceline.errors import JobError, users_code
 from paceline.job import Batch
 
@@ -27,6 +31,7 @@ DRAWING = {
     F.gumbel_softmax, F.scaled_dot_product_attention, torch.dropout, torch.bernoulli, torch.rand_like,
     torch.randn_like, torch.normal, torch.rrelu,
 }  # fmt: skip
+IDLE = {operator.getitem, torch.cat}  # left out where nobody uses what it makes: states after the last step, say
 
 
 class _Called(Exception):
@@ -103,6 +108,8 @@ class Traced:
     graph: fx.Graph
     call: Call
     whole: dict[str, str] = field(default_factory=dict)  # modules that could not be looked into: why
+    numbers: set[str] = field(default_factory=set)  # pieces that make whole numbers, as far as is known
+    exported: Noted | None = None  # what the graph was made from, where torch.fx could not follow
 
     @property
     def pieces(self) -> list[fx.Node]:
@@ -135,6 +142,13 @@ class Traced:
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
+    def parameters(self, node: fx.Node) -> list[nn.Parameter]:
+        """That a piece uses."""
+        if node.op == "call_module":
+            return list(self.module.get_submodule(str(node.target)).parameters())
+        read = (attribute(self.module, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr")
+        return [value for value in read if isinstance(value, nn.Parameter)]
+
     @property
     def draws(self) -> bool:
         """Whether chance is drawn outside of the modules that are seeded one by one."""
@@ -142,7 +156,9 @@ class Traced:
 
     def _draws(self, node: fx.Node) -> bool:
         if node.op == "call_function":
-            return node.target in DRAWING
+            if isinstance(node.target, torch._ops.OpOverload):  # written down by torch.export
+                return torch.Tag.nondeterministic_seeded in node.target.tags
+            return node.target in DRAWING or getattr(node.target, "draws", False)
         if node.op == "call_method":
             return "bernoulli" in str(node.target) or "normal_" in str(node.target) or "uniform_" in str(node.target)
         part = self.module.get_submodule(str(node.target))
@@ -171,11 +187,11 @@ class _Tracer(fx.Tracer):
         return run, [self.root, *proxies]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return type(m) not in UNFOLDED and super().is_leaf_module(m, module_qualified_name)
+        return rule_of(m) is None and super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         before = len(self.graph.nodes)
-        rule = UNFOLDED.get(type(m))
+        rule = rule_of(m)
         try:
             return super().call_module(m, forward if rule is None else _bound(rule, m), args, kwargs)
         except Exception as error:  # whatever the model's own code does with a stand-in
@@ -191,54 +207,35 @@ def _bound(rule: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
     return lambda *args, **kwargs: rule(module, *args, **kwargs)
 
 
+def export(module: nn.Module, call: Call, tensors: Sequence[Tensor]) -> Traced:
+    """The same by torch.export, for these inputs."""
+    # With one sample torch.export would take it that there is always one.
+    alone = all(t.shape[0] == 1 for t in tensors if t.dim())
+    several = [torch.cat([t, t]) if alone and t.dim() else t for t in tensors]
+    noted = note(copy.deepcopy(module), *call.filled(several))
+    return Traced(module, graph_of(noted), call, exported=noted)
+
+
+def again(module: nn.Module, call: Call, exported: Noted | None) -> Traced:
+    """The graph of another copy of the module."""
+    if exported is None:
+        return trace(module, call)
+    return Traced(module, graph_of(exported), call, exported=exported)
+
+
 def trace(module: nn.Module, call: Call) -> Traced:
     """The graph of a module that is in training mode."""
     tracer = _Tracer(call)
     remedy = (
-        f"cutting {type(module).__name__}, whose own forward cannot be followed (it branches on what a tensor holds?; "
-        "move that into a module of its own, which then stays whole, or write the model as nn.Sequential),"
+        f"cutting {type(module).__name__}, whose own forward cannot be followed (where it branches on what a tensor "
+        "holds, move that into a module of its own, which then stays whole; or write the model as nn.Sequential),"
     )
     with users_code(remedy):
         graph = tracer.trace(module)
+    for node in reversed(list(graph.nodes)):
+        if node.target in IDLE and not node.users:
+            graph.erase_node(node)
     return Traced(module, graph, call, tracer.whole)
-
-
-# --- PyTorch's own containers ---------------------------------------------------------------------------------------
-
-
-class _Whole(Exception):
-    """Called in a way that the rule does not cover."""
-
-
-def _encoder(module: nn.TransformerEncoder, src: Any, *rest: Any, **more: Any) -> Any:
-    if any(each is not None for each in (*rest, *more.values())):
-        raise _Whole("it is given a mask")
-    for layer in module.layers:
-        src = layer(src)
-    return src if module.norm is None else module.norm(src)
-
-
-def _encoder_layer(module: nn.TransformerEncoderLayer, src: Any, *rest: Any, **more: Any) -> Any:
-    if any(each is not None and each is not False for each in (*rest, *more.values())):
-        raise _Whole("it is given a mask")
-
-    def attend(x: Any) -> Any:
-        return module.dropout1(module.self_attn(x, x, x, need_weights=False)[0])
-
-    def feed(x: Any) -> Any:
-        return module.dropout2(module.linear2(module.dropout(module.activation(module.linear1(x)))))
-
-    if module.norm_first:
-        src = src + attend(module.norm1(src))
-        return src + feed(module.norm2(src))
-    src = module.norm1(src + attend(src))
-    return module.norm2(src + feed(src))
-
-
-UNFOLDED: dict[type, Callable[..., Any]] = {
-    nn.TransformerEncoder: _encoder,
-    nn.TransformerEncoderLayer: _encoder_layer,
-}
 
 
 def modules_of(node: fx.Node) -> Iterator[str]:

@@ -1,13 +1,15 @@
 """What the stages of a pipeline weigh: bytes of tensors, counted while one micro-batch goes forward and backward.
 
-Counted is the memory behind tensors, as it is taken and let go (what PyTorch's allocator is asked for). What a process
-needs besides (its code, libraries' workspaces, gaps in its heap) is not in it.
+Counted is the memory behind tensors, as it is taken and let go (what PyTorch's allocator is asked for), and something
+for every operation that autograd remembers. What a worker takes besides, for its stages, was measured: 0.5 to 3 MiB,
+for the work space of MKL and oneDNN and for small objects.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,13 +17,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from paceline.compute import workspace
 from paceline.compute.home import optimizer_over
 from paceline.compute.segment import Blueprint, Segment, skeleton
 from paceline.compute.stage import Stage
 from paceline.core.agenda import Chunk
-from paceline.core.schedules.memory import Weighed
+from paceline.core.schedules import Table
+from paceline.core.schedules.memory import Back, Weighed, peaks
 from paceline.data.source import Reader
 from paceline.job import Job
+
+BESIDES = 3 << 19
+OPERATION = 1 << 10  # bytes that autograd keeps of each, besides tensors; measured
 
 
 class Live(TorchDispatchMode):
@@ -30,33 +37,64 @@ class Live(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = self.most = 0
-        self._known: set[int] = set()
+        self.operations = 0
+        self._known, self._counts = dict[int, int](), True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
+        partly = func is workspace.FORWARD
+        result = workspace.run(func, args, kwargs or {}) if partly else func(*args, **(kwargs or {}))
+        self.operations += 1
+        for place, leaf in enumerate(tree_leaves(result)):
             if isinstance(leaf, Tensor):
-                self._see(leaf.untyped_storage(), given)
+                storage = leaf.untyped_storage()
+                size = workspace.written(leaf) if partly and place == workspace.PLACE else storage.nbytes()
+                self._see(storage, size, given)
+        if func is workspace.BACKWARD:
+            self._grown(args[-1])
         return result
 
-    def _see(self, storage: torch.UntypedStorage, given: set[int]) -> None:
+    def _see(self, storage: torch.UntypedStorage, size: int, given: set[int]) -> None:
         key = storage._cdata
-        if key in self._known or key in given:
+        if key in self._known or key in given or not self._counts:
             return
-        self._known.add(key)
-        self.bytes += storage.nbytes()
-        self.most = max(self.most, self.bytes)
-        weakref.finalize(storage, self._gone, key, storage.nbytes())
+        self._known[key] = size
+        self._add(size)
+        weakref.finalize(storage, self._gone, key)
 
-    def _gone(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.bytes -= size
+    def _add(self, size: int) -> None:
+        self.bytes += size
+        self.most = max(self.most, self.bytes)
+
+    def _grown(self, value: Any) -> None:
+        """A workspace of which the backward writes more; while it goes on, about all of it is needed in one place or
+        another.
+        """
+        if isinstance(value, Tensor) and (key := value.untyped_storage()._cdata) in self._known:
+            known = self._known[key]
+            self.most = max(self.most, self.bytes + value.nbytes - known)
+            self._known[key] = max(known, workspace.written(value))
+            self._add(self._known[key] - known)
+
+    def _gone(self, key: int) -> None:
+        self.bytes -= self._known.pop(key)
 
     def begin(self) -> int:
         """From here on count the most anew; what lies there now."""
         self.most = self.bytes
         return self.bytes
+
+    @contextlib.contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """What is made now is not counted: another's."""
+        self._counts = False
+        yield
+        self._counts = True
+
+
+def needed(table: Table, weighed: Sequence[Weighed]) -> list[int]:
+    """The most bytes of its own that each worker will take for its stages."""
+    return [BESIDES + each for each in peaks(table, weighed)]
 
 
 def weigh_all(job: Job, module: nn.Module, blueprint: Blueprint, reader: Reader, chunk: Chunk) -> list[Weighed]:
@@ -70,45 +108,55 @@ def weigh(job: Job, segments: Sequence[Segment], chunk: Chunk) -> list[Weighed]:
     """Every stage, by two micro-batches like this one: the second finds gradients to add to."""
     live, stages = Live(), [s for segment in segments for s in segment.stages.values()]
     stages = sorted(stages, key=lambda stage: stage.code.number)
-    found: dict[int, list[int]] = {}
     with live:
-        for _ in range(2):
-            _there_and_back(live, segments[0], stages, chunk, found)
-    return [_weighed(job, live, stage, found[stage.code.number]) for stage in stages]
+        first, later = (_there_and_back(live, segments[0], stages, chunk) for _ in range(2))
+    weighed = []
+    for stage, (kept, forward, begun), (_, _, back) in zip(stages, first, later, strict=True):
+        always, moment = _always(live, stage)
+        weighed.append(Weighed(always, kept, forward, begun, back, moment))
+    return weighed
 
 
-def _there_and_back(
-    live: Live, segment: Segment, stages: Sequence[Stage], chunk: Chunk, found: dict[int, list[int]]
-) -> None:
-    sent: list[Tensor] = []
+def _there_and_back(live: Live, segment: Segment, stages: Sequence[Stage], chunk: Chunk) -> list[tuple[int, int, Back]]:
+    """Of each stage: what its forward keeps, the most in it, and its backward. What comes is a copy, as a message is;
+    what goes is gone when it is sent.
+    """
+    message: list[Tensor] = []
+    forwards, found = list[tuple[int, int, int]](), list[tuple[int, int, Back]]()
     for stage in stages:
-        reads = stage.code.first or stage.code.last or segment.job.weight is not None
         before = live.begin()
-        batch = segment.reader.batch(chunk) if reads else None
-        takes = [value.clone() for value in sent]  # as a message is
-        sent.clear()
-        sent += stage.forward(0, chunk, takes, batch, 0, 0)
-        del takes, batch
-        found[stage.code.number] = [live.bytes - before, live.most - before]
+        batch = segment.reader.batch(chunk) if segment.reads(stage) else None
+        taken = [value.clone() for value in message]
+        earlier = live.operations
+        sent = stage.forward(0, chunk, taken, batch, 0, 0)
+        most, graph = live.most - before, OPERATION * (live.operations - earlier)
+        with live.elsewhere():
+            message = [value.clone() for value in sent]
+        del sent, batch, taken
+        forwards.append((live.bytes - before, most, graph))
     gradients: list[Tensor | None] = []
-    for stage in reversed(stages):
-        before = live.begin() - found[stage.code.number][0]
-        gradients = stage.inputs(0, gradients, 0)
-        found[stage.code.number].append(live.most - before)
-        owed = live.begin() - before
+    for stage, (kept, forward, graph) in zip(reversed(stages), reversed(forwards), strict=True):
+        before = live.begin() - kept
+        back = stage.inputs(0, [None if g is None else g.clone() for g in gradients], 0)
+        most = live.most - before + graph
+        with live.elsewhere():
+            gradients = [None if g is None else g.clone() for g in back]
+        del back
+        left = live.begin() - before
         stage.pay(0)
-        found[stage.code.number] += [owed, live.most - before]
+        lies = 0 if stage.recompute else graph
+        found.append((kept + lies, forward + lies, Back(most, left, live.most - before, live.bytes - before)))
+    return found[::-1]
 
 
-def _weighed(job: Job, live: Live, stage: Stage, counted: list[int]) -> Weighed:
-    kept, forward, backward, owed, pay = counted
+def _always(live: Live, stage: Stage) -> tuple[int, int]:
+    """What lies there all the time; and what an update needs for a moment."""
     weights = stage.weights
-    gradients = sum(p.nbytes for p in weights.parameters)
     state, moment = _step(live, weights.home.optimizer, weights.masters)
-    held = gradients * max(1, weights.copies) + state + sum(b.nbytes for b in stage.moving.values)
+    values = sum(p.nbytes for p in weights.parameters) * weights.copies
     for parameter in weights.parameters:
         parameter.grad = None
-    return Weighed(held, gradients, kept, forward, backward, moment, owed, pay)
+    return values + state + sum(b.nbytes for b in stage.moving.values), moment
 
 
 def _step(live: Live, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[int, int]:

@@ -14,17 +14,29 @@ from typing import NamedTuple
 from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table
 
 
+class Back(NamedTuple):
+    """Bytes of a backward, over what was there without what its forward left."""
+
+    most: int  # while it goes on; where it comes in two halves: while the first does
+    left: int  # after it: gradients of weights; of the first half: also what the second needs
+    most_later: int = 0  # in the second half
+    left_later: int = 0  # after that
+
+
 class Weighed(NamedTuple):
     """Bytes of one stage and one micro-batch."""
 
     always: int
-    gradients: int
     kept: int  # what a forward leaves, with what it has taken
     forward: int  # most while it goes on, over what was there before
-    backward: int  # the same, over what was there without what its forward left
-    update: int  # the same
-    owed: int = 0  # where backward comes in two halves: what lies between them
-    pay: int = 0  # most in the second half, over what was there without what is owed
+    first: Back  # of the first micro-batch of an update, which makes gradients
+    later: Back  # of the others, which add to them
+    update: int  # most while it goes on, over what was there before
+
+    @property
+    def gradients(self) -> int:
+        """That lie there from the first backward to the update."""
+        return self.first.left_later or self.first.left
 
 
 def peaks(table: Table, stages: Sequence[Weighed]) -> list[int]:
@@ -35,31 +47,21 @@ def peaks(table: Table, stages: Sequence[Weighed]) -> list[int]:
 def _peak(table: Table, worker: int, stages: Sequence[Weighed]) -> int:
     mine = [number for number, home in enumerate(table.homes) if home == worker]
     lies = most = sum(stages[number].always for number in mine)
-    summed = set[int]()  # stages whose gradients are there
+    begun = set[tuple[int, str]]()  # (stage, which half), since the last update
     for work in table.lines[worker]:
-        weighed, moment = stages[work.stage], 0
+        weighed = stages[work.stage]
+        back = weighed.later if (work.stage, work.what) in begun else weighed.first
+        moment = left = 0
         if work.what == FORWARD:
-            moment = weighed.forward
+            moment, left = weighed.forward, weighed.kept
         elif work.what in (BACKWARD, INPUTS):
-            moment = weighed.backward - weighed.kept + (0 if work.stage in summed else weighed.gradients)
+            moment, left = back.most - weighed.kept, back.left - weighed.kept
         elif work.what == WEIGHTS:
-            moment = weighed.pay - weighed.owed
+            moment, left = back.most_later - back.left, back.left_later - back.left
         elif work.what == UPDATE:
-            moment = weighed.update
-        most = max(most, lies + moment)
-        if work.what == FORWARD:
-            lies += weighed.kept
-        elif work.what == BACKWARD:
-            lies -= weighed.kept
-        elif work.what == INPUTS:
-            lies += weighed.owed - weighed.kept
-        elif work.what == WEIGHTS:
-            lies -= weighed.owed
-        if work.what in (BACKWARD, INPUTS) and work.stage not in summed:
-            summed.add(work.stage)
-            lies += weighed.gradients
-        elif work.what == UPDATE:
-            summed.discard(work.stage)
-            lies -= weighed.gradients
-        most = max(most, lies)
+            moment, left = weighed.update, -weighed.gradients
+            begun -= {(work.stage, what) for what in (BACKWARD, INPUTS, WEIGHTS)}
+        most = max(most, lies + moment, lies + left)
+        lies += left
+        begun.add((work.stage, work.what))
     return most

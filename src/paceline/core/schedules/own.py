@@ -49,9 +49,15 @@ class Own:
                 waiting.append(work.micro)
             elif work.stage == 0 and work.what == UPDATE:
                 found, waiting = [*found, sorted(waiting)], []
-        if not found or len({len(update) for update in found}) > 1:
+        if not found:
+            raise PlanError(f"{self.name}: stage 0 makes no update; write U after its last backward, as in B3U")
+        if len({len(update) for update in found}) > 1:
+            told = ", ".join(str(len(update)) for update in found)
+            raise PlanError(f"{self.name}: its updates must be of as many micro-batches each, and are of {told}")
+        there = {micro for update in found for micro in update}
+        if left := {work.micro for line in self.table.lines for work in line if work.what != UPDATE} - there:
             raise PlanError(
-                f"{self.name}: its updates must be made of as many micro-batches each, and there must be one"
+                f"{self.name}: stage 0 makes no update of micro-batch {min(left)}: it needs a B{min(left)}, then U"
             )
         return found
 
