@@ -121,17 +121,48 @@ def lenet() -> nn.Module:
     )  # fmt: skip
 
 
+def on_a_grid(*shape: int) -> Tensor:
+    """Numbers that nobody rounds to another byte."""
+    chance = torch.Generator().manual_seed(sum(shape))
+    x = (torch.randint(-100, 156, shape, generator=chance) + 0.6 * torch.rand(shape, generator=chance) - 0.3) / 50
+    x.view(-1)[:1], x.view(-1)[1:2] = 155 / 50, -100 / 50
+    return x.clamp(-100 / 50, 155 / 50)
+
+
 def test_fixed_point_is_the_sum_of_whole_numbers() -> None:
     """Against the same formula in 64 bits, so to the bit of the sums."""
-    for outputs, depth, count in ((1, 1, 1), (17, 9, 5), (33, 100, 7)):
+    torch.manual_seed(0)
+    for outputs, depth, count in ((1, 1, 1), (17, 9, 5), (33, 100, 7), (70, 131, 50), (512, 512, 30)):
         layer = nn.Linear(depth, outputs)
-        x = torch.randn(count, depth)
+        x = on_a_grid(count, depth)
         made = fixed(nn.Sequential(layer), x)[0]  # type: ignore[index]
         scale = layer.weight.detach().abs().amax(1).clamp_min(1e-12) / 127
         weights = (layer.weight.detach() / scale[:, None]).round().long()
         taken = (x * torch.tensor(1 / made.step) + made.zero + 0.5).clamp(0, 255).to(torch.uint8).long()
         expected = ((taken - made.zero) @ weights.T).double() * (scale * made.step).double() + layer.bias.double()
-        assert float((made(x) - expected).detach().abs().max()) < 1e-4
+        assert float((made(x) - expected).detach().abs().max()) < 1e-5 * (1 + depth**0.5)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(shapes(), st.integers(1, 6), st.integers(1, 3))
+def test_fixed_convolutions_are_sums_of_whole_numbers(shape: Shape, stride: int, threads: int) -> None:
+    """What lies beyond an image must be the byte that stands for nought, and every lane must see its own pixels."""
+    x, filters = on_a_grid(shape.n, shape.c, shape.h, shape.w), data(shape)[1]
+    layer = nn.Conv2d(shape.c, shape.k, (shape.r, shape.s), stride, shape.pad)
+    with torch.no_grad():
+        layer.weight.copy_(filters)
+    made = fixed(nn.Sequential(layer), x)[0]  # type: ignore[index]
+    scale = filters.abs().amax((1, 2, 3)).clamp_min(1e-12) / 127
+    weights = (filters / scale[:, None, None, None]).round().double()
+    taken = (x * torch.tensor(1 / made.step) + made.zero + 0.5).clamp(0, 255).to(torch.uint8).double()
+    sums = functional.conv2d(taken - made.zero, weights, stride=stride, padding=shape.pad)
+    expected = sums * (scale * made.step).double()[:, None, None] + layer.bias.double()[:, None, None]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert float((made(x) - expected).detach().abs().max()) < 1e-5 * (1 + float(expected.detach().abs().max()))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_network_in_fixed_point_says_nearly_the_same() -> None:

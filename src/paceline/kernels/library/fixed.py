@@ -14,10 +14,13 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from paceline.errors import JobError
 from paceline.kernels.library.native import long, native, pointer
 from paceline.kernels.library.shapes import Shape
+
+FEW = 1 << 21  # products
 
 
 def fixed(model: nn.Module, sample: Tensor) -> nn.Module:
@@ -59,55 +62,44 @@ def _ranges(model: nn.Module, layers: Mapping[str, nn.Module], sample: Tensor) -
 
 
 class _Fixed(nn.Module):
-    """Weights as packed signed bytes, [outputs, depth]."""
+    """What both kinds of layers share: weights as signed bytes, [outputs, depth], and what makes numbers of sums."""
 
     def __init__(self, weights: Tensor, bias: Tensor | None, low: float, high: float) -> None:
         super().__init__()
         self.outputs, self.depth = weights.shape
-        self.row = -(-self.depth // 4) * 4
         self.step = max(high - low, 1e-12) / 255
         self.zero = round(-low / self.step)
         scale = weights.detach().abs().amax(1).clamp_min(1e-12) / 127
-        signed = (weights.detach() / scale[:, None]).round().to(torch.int8).contiguous()
-        lanes = int(native().lanes())
-        packed = torch.empty(-(-self.outputs // lanes) * lanes * self.row, dtype=torch.int8)
-        # A block of two vectors of outputs may look one further.
-        self.packed = torch.cat([packed, torch.zeros(lanes * self.row, dtype=torch.int8)])
-        native().fixed_pack(pointer(signed), long(self.outputs), long(self.depth), pointer(self.packed))
-        self.scale = scale * self.step
-        shift = -self.zero * self.scale * signed.sum(1, dtype=torch.int32)
-        self.shift = shift if bias is None else shift + bias.detach()
+        self.signed = (weights.detach() / scale[:, None]).round().to(torch.int8)
+        shift = -self.zero * scale * self.step * self.signed.sum(1, dtype=torch.int32)
+        panel = 2 * int(native().lanes())
+        rest = -self.outputs % panel
+        self.scale = functional.pad(scale * self.step, (0, rest))
+        self.shift = functional.pad(shift if bias is None else shift + bias.detach(), (0, rest))
 
-    def bytes_of(self, x: Tensor, depth: int, row: int) -> Tensor:
-        rows = torch.empty(x.numel() // depth * row + 8, dtype=torch.uint8)
-        native().fixed_bytes(
-            pointer(x), long(x.numel() // depth), long(depth), ctypes.c_float(1 / self.step), ctypes.c_float(self.zero),
-            pointer(rows), long(row), long(torch.get_num_threads()),
-        )  # fmt: skip
-        return rows
-
-    def product(self, rows: Tensor, count: int, pixels: int) -> Tensor:
-        threads = long(torch.get_num_threads())
-        sums = torch.empty(count, self.outputs, dtype=torch.int32)
-        native().fixed_product(
-            pointer(rows), long(count), long(self.row), pointer(self.packed), long(self.outputs), pointer(sums), threads
-        )
-        out = torch.empty(count * self.outputs)
-        native().fixed_scale(
-            pointer(sums), long(count), long(self.outputs), pointer(self.scale), pointer(self.shift), pointer(out),
-            long(pixels), threads,
-        )  # fmt: skip
-        return out
+    @staticmethod
+    def threads(products: int) -> ctypes.c_long:
+        """Of few products none is worth another core's while."""
+        return long(torch.get_num_threads() if products > FEW else 1)
 
 
 class FixedLinear(_Fixed):
     def __init__(self, given: nn.Linear, low: float, high: float) -> None:
         super().__init__(given.weight, given.bias, low, high)
+        self.row, panel = -(-self.depth // 4) * 4, 2 * int(native().lanes())
+        padded = functional.pad(self.signed, (0, self.row - self.depth, 0, -self.outputs % panel))
+        self.panels = padded.view(-1, panel, self.row // 4, 4).permute(0, 2, 1, 3).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.float().contiguous()
         count = x.numel() // self.depth
-        rows = self.bytes_of(x.float().contiguous(), self.depth, self.row)
-        return self.product(rows, count, 1).view(*x.shape[:-1], self.outputs)
+        out, room = torch.empty(*x.shape[:-1], self.outputs), torch.empty(count * self.row, dtype=torch.uint8)
+        native().fixed_linear(
+            pointer(x), long(count), long(self.depth), ctypes.c_float(1 / self.step), ctypes.c_float(self.zero),
+            pointer(room), long(self.row), pointer(self.panels), long(self.outputs), pointer(self.scale),
+            pointer(self.shift), pointer(out), self.threads(count * self.outputs * self.row),
+        )  # fmt: skip
+        return out
 
 
 class FixedConv2d(_Fixed):
@@ -118,16 +110,28 @@ class FixedConv2d(_Fixed):
             raise JobError("fixed point knows Conv2d whose stride and padding are the same both ways, as numbers")
         super().__init__(given.weight.flatten(1), given.bias, low, high)
         self.filters, self.stride, self.pad = given.weight.shape, given.stride[0], given.padding[0]
+        k, c, r, across = self.filters
+        signed = self.signed.view(self.filters)
+        # Four neighbouring pixels at once, or four channels of a pixel: whatever wastes less.
+        self.unit = 4 if -(-c // 4) * across < c * -(-across // 4) else 1
+        if self.unit == 1:
+            self.fours = functional.pad(signed, (0, -across % 4)).contiguous()
+        else:
+            padded = functional.pad(signed, (0, 0, 0, 0, 0, -c % 4))
+            self.fours = padded.view(k, -1, 4, r, across).permute(0, 1, 3, 4, 2).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.float().contiguous()
         k, _, r, s = self.filters
         n, c, h, w = x.shape
         shape = Shape(n, c, h, w, k, r, s, self.stride, self.pad)
-        pixels = self.bytes_of(x.float().contiguous(), c * h * w, c * h * w)
-        count = shape.n * shape.p * shape.q
-        rows = torch.empty(count * self.row, dtype=torch.uint8)
-        native().fixed_unroll(
-            shape.struct(), pointer(pixels), pointer(rows), long(self.row), long(self.zero),
-            long(torch.get_num_threads()),
+        out = torch.empty(n, k, shape.p, shape.q)
+        channels = -(-c // self.unit) * self.unit
+        beyond = self.unit * (32 * self.stride + s) + 128  # that vectors read past the last image
+        room = torch.empty(n * channels * (h + 2 * self.pad) * (w + 2 * self.pad) + beyond, dtype=torch.uint8)
+        native().fixed_conv(
+            shape.struct(), pointer(x), ctypes.c_float(1 / self.step), long(self.zero), long(self.unit), pointer(room),
+            pointer(self.fours), pointer(self.scale), pointer(self.shift), pointer(out),
+            self.threads(out.numel() * self.fours[0].numel()),
         )  # fmt: skip
-        return self.product(rows, count, shape.p * shape.q).view(shape.n, k, shape.p, shape.q)
+        return out

@@ -65,69 +65,96 @@ class _Lstm(torch.autograd.Function):
         ctx.wave, ctx.threads = wave, threads
         native().lstm(stack.sizes(), stack.layers(), pointer(x), long(wave), long(threads))
         ctx.save_for_backward(x)
-        return stack.rooms[-1]["out"].view(*x.shape[:2], -1)
+        return stack.out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         (x,), dout, stack = ctx.saved_tensors, gradients[0].contiguous(), ctx.stack
-        stack.make_way_back()
-        dh, dcell, room = stack.space_back()
+        dx, found, rooms = stack.way_back()
         native().lstm_back(
-            stack.sizes(), stack.layers(), pointer(x), pointer(dout), pointer(dh), pointer(dcell), pointer(room),
-            long(ctx.wave), long(ctx.threads),
+            stack.sizes(), stack.layers(), pointer(x), pointer(dout), *map(ctypes.c_void_p, rooms), long(ctx.wave),
+            long(ctx.threads),
         )  # fmt: skip
         # Both biases are added: each has the gradient of their sum.
-        each = [g for room in stack.rooms for g in (room["din"], room["dback"], room["dbias"], room["dbias"].clone())]
-        shapes = [g.view(w.shape) for g, w in zip(each, stack.weights, strict=True)]
-        return stack.rooms[0]["dinput"].view(x.shape), None, None, *shapes
+        each = [g for into, back, bias in found for g in (into, back, bias, bias.clone())]
+        return dx, None, None, *each
 
 
 FIELDS = (
-    "in", "back", "bias", "gates", "cell", "out", "panels", "panels_back", "dgates", "dinput", "din", "dback", "dbias",
+    "in", "back", "bias_in", "bias_back", "bias", "gates", "cell", "out", "panels", "panels_back", "dgates", "dinput",
+    "din", "dback", "dbias",
 )  # fmt: skip
 
 
 class Stack:
-    """The memory of all layers, as the C++ text reads it."""
+    """The memory of all layers, as the C++ text reads it: mostly places in one piece, since a tensor of its own costs a
+    microsecond, and a small layer's whole pass takes fifty.
+    """
 
     def __init__(self, x: Tensor, weights: Sequence[Tensor]) -> None:
         self.steps, self.batch, self.inputs = x.shape
-        self.weights, self.units = weights, weights[1].shape[1]
-        rows = self.steps * self.batch
-        self.rooms: list[dict[str, Tensor]] = []
+        self.weights, self.units = [w.contiguous() for w in weights], weights[1].shape[1]
+        self.places: list[dict[str, int]] = []  # where each of FIELDS lies, by layer
+        rows, four = self.steps * self.batch, 4 * self.units
+        sizes: list[dict[str, int]] = []
         for number in range(0, len(weights), 4):
-            into, back, bias, other = (w.detach().contiguous() for w in weights[number : number + 4])
-            room = {"in": into, "back": back, "bias": bias + other}
-            room |= {"gates": torch.empty(rows * 4 * self.units)}
-            room |= {name: torch.empty(rows * self.units) for name in ("cell", "out")}
-            self.rooms.append(room | self._panels(4 * self.units, into.shape[1], self.units))
+            names = ("in", "back", "bias_in", "bias_back")
+            given = self.weights[number : number + 4]
+            self.places.append({name: w.data_ptr() for name, w in zip(names, given, strict=True)})
+            sizes.append({
+                "bias": four, "gates": rows * four, "cell": rows * self.units, "out": rows * self.units,
+                "panels": _either(four, given[0].shape[1]), "panels_back": _either(four, self.units),
+            })  # fmt: skip
+        self.out = torch.empty(self.steps, self.batch, self.units)
+        del sizes[-1]["out"]
+        self.room = self._laid_out(sizes)
+        self.places[-1]["out"] = self.out.data_ptr()
 
-    def make_way_back(self) -> None:
-        rows = self.steps * self.batch
-        for room in self.rooms:
-            wide = room["in"].shape[1]
-            room |= {"dgates": torch.empty(rows * 4 * self.units), "dinput": torch.empty(rows * wide)}
-            room |= {"din": torch.empty_like(room["in"]), "dback": torch.zeros_like(room["back"])}
-            room |= {"dbias": torch.empty_like(room["bias"])}
+    def _laid_out(self, sizes: list[dict[str, int]]) -> Tensor:
+        """One piece of memory with all of them, each on a cache line of its own."""
+        room = torch.empty(sum(_lines(size) for layer in sizes for size in layer.values()))
+        start = room.data_ptr()
+        for layer, places in zip(sizes, self.places, strict=True):
+            for name, size in layer.items():
+                places[name], start = start, start + 4 * _lines(size)
+        return room
 
-    def space_back(self) -> tuple[Tensor, Tensor, Tensor]:
-        size, rows = len(self.rooms) * self.batch * self.units, self.steps * self.batch
-        widest = max(room["in"].shape[1] for room in self.rooms)
-        return torch.empty(size), torch.empty(size), torch.empty(rows * (_panel(widest) + _panel(self.units)))
-
-    def _panels(self, four: int, wide: int, units: int) -> dict[str, Tensor]:
-        """Room for either way: depth by columns, or columns by depth."""
-        sizes = {"panels": (wide, four), "panels_back": (units, four)}
-        return {name: torch.empty(max(a * _panel(b), b * _panel(a))) for name, (a, b) in sizes.items()}
+    def way_back(self) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]], tuple[int, int, int]]:
+        """(the gradient by x, those of each layer's two matrices and its bias, three rooms to work in)"""
+        rows, four = self.steps * self.batch, 4 * self.units
+        sizes = [{"dgates": rows * four, "dinput": rows * self.units} for _ in self.places]
+        dx = torch.empty(self.steps, self.batch, self.inputs)
+        del sizes[0]["dinput"]
+        size = len(self.places) * self.batch * self.units
+        sums = rows * (_panel(max(self.inputs, self.units)) + _panel(self.units))
+        sizes[0] |= {"dh": size, "dcell": size, "sums": sums}
+        self.room_back = self._laid_out(sizes)
+        self.places[0]["dinput"] = dx.data_ptr()
+        found = []
+        for number, places in enumerate(self.places):
+            into, back, bias, _ = (torch.empty_like(w) for w in self.weights[4 * number : 4 * number + 4])
+            places |= {"din": into.data_ptr(), "dback": back.data_ptr(), "dbias": bias.data_ptr()}
+            found.append((into, back, bias))
+        first = self.places[0]
+        return dx, found, (first["dh"], first["dcell"], first["sums"])
 
     def sizes(self) -> ctypes.Array[ctypes.c_long]:
-        return (ctypes.c_long * 5)(self.steps, self.batch, self.inputs, self.units, len(self.rooms))
+        return (ctypes.c_long * 5)(self.steps, self.batch, self.inputs, self.units, len(self.places))
 
     def layers(self) -> ctypes.Array[ctypes.c_void_p]:
-        pointers = [room[name].data_ptr() if name in room else None for room in self.rooms for name in FIELDS]
+        pointers = [places.get(name) for places in self.places for name in FIELDS]
         return (ctypes.c_void_p * len(pointers))(*pointers)
+
+
+def _either(a: int, b: int) -> int:
+    """Room for the panels of either way: depth by columns, or columns by depth."""
+    return max(a * _panel(b), b * _panel(a))
 
 
 def _panel(columns: int) -> int:
     wide = 2 * int(native().lanes())
     return -(-columns // wide) * wide
+
+
+def _lines(count: int) -> int:
+    return -(-count // 16) * 16

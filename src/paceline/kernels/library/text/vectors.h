@@ -5,6 +5,7 @@
 #include <cstring>
 #include <omp.h>
 #include <sched.h>
+#include <utility>
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -17,6 +18,7 @@
 #define ROWS 8
 #endif
 #define PANEL (2 * LANES)  // columns of a packed panel
+#define LINE (ROWS / 3)    // panels of a single row
 
 typedef float V __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
@@ -61,6 +63,16 @@ static inline void some_rows(long rows, const float* a, long row, long step, con
         some_rows<R - 1>(rows, a, row, step, panel, depth, c, ldc, columns, add);
 }
 
+// Of a single row, several panels at once: one alone would wait for its own sums.
+template <int P>
+static inline void line(const float* a, long step, const float* panels, long apart, long depth, float* c, bool add) {
+    V sum[2 * P] = {};
+    for (long k = 0; k < depth; k++)
+        for (int p = 0; p < 2 * P; p++)
+            sum[p] += a[k * step] * load(panels + p / 2 * apart + k * PANEL + p % 2 * LANES);
+    for (int p = 0; p < 2 * P; p++) store(c + p * LANES, add ? load(c + p * LANES) + sum[p] : sum[p]);
+}
+
 // c[rows x columns] = (or +=) a . panels, packed one after the other; row blocks stay, panels go by.
 static void product(long rows, long columns, long depth, const float* a, long row, long step, const float* panels,
                     float* c, long ldc, bool add) {
@@ -68,20 +80,44 @@ static void product(long rows, long columns, long depth, const float* a, long ro
     for (long from = 0; from < depth; from += DEPTH) {
         long deep = depth - from < DEPTH ? depth - from : DEPTH;
         for (long i = 0; i < rows; i += ROWS) {
-            long some = rows - i < ROWS ? rows - i : ROWS;
-            for (long j = 0; j < columns; j += PANEL)
+            long some = rows - i < ROWS ? rows - i : ROWS, j = 0;
+            for (; some == 1 && j + LINE * PANEL <= columns; j += LINE * PANEL)
+                line<LINE>(a + i * row + from * step, step, panels + j * depth + from * PANEL, PANEL * depth, deep,
+                           c + i * ldc + j, add || from > 0);
+            for (; j < columns; j += PANEL)
                 some_rows<ROWS>(some, a + i * row + from * step, row, step, panels + j * depth + from * PANEL, deep,
                                 c + i * ldc + j, ldc, columns - j, add || from > 0);
         }
     }
 }
 
+// A square turned about its diagonal, in as many rounds as its side has bits.
+template <int S, int... L>
+static inline void exchanged(V& a, V& b, std::integer_sequence<int, L...>) {
+    V one = __builtin_shufflevector(a, b, (L & S ? L - S + LANES : L)...);
+    b = __builtin_shufflevector(a, b, (L & S ? L + LANES : L + S)...);
+    a = one;
+}
+template <int S = 1>
+static inline void turn(V* square) {
+    for (int i = 0; i < LANES; i++)
+        if (!(i & S)) exchanged<S>(square[i], square[i + S], std::make_integer_sequence<int, LANES>());
+    if constexpr (2 * S < LANES) turn<2 * S>(square);
+}
+
 // b[depth x columns], of any strides, as panels.
 static void pack(const float* b, long row, long step, long depth, long columns, float* panels) {
     for (long j = 0; j < columns; j += PANEL) {
-        long some = columns - j < PANEL ? columns - j : PANEL;
+        long some = columns - j < PANEL ? columns - j : PANEL, k = 0;
         float* to = panels + j * depth;
-        for (long k = 0; k < depth; k++)
+        for (; row == 1 && some == PANEL && k + LANES <= depth; k += LANES)
+            for (int half = 0; half < PANEL; half += LANES) {
+                V square[LANES];
+                for (int l = 0; l < LANES; l++) square[l] = load(b + k + (j + half + l) * step);
+                turn(square);
+                for (int l = 0; l < LANES; l++) store(to + (k + l) * PANEL + half, square[l]);
+            }
+        for (; k < depth; k++)
             for (long l = 0; l < PANEL; l++) to[k * PANEL + l] = l < some ? b[k * row + (j + l) * step] : 0.f;
     }
 }
