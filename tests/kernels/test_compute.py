@@ -8,12 +8,19 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.compute import fused as compute
+from paceline.compute.autograd import CPU
+from paceline.engines import setup
+from paceline.engines.devices import Placement
 from paceline.errors import JobError, JobWarning
 from paceline.job import Job
 from paceline.kernels import build
+from paceline.kernels.fused import Fused, loss_kind
 from paceline.plan import Plan
 from paceline.testing.conformance import check_run, difference
 from paceline.training import train
+from tests.kernels.played import Played
+from tests.kernels.test_cuda import Narrow
 
 
 def make_model() -> nn.Module:
@@ -44,11 +51,29 @@ def test_real_workers_and_their_replay(plan: str) -> None:
     check_run(run, Plan.parse(plan))
 
 
+@pytest.mark.parametrize("at_home", [True, False])
+def test_on_a_device_that_is_played(at_home: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters at home on the device, or in the host's memory with the module abroad."""
+
+    def on_played(module: nn.Module, loss: nn.Module, optimizer: None, batch: int, threads: int) -> Fused:
+        return Narrow(module, loss_kind(loss), optimizer, batch, 0.0, Played(), "kernels")
+
+    def placed(job: Job, plan: Plan, together: bool = False) -> Placement:
+        return Placement((CPU,) * plan.workers, at_home)
+
+    runs = [train(a_job(), "ring:workers=2", engine="virtual", folder=None, updates=6)]
+    monkeypatch.setattr(compute, "fuse", on_played)
+    monkeypatch.setattr(setup, "place", placed)
+    monkeypatch.setattr(setup, "fused_if_possible", lambda job, *rest: job)
+    runs.append(train(a_job(), "ring:workers=2", engine="virtual", folder=None, compute="fused", updates=6))
+    assert difference(runs[0].model, runs[1].model) < 1e-9
+
+
 @pytest.mark.parametrize(
     ("changes", "plan", "message"),
     [
         ({}, "ddp:workers=2", "autograd included"),
-        ({"precision": "bfloat16"}, "sequential", "precision='bfloat16'"),
+        ({"precision": "bfloat16"}, "sequential", "own precision, not in bfloat16"),
         ({"loss": None, "step": lambda model, batch: model(batch[0]).sum()}, "sequential", "needs loss="),
         ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.Mish())}, "sequential", "Mish"),
     ],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from torch import Tensor, nn
 
 from paceline.kernels import fuse, fused
 from tests.kernels.networks import Case, images, sequences
@@ -58,10 +60,13 @@ def test_sequences_one_by_one(case: Case) -> None:
         check(case.double(), 1e-10)
 
 
-def check(case: Case, tolerance: float) -> None:
+def check(case: Case, tolerance: float, make: Callable[..., fused.Fused] = fuse) -> None:
     """Loss, gradients, and the statistics that batch-norm keeps."""
     twin = copy.deepcopy(case.model)
-    loss, gradients = fuse(twin, case.loss, None, len(case.x)).loss_and_gradients(case.x, case.y)
+    compare(case, *make(twin, case.loss, None, len(case.x)).loss_and_gradients(case.x, case.y), twin, tolerance)
+
+
+def compare(case: Case, loss: float, gradients: dict[str, Tensor], twin: nn.Module, tolerance: float) -> None:
     exact = copy.deepcopy(case.model).double()  # what float32 is measured against
     x = case.x.double() if case.x.is_floating_point() else case.x
     y = case.y.double() if case.y.is_floating_point() else case.y

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels.build import compiler, library
+from paceline.kernels.checks import check_samples, device_of
 from paceline.kernels.compiled import Call, Compiled, canonical, plan_of, tensors_of, view_of
 from paceline.kernels.graph import describe
-from paceline.kernels.ir import Lookup
 from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.measure.peak import peak
 from paceline.kernels.memory import Target
@@ -43,15 +43,20 @@ def fuse(
     threads: int | None = None,
     l1: float = 0.0,
 ) -> Fused:
-    """`model` as one piece of machine code, made when the first samples show their shape.
+    """`model` as one piece of machine code, made when the first samples show their shape: for the CPU, or for the GPU
+    that its parameters lie on.
 
     loss       nn.CrossEntropyLoss() of class numbers, or nn.MSELoss()
     optimizer  a function of the parameters that makes a torch optimizer; None where only gradients are wanted
-    threads    at most so many; default: the cores this process may use
+    threads    of the CPU, at most so many; default: the cores this process may use
     l1         weight of the sum of all weights' sizes, added to the loss
     """
     if batch_size < 1:
         raise CannotFuse(f"batch_size={batch_size} is not at least 1")
+    if (where := device_of(model)).type == "cuda":
+        from paceline.kernels.cuda.network import on_device
+
+        return on_device(model, loss_kind(loss), optimizer, batch_size, where.index or 0, l1)
     return Fused(model, loss_kind(loss), optimizer, batch_size, threads or machine.cores(), l1)
 
 
@@ -82,6 +87,9 @@ def _snake(name: str) -> str:
 
 
 class Fused:
+    where = torch.device("cpu")  # its numbers lie
+    chunks = CHUNKS
+
     def __init__(
         self,
         model: nn.Module,
@@ -163,9 +171,7 @@ class Fused:
         plan = plan_of(graph, tensors, set(self.named), self.loss, self._target())
         rule = self._rule(plan)
         source = self._text(plan, rule)
-        loaded, file, cached = library(source)
-        for entry in (loaded.paceline_run, loaded.paceline_apply):
-            entry.argtypes, entry.restype = [ctypes.c_void_p], None
+        run, apply, file, cached = self._load(source)
         memory = self._memory(plan, rule)
         weights, mine = self._copied(plan, memory["weights"], tensors)
         gradients = {
@@ -174,8 +180,14 @@ class Fused:
             if name in plan.places and f"d_{name}" in plan.places
         }
         seconds = time.perf_counter() - begin
-        run, apply = loaded.paceline_run, loaded.paceline_apply
         return Compiled(plan, source, run, apply, file, cached, seconds, memory, weights, mine, gradients)
+
+    def _load(self, source: str) -> tuple[Any, Any, Any, bool]:
+        """(what trains by a call, what makes the optimizer's step alone, the file, whether it was in the cache)"""
+        loaded, file, cached = library(source)
+        for entry in (loaded.paceline_run, loaded.paceline_apply):
+            entry.argtypes, entry.restype = [ctypes.c_void_p], None
+        return loaded.paceline_run, loaded.paceline_apply, file, cached
 
     def _copied(self, plan: Plan, memory: Tensor, tensors: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """(views of the padded memory, the module's tensors that they are copies of)"""
@@ -205,12 +217,10 @@ class Fused:
     def _memory(self, plan: Plan, rule: Rule) -> dict[str, Tensor]:
         lanes, sizes = plan.target.lanes, plan.sizes
         wide = lanes if plan.target.replicas else 1
-        groups = self.batch_size if plan.target.replicas else -(-self.batch_size // lanes)
-        arenas = groups if len(plan.phases) > 1 else self.threads
-
+        arenas = self._arenas(plan, self.batch_size)
         needed = (
-            sizes["weights"] * wide * (1 + rule.states + CHUNKS)
-            + sizes["lanes"] * lanes * CHUNKS
+            sizes["weights"] * wide * (1 + rule.states + self.chunks)
+            + sizes["lanes"] * lanes * self.chunks
             + sizes["arena"] * lanes * arenas
         )
         if needed * self.dtype.itemsize > MOST:
@@ -220,17 +230,22 @@ class Fused:
             )
 
         def zeros(count: int, dtype: torch.dtype = self.dtype) -> Tensor:
-            return torch.zeros(max(count, 1), dtype=dtype)
+            return torch.zeros(max(count, 1), dtype=dtype, device=self.where)
 
         return {
             "weights": zeros(sizes["weights"] * wide),
-            "gradients": zeros(sizes["gradient"] * wide * CHUNKS),
-            "lane_gradients": zeros(sizes["lanes"] * lanes * CHUNKS),
+            "gradients": zeros(sizes["gradient"] * wide * self.chunks),
+            "lane_gradients": zeros(sizes["lanes"] * lanes * self.chunks),
             "state": zeros(sizes["weights"] * wide * rule.states),
             "arenas": zeros(sizes["arena"] * lanes * arenas),
-            "losses": zeros((CHUNKS + 1) * lanes, torch.float64),
+            "losses": zeros((self.chunks + 1) * lanes, torch.float64),
             "team": zeros(TEAM, torch.int64),
         }
+
+    def _arenas(self, plan: Plan, batch: int) -> int:
+        """Where all samples of a batch meet, each group has an arena of its own."""
+        groups = batch if plan.target.replicas else -(-batch // plan.target.lanes)
+        return groups if len(plan.phases) > 1 else self.threads
 
     # --- running ---
 
@@ -266,7 +281,7 @@ class Fused:
             made.memory["losses"].zero_()
         self._run(made, call)
         del given  # was needed until now
-        return float(made.memory["losses"][CHUNKS * made.plan.target.lanes :].sum())
+        return float(made.memory["losses"][self.chunks * made.plan.target.lanes :].sum())
 
     @property
     def leads(self) -> bool:
@@ -295,10 +310,11 @@ class Fused:
     ) -> tuple[Call, list[Tensor]]:
         plan = made.plan
         tokens, labels = plan.program.tokens, self.loss == "cross_entropy"
-        x = (x.long() if tokens else x.to(self.dtype)).contiguous()
-        y = (y.long() if labels else y.to(self.dtype)).contiguous()
-        order = order.long().contiguous()
-        self._check(plan, x, y, order, labels)
+        self._check_places(x, y, order)
+        x = x.to(self.where, torch.long if tokens else self.dtype).contiguous()
+        y = y.to(self.where, torch.long if labels else self.dtype).contiguous()
+        order, settings = order.to(self.where, torch.long).contiguous(), settings.to(self.where)
+        check_samples(plan, labels, x, y, order)
         pointers = {name: tensor.data_ptr() for name, tensor in made.memory.items()}
         call = Call(
             **pointers,
@@ -308,32 +324,16 @@ class Fused:
         return call, [x, y, order, settings]
 
     def _room(self, made: Compiled, batch: int) -> None:
-        """Where all samples of a batch meet, each group has an arena of its own."""
         plan = made.plan
-        groups = batch if plan.target.replicas else -(-batch // plan.target.lanes)
-        needed = plan.sizes["arena"] * plan.target.lanes * (groups if len(plan.phases) > 1 else self.threads)
+        needed = plan.sizes["arena"] * plan.target.lanes * self._arenas(plan, batch)
         if made.memory["arenas"].numel() < needed:
-            made.memory["arenas"] = torch.zeros(needed, dtype=self.dtype)
+            made.memory["arenas"] = torch.zeros(needed, dtype=self.dtype, device=self.where)
 
-    def _check(self, plan: Plan, x: Tensor, y: Tensor, order: Tensor, labels: bool) -> None:
-        """All that would lead the generated text astray: it looks at nothing by itself."""
+    def _check_places(self, x: Tensor, y: Tensor, order: Tensor) -> None:
         if {x.device.type, y.device.type, order.device.type} != {"cpu"}:
-            raise CannotFuse(f"x on {x.device}, y on {y.device}: kernels are for the CPU")
-        if len(x) != len(y) or not order.numel():
-            raise CannotFuse(f"{len(x)} samples, {len(y)} targets and an order of {order.numel()}: nothing to train on")
-        if int(order.min()) < 0 or int(order.max()) >= len(x):
-            raise CannotFuse(f"an order from {int(order.min())} to {int(order.max())}, of {len(x)} samples")
-        rows = [s.rows for s in plan.program.forward if isinstance(s, Lookup)]
-        if rows and x.numel() and not (int(x.min()) >= 0 and int(x.max()) < min(rows)):
-            raise CannotFuse(f"tokens from {int(x.min())} to {int(x.max())}, for an embedding of {min(rows)} rows")
-        if labels and y.numel() and not (int(y.min()) >= 0 and int(y.max()) < plan.program.outputs):
             raise CannotFuse(
-                f"class numbers from {int(y.min())} to {int(y.max())}, for a network of {plan.program.outputs} outputs"
+                f"x on {x.device}, y on {y.device}, and the module on the CPU: its kernels are for the CPU"
             )
-        if labels and y.dim() != 1:
-            raise CannotFuse(f"targets of shape {tuple(y.shape)}: cross entropy has a kernel for one class per sample")
-        if not labels and y[0].numel() != plan.program.outputs:
-            raise CannotFuse(f"targets of {y[0].numel()} numbers, for a network of {plan.program.outputs} outputs")
 
     def _take_moving(self, made: Compiled) -> None:
         """Batch-norm's statistics go back into the module; its parameters did not change."""
@@ -359,21 +359,34 @@ class Fused:
 
     def _explained(self, made: Compiled) -> str:
         plan = made.plan
-        how = "from the cache" if made.cached else "compiled"
         lines = [
-            f"path: generated C++, {how} in {made.seconds:.2f} s, by {compiler()}",
-            f"text: {made.file.with_suffix('.cpp')}",
-            f"lanes: {plan.target.lanes} samples side by side, in vectors of {plan.target.bytes} bytes; "
-            f"{self.threads} thread{'s' * (self.threads > 1)}, at most {CHUNKS} chunks a batch",
+            *self._path(made),
             f"arithmetic: {plan.flops / 1e3:,.1f} kFLOP a sample; one group of samples uses "
             f"{plan.sizes['arena'] * plan.target.lanes * self.dtype.itemsize / 1024:,.0f} KiB",
         ]
         if self.timed is not None:
             samples, seconds = self.timed
             speed = plan.flops * samples / seconds / 1e9
-            share = speed / peak(1).gflops / self.threads
             lines.append(
-                f"last epoch: {seconds:.3f} s, {samples / seconds:,.0f} samples/s, {speed:.1f} GFLOP/s, "
-                f"{share:.0%} of the multiply-adds that {self.threads} core{'s' * (self.threads > 1)} could do at most"
+                f"last epoch: {seconds:.3f} s, {samples / seconds:,.0f} samples/s, {speed:.1f} GFLOP/s"
+                + self._share(speed)
             )
         return "\n".join([*lines, "", table(plan)])
+
+    def _path(self, made: Compiled) -> list[str]:
+        plan = made.plan
+        return [
+            f"path: generated C++, {how_made(made)}, by {compiler()}",
+            f"text: {made.file.with_suffix('.cpp')}",
+            f"lanes: {plan.target.lanes} samples side by side, in vectors of {plan.target.bytes} bytes; "
+            f"{self.threads} thread{'s' * (self.threads > 1)}, at most {CHUNKS} chunks a batch",
+        ]
+
+    def _share(self, speed: float) -> str:
+        share = speed / peak(1).gflops / self.threads
+        cores = f"{self.threads} core{'s' * (self.threads > 1)}"
+        return f", {share:.0%} of the multiply-adds that {cores} could do at most"
+
+
+def how_made(made: Compiled) -> str:
+    return "from the cache" if made.cached else f"compiled in {made.seconds:.2f} s"

@@ -35,7 +35,7 @@ class Rule:
     segments: tuple[Segment, ...] = ()
 
     def lines(self) -> Iterator[str]:
-        yield "static void apply_rule(const Call& c, int64_t from, int64_t to, int64_t t) {"
+        yield "FUNCTION void apply_rule(const Call& c, int64_t from, int64_t to, int64_t t) {"
         yield f"    static const int64_t segments[][3] = {{{', '.join(self._segments()) or '{0, 0, 0}'}}};"
         yield "    (void)t;"
         yield "    for (const auto& part : segments) {"

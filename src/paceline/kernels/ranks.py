@@ -13,7 +13,6 @@ Between nodes each has a share of every batch, and the gradients are added up by
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Callable
@@ -24,11 +23,14 @@ import torch
 from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
+from paceline.kernels.apart import Apart
+from paceline.kernels.build import library
+from paceline.kernels.checks import device_of
 from paceline.kernels.compiled import Compiled
-from paceline.kernels.fused import Fused, loss_kind
+from paceline.kernels.fused import loss_kind
 from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.optimizers import Rule
-from paceline.kernels.plan import CHUNKS, Plan
+from paceline.kernels.plan import Plan
 
 DONE = 15  # the number of the team that says that the leader is done
 ONLOOKERS = 1e-3  # seconds between two looks of a rank that has no core
@@ -38,14 +40,15 @@ LINE = 64  # bytes that no two of the window's parts share
 def fuse_ranks(
     model: nn.Module,
     loss: Callable[..., Any],
-    optimizer: Callable[..., torch.optim.Optimizer],
+    optimizer: Callable[..., torch.optim.Optimizer] | None,
     batch_size: int,
     *,
     threads: int | None = None,
     world: Any = None,
     node: Any = None,
-) -> Ranks:
-    """As `fuse`, by all ranks of `world`, which call this and everything else of it together, with equal models.
+) -> Apart:
+    """As `fuse`, by all ranks of `world`, which call this and everything else of it together, with equal models: on the
+    CPU, or each on the GPU that its model lies on.
 
     threads   of each rank; default: the cores of a node, shared out among its ranks
     world     an mpi4py communicator; default: COMM_WORLD
@@ -56,15 +59,26 @@ def fuse_ranks(
     except ImportError as error:
         raise CannotFuse(f"ranks need mpi4py and an MPI ({error}): pip install mpi4py mpich") from error
     world = world or MPI.COMM_WORLD
+    if (where := device_of(model)).type == "cuda":
+        from paceline.kernels.cuda.ranks import ranks_on_devices
+
+        return ranks_on_devices(model, loss_kind(loss), optimizer, batch_size, world, where.index or 0)
     node = node or world.Split_type(MPI.COMM_TYPE_SHARED)
     cores = machine.cores(set().union(*node.allgather(os.sched_getaffinity(0))))
     threads = threads or max(1, cores // node.size)
     return Ranks(model, loss_kind(loss), optimizer, batch_size, threads, world, node, cores)
 
 
-class Ranks(Fused):
+def own_rank() -> int:
+    """Among those of this machine."""
+    from mpi4py import MPI
+
+    return int(MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED).rank)
+
+
+class Ranks(Apart):
     def __init__(
-        self, model: nn.Module, loss: str, optimizer: Callable[..., torch.optim.Optimizer], batch_size: int,
+        self, model: nn.Module, loss: str, optimizer: Callable[..., torch.optim.Optimizer] | None, batch_size: int,
         threads: int, world: Any, node: Any, cores: int,
     ) -> None:  # fmt: skip
         super().__init__(model, loss, optimizer, batch_size, threads, 0.0)
@@ -81,10 +95,16 @@ class Ranks(Fused):
         return bool(self.node.rank == 0)
 
     def close(self) -> None:
-        """Give the windows back; together, and before MPI ends."""
         for window in self._windows:
             window.Free()
         self._windows, self._compiled = [], {}
+
+    def _text(self, plan: Plan, rule: Rule) -> str:
+        source = super()._text(plan, rule)
+        if self.leads:
+            library(source)
+        self.node.Barrier()  # the others find it made
+        return source
 
     def _memory(self, plan: Plan, rule: Rule) -> dict[str, Tensor]:
         private = super()._memory(plan, rule)
@@ -121,12 +141,6 @@ class Ranks(Fused):
     def _meet(self) -> None:
         self.node.Barrier()
 
-    def _run(self, made: Compiled, call: Any) -> None:
-        if self.nodes == 1:
-            super()._run(made, call)
-        else:
-            self._run_apart(made, call)
-
     def _work(self, made: Compiled, call: Any) -> None:
         team = made.memory["team"]
         if self.works:
@@ -135,46 +149,3 @@ class Ranks(Fused):
             team[DONE] = 1
         while not self.works and not team[DONE]:
             time.sleep(ONLOOKERS)
-
-    def _run_apart(self, made: Compiled, call: Any) -> None:
-        """Update by update: this node's share of the batch, the sum of all nodes, the step."""
-        from mpi4py import MPI
-
-        whole, order, first, updates, seed = call.samples, call.order, call.update, call.updates, call.seed
-        gradient = made.memory["gradients"][: made.plan.sizes["weights"]].numpy()
-        losses = made.memory["losses"][CHUNKS * made.plan.target.lanes :].numpy()
-        for update in range(updates):
-            begin = update * call.batch
-            size = min(call.batch, whole - begin)
-            mine = [size * part // self.nodes for part in (self.number, self.number + 1)]
-            share = (mine[1] - mine[0]) / size
-            before = losses.copy()
-            call.order, call.samples, call.updates, call.update = (
-                order + 8 * (begin + mine[0]),
-                mine[1] - mine[0],
-                1,
-                -1,
-            )
-            call.seed = _mixed(seed, first + update, self.number)
-            if share:
-                super()._run(made, call)
-            if self.leads:
-                gradient[:] = gradient * share if share else 0
-                losses[:] = before + (losses - before) * share
-                self.heads.Allreduce(MPI.IN_PLACE, gradient, MPI.SUM)
-            self._meet()
-            call.update = first + update
-            if self.leads:
-                made.apply(ctypes.byref(call))
-            self._meet()
-        if self.leads:
-            self.heads.Allreduce(MPI.IN_PLACE, losses, MPI.SUM)
-        self._meet()
-
-
-def _mixed(*numbers: int) -> int:
-    """Of an update on a node: chance in the text is that of a seed and a place in the batch."""
-    found = 0
-    for number in numbers:
-        found = (found * 0x9E3779B97F4A7C15 + number + 0x632BE59BD9B4E019) % 2**63
-    return found

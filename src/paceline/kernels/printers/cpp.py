@@ -7,6 +7,7 @@ is the type of a lane and how many there are.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
 from paceline.kernels.ir import Kind
@@ -24,31 +25,40 @@ HERE = Path(__file__).parent
 def text(plan: Plan, rule: Rule, nests: Nests | None = None) -> str:
     target = plan.target
     nests = nests or (Pixels(plan) if target.pixels else Nests(plan))
-    defines = {
-        "REAL": target.real, "LANES": target.lanes, "DOUBLE": int(target.real == "double"),
-        "REPLICAS": int(target.replicas), "CHUNKS": CHUNKS, "PHASES": len(plan.phases),
-        "ARENA": plan.sizes["arena"], "NUMBERS": plan.sizes["weights"], "LANE_NUMBERS": plan.sizes["lanes"],
-        "INPUTS": _inputs(plan), "TOKENS": int(plan.program.tokens), "OUTPUTS": plan.program.outputs,
+    own = {
+        "CHUNKS": CHUNKS, "LANE_NUMBERS": plan.sizes["lanes"],
         "CHUNK_GROUPS": 2 if plan.sizes["weights"] > MANY else 1,
-        "SLICES": max(1, min(CHUNKS, plan.sizes["weights"] // SLICE)), "STATES": rule.states,
-        "SETTINGS": len(rule.settings),
+        "SLICES": max(1, min(CHUNKS, plan.sizes["weights"] // SLICE)),
     }  # fmt: skip
-    lines = [f"#define {name} {value}" for name, value in defines.items()]
-    lines += [_file("prelude"), _file("functions")]
+    lines = [f"#define {name} {value}" for name, value in (constants(plan, rule) | own).items()]
+    lines += [part("prelude"), part("call"), part("functions")]
     if target.pixels:
         lines += _wide_functions(target)
-    lines += [_butterfly(target.lanes), _file("group")]
+    lines += [_butterfly(target.lanes), part("group"), part("update")]
     for step in plan.steps():
         lines += nests.function(step.name, step.statement, step.blocks)
-    lines += _phases(plan, nests)
+    lines += phases(plan, nests)
     lines.append(f"static void (*const STEPS[])(Group&) = {{{', '.join(step.name for step in plan.steps())}}};")
     lines += _chunk_end(plan)
     lines += rule.lines()
-    lines.append(_file("team"))
+    lines.append(part("team"))
     return "\n".join(lines)
 
 
-def _file(name: str) -> str:
+def constants(plan: Plan, rule: Rule) -> dict[str, object]:
+    """What every text knows of its network, in the words of its parts."""
+    target = plan.target
+    return {
+        "REAL": target.real, "LANES": target.lanes, "DOUBLE": int(target.real == "double"),
+        "REPLICAS": int(target.replicas), "PHASES": len(plan.phases), "ARENA": plan.sizes["arena"],
+        "NUMBERS": plan.sizes["weights"], "INPUTS": prod(plan.program.inputs),
+        "TOKENS": int(plan.program.tokens), "OUTPUTS": plan.program.outputs, "STATES": rule.states,
+        "SETTINGS": len(rule.settings),
+    }  # fmt: skip
+
+
+def part(name: str) -> str:
+    """A part of the text that is the same for all networks."""
     return (HERE / f"{name}.hpp").read_text()
 
 
@@ -59,34 +69,27 @@ def _wide_functions(target: Target) -> Iterator[str]:
     yield "#undef LANES\n#define LANES NEIGHBOURS"
     yield from (f"#define {name} {name}_of_neighbours" for name in ("V", "WORDS", "all"))
     yield "typedef X V;"
-    yield _file("functions")
+    yield part("functions")
     yield from (f"#undef {name}" for name in ("V", "WORDS", "all", "LANES"))
     yield "#define LANES 1"
-    yield _file("wide")
+    yield part("wide")
 
 
-def _inputs(plan: Plan) -> int:
-    size = 1
-    for extent in plan.program.inputs:
-        size *= extent
-    return size
-
-
-def _phases(plan: Plan, nests: Nests) -> Iterator[str]:
+def phases(plan: Plan, nests: Nests) -> Iterator[str]:
     begin, end = plan.zeroed
     number = 0
     for phase, steps in enumerate(plan.phases):
-        yield f"static void phase{phase}(Group& g) {{"
+        yield f"FUNCTION void phase{phase}(Group& g) {{"
         if phase == 0 and not plan.program.tokens:
             yield f"    take_inputs(g, {nests.pointer('input')});"
         for step in steps:
             if number == plan.halfway and end > begin:
-                yield f"    std::memset((void*)(g.arena + {begin}), 0, sizeof(V) * {end - begin});"
+                yield f"    set_to_zero(g.arena + {begin}, {end - begin});"
             yield f"    {step.name}(g);"
             number += 1
         yield "}"
     calls = " ".join(f"case {phase}: return phase{phase}(g);" for phase in range(len(plan.phases)))
-    yield f"static void run_phase(int phase, Group& g) {{ switch (phase) {{ {calls} }} }}"
+    yield f"FUNCTION void run_phase(int phase, Group& g) {{ switch (phase) {{ {calls} }} }}"
 
 
 def _chunk_end(plan: Plan) -> Iterator[str]:

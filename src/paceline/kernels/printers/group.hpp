@@ -13,6 +13,8 @@ INLINE void rows_to_lanes(const R* const* rows, int size, V* places) {
         for (int l = 0; l < LANES; l++) set_lane(places[q], l, rows[l][q]);
 }
 
+INLINE void set_to_zero(V* places, int64_t count) { std::memset((void*)places, 0, sizeof(V) * count); }
+
 static __attribute__((noinline)) void take_inputs(Group& g, V* places) { rows_to_lanes(g.rows, INPUTS, places); }
 
 template <int SIZE, int WIDE> INLINE void copy_rows(Group& g, int from, R* rows) {
@@ -79,26 +81,4 @@ template <int N> INLINE void squared_error(Group& g, const V* scores, V* gradien
         }
     }
     for (int l = 0; l < LANES; l++) g.loss[l] += (double)lane(g.weight, l) * (double)lane(sum, l) / N;
-}
-
-// --- for optimizers ---
-
-INLINE R root(R x) { return std::sqrt(x); }
-INLINE R sign(R x) { return R(x > 0) - R(x < 0); }
-INLINE R power(R x, int64_t n) { return R(std::pow((double)x, (double)n)); }
-#if LANES > 1
-INLINE V root(V x) { return each(x, [](R a) { return std::sqrt(a); }); }
-INLINE V sign(V x) { return (x > all(0) ? all(1) : V{}) - (x < all(0) ? all(1) : V{}); }
-INLINE V power(V x, int64_t n) { return each(x, [n](R a) { return power(a, n); }); }
-#endif
-
-// A setting of a parameter group; where lanes are copies of the model, one for each.
-INLINE W setting(const Call& c, int64_t group, int number) {
-#if REPLICAS
-    W w = W{};
-    for (int l = 0; l < LANES; l++) set_lane(w, l, R(c.settings[(group * SETTINGS + number) * LANES + l]));
-    return w;
-#else
-    return R(c.settings[group * SETTINGS + number]);
-#endif
 }

@@ -37,13 +37,15 @@ NAMES = {"tanh": "tanh_"}  # where C++ has a function of that name already
 
 
 class Nests(Others):
+    function_words = "static __attribute__((noinline)) void"
+
     # --- statements ---
 
     def function(self, name: str, statement: Statement | Turn, blocks: tuple[Block, ...]) -> Lines:
         self.blocks = iter(blocks)
         body = list(self.lines(statement, "    "))
         yield f"// {_told(statement)}"
-        yield f"static __attribute__((noinline)) void {name}(Group& g) {{"
+        yield f"{self.function_words} {name}(Group& g) {{"
         yield from self.declarations(used_by([statement]))
         yield from body
         yield "}"
@@ -71,7 +73,7 @@ class Nests(Others):
                 yield f"{indent}}}"
             case Noise(target=target, rate=rate, number=number):
                 size = prod(self.plan.places[target].shape)
-                yield f"{indent}for (int q = 0; q < {size}; q++)"
+                yield f"{indent}{self.each(size)}"
                 yield f"{indent}    {self.name(target)}[q] = kept(g, {number}, q, R({rate!r}));"
             case Lookup():
                 yield from self.lookup(statement, indent)

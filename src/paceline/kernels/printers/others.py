@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from paceline.kernels.blocks import Block
-from paceline.kernels.ir import Highest, Lookup, Meet, Ref, Route, Scatter, Score, Track
+from paceline.kernels.ir import Highest, Lookup, Loops, Meet, Ref, Route, Scatter, Score, Track
 from paceline.kernels.memory import Turn
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.words import opening, written
@@ -45,6 +45,7 @@ class Others:
     def highest(self, it: Highest, indent: str) -> Lines:
         yield from self._over_windows(
             it,
+            it.target,
             indent,
             ["V best = all(-INFINITY);"],
             [f"best = larger({self.place(it.source)}, best);"],
@@ -55,6 +56,7 @@ class Others:
         forward = it.forward
         yield from self._over_windows(
             forward,
+            it.into,
             indent,
             [f"V rest = {self.place(it.gradient)};", f"const V best = {self.place(forward.target)};"],
             [
@@ -65,10 +67,12 @@ class Others:
             [],
         )
 
-    def _over_windows(self, it: Highest, indent: str, before: list[str], inside: list[str], after: list[str]) -> Lines:
-        for loop in it.loops:
-            yield f"{indent}{opening(loop)} {{"
-            indent += "    "
+    def _over_windows(
+        self, it: Highest, written_to: Ref, indent: str, before: list[str], inside: list[str], after: list[str]
+    ) -> Lines:
+        headers, depth = self.opened(it.loops, it.window, written_to)
+        yield from (indent + line for line in headers)
+        indent += "    " * depth
         yield from (indent + line for line in before)
         deep = indent
         for loop in it.window:
@@ -85,15 +89,27 @@ class Others:
             deep = deep[:-4]
             yield f"{deep}}}"
         yield from (indent + line for line in after)
-        for _ in it.loops:
+        for _ in range(depth):
             indent = indent[:-4]
             yield f"{indent}}}"
+
+    # --- how rounds are gone through ---
+
+    def opened(self, loops: Loops, inside: Loops, written_to: Ref) -> tuple[list[str], int]:
+        """(lines that open all rounds of the loops, how deep they are). `inside` are loops that the caller opens
+        within, `written_to` is the place that all of them write to.
+        """
+        return ["    " * depth + opening(loop) + " {" for depth, loop in enumerate(loops)], len(loops)
+
+    def each(self, size: int) -> str:
+        """Opens the rounds of one plain count, q."""
+        return f"for (int q = 0; q < {size}; q++)"
 
     # --- tables, meetings, the loss ---
 
     def lookup(self, it: Lookup, indent: str) -> Lines:
         rows, width = prod(loop.extent for loop in it.loops[:-1]), it.loops[-1].extent
-        yield f"{indent}for (int q = 0; q < {rows}; q++) for (int d = 0; d < {width}; d++)"
+        yield f"{indent}{self.each(rows)} for (int d = 0; d < {width}; d++)"
         yield f"{indent}    for (int l = 0; l < LANES; l++)"
         table = f"{self.name(it.table)}[g.tokens[l][q] * {width} + d]"
         value = f"lane({table}, l)" if self.plan.target.replicas else table
@@ -117,7 +133,7 @@ class Others:
     def meet(self, it: Meet, indent: str) -> Lines:
         """Every group makes the same sum, in the same order."""
         source = self.plan.places[it.source]
-        yield f"{indent}for (int q = 0; q < {source.size}; q++) {{"
+        yield f"{indent}{self.each(source.size)} {{"
         yield f"{indent}    W sum = W{{}};"
         yield f"{indent}    for (int64_t k = 0; k < g.groups; k++) {{"
         value = f"g.first_arena[k * ARENA + {source.start} + q]"
@@ -132,7 +148,7 @@ class Others:
         yield f"{indent}if (g.number) return;"
         yield f"{indent}const R n = R(g.samples) * {it.places};"
         yield f"{indent}const R grown = {'n / (n - 1)' if it.unbiased else 'R(1)'};"
-        yield f"{indent}for (int q = 0; q < {size}; q++)"
+        yield f"{indent}{self.each(size)}"
         moving = f"{self.name(it.moving)}[q]"
         yield f"{indent}    {moving} += R({it.momentum!r}) * ({value} * grown - {moving});"
 

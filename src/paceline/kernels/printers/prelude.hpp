@@ -1,4 +1,4 @@
-// What every generated text stands on: vectors of any width, their functions, and a team of threads.
+// What generated C++ stands on: the libraries it uses, and how a thread of a team behaves.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -11,73 +11,8 @@
 #endif
 #include <sched.h>
 
+#define FUNCTION static
 #define INLINE static inline __attribute__((always_inline))
-
-typedef REAL R;
-#if LANES == 1
-typedef R V;
-#else
-typedef R V __attribute__((vector_size(LANES * sizeof(R))));
-#endif
-#if REPLICAS
-typedef V W;
-#else
-typedef R W;
-#endif
-
-// --- what a group of samples knows ---
-
-struct Call {
-    W* weights;
-    W* gradients;      // of each chunk, then of the batch
-    V* lane_gradients; // of each chunk
-    W* state;          // of the optimizer
-    V* arenas;
-    const R* x;
-    const int64_t* tokens;
-    const R* targets;
-    const int64_t* labels;
-    const int64_t* order;
-    const double* settings;
-    int64_t* team; // how many items of work were taken, and how many are done
-    double* losses; // of each chunk, then the sum over the batches (a number per lane where lanes are replicas)
-    int64_t samples, batch, updates, threads, update, seed;
-};
-
-struct Group {
-    V* arena;
-    W* weights;
-    W* gradient;
-    V* lanes;
-    const R* rows[LANES];
-    const int64_t* tokens[LANES];
-    const R* targets[LANES];
-    V label, weight, valid, share;
-    uint32_t position[LANES];
-    uint32_t seed;
-    double loss[LANES];
-    V* first_arena; // of the first group; the others lie behind it
-    int64_t number, groups, samples;
-};
-
-INLINE uint32_t mixed(uint32_t h) {
-    h ^= h >> 16;
-    h *= 0x7feb352dU;
-    h ^= h >> 15;
-    h *= 0x846ca68bU;
-    return h ^ (h >> 16);
-}
-
-// 0 or 1 / (1 - rate), a function of seed, layer, place and the sample's number in the batch.
-INLINE V kept(const Group& g, uint32_t layer, uint32_t place, R rate) {
-    const uint32_t salt = mixed(g.seed ^ mixed(layer * 0x9e3779b9U + place));
-    const uint32_t bound = (uint32_t)((double)rate * 4294967296.0);
-    R out[LANES];
-    for (int l = 0; l < LANES; l++) out[l] = mixed(salt + g.position[l] * 0x85ebca6bU) < bound ? R(0) : R(1) / (R(1) - rate);
-    V v;
-    std::memcpy(&v, out, sizeof v);
-    return v;
-}
 
 // --- threads ---
 

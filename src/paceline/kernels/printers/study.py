@@ -4,7 +4,7 @@
     inputs    each channel of the result by one thread, the loops that are summed over outside: an input and a weight
               stay while all results of the channel that they enter are added to ("input stationary")
 
-With one thread it is the sequential program that speed-ups are measured against.
+With one thread it is the sequential program that speed-ups are measured against. `dealt.py` has the same among ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.kernels.blocks import Block
-from paceline.kernels.ir import Apply, Contract, Loops
+from paceline.kernels.ir import Apply, Contract, Loops, Ref
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.nests import Nests
 
@@ -31,45 +31,39 @@ class Layerwise(Nests):
         result = self.place(it.target)
         factors = " * ".join(self.place(ref) for ref in (it.left, it.right) if ref is not None)
         start = "0" if it.start is None else self.place(it.start)
-        together = [loop for loop in it.fixed() if any(i.terms == ((loop.name, 1),) for i in it.target.index)]
-        if self.plan.nest(it).aliased:  # places that several rounds meet in stay with one thread
-            yield from self._parallel(tuple(together), indent)
-            yield from self._loops_of(tuple(loop for loop in it.loops if loop not in together), indent + "    ")
-            yield f"{indent}        {result} += {factors};"
-            yield f"{indent}}}"
-            return
-        if self.keeps == "outputs" or not it.summed():
-            yield from self._parallel(it.fixed(), indent)
-            yield f"{indent}    R sum = {start};"
-            yield from self._loops_of(it.summed(), indent + "    ")
-            yield f"{indent}        sum += {factors};"
-            yield f"{indent}    {result} {'+=' if it.add else '='} sum;"
-            yield f"{indent}}}"
-            return
-        first, rest = it.fixed()[:1], it.fixed()[1:]
-        yield from self._parallel(first, indent)
-        if not it.add:
-            yield from self._loops_of(rest, indent + "    ")
-            yield f"{indent}        {result} = {start};"
-        yield from self._loops_of((*it.summed(), *rest), indent + "    ")
-        yield f"{indent}        {result} += {factors};"
-        yield f"{indent}}}"
+        mine = self.shared_out(it)
+        if self.plan.nest(it).aliased:
+            rest = tuple(loop for loop in it.loops if loop not in mine)
+            body = [*self._loops_of(rest), f"    {result} += {factors};"]
+        elif self.keeps == "outputs" or not it.summed():
+            body = [f"R sum = {start};", *self._loops_of(it.summed()), f"    sum += {factors};"]
+            body += [f"{result} {'+=' if it.add else '='} sum;"]
+        else:
+            rest = it.fixed()[1:]
+            body = [] if it.add else [*self._loops_of(rest), f"    {result} = {start};"]
+            body += [*self._loops_of((*it.summed(), *rest)), f"    {result} += {factors};"]
+        yield from self.dealt(mine, it.target, it.fixed(), body, indent)
+
+    def shared_out(self, it: Contract) -> Loops:
+        """The loops whose rounds different threads may have; places that several rounds meet in stay with one."""
+        if self.plan.nest(it).aliased:
+            return tuple(loop for loop in it.fixed() if any(i.terms == ((loop.name, 1),) for i in it.target.index))
+        return it.fixed() if self.keeps == "outputs" or not it.summed() else it.fixed()[:1]
 
     def apply(self, it: Apply, indent: str) -> Iterator[str]:
-        yield from self._parallel(it.loops, indent)
         sign = "+=" if it.add else "="
-        yield f"{indent}    {self.place(it.target)} {sign} {self.expression(it.value, {}, {})};"
+        body = [f"{self.place(it.target)} {sign} {self.expression(it.value, {}, {})};"]
+        yield from self.dealt(it.loops, it.target, it.loops, body, indent)
+
+    def dealt(self, loops: Loops, target: Ref, fixed: Loops, body: list[str], indent: str) -> Iterator[str]:
+        """A nest whose rounds are dealt out to the threads; `fixed` are all loops that name a place in the target."""
+        if loops and self.threads > 1:
+            yield f'{indent}_Pragma("omp parallel for collapse({len(loops)}) num_threads({self.threads})")'
+        yield from (indent + line for line in (*self._loops_of(loops), "{"))
+        yield from (f"{indent}    {line}" for line in body)
         yield f"{indent}}}"
 
-    def _parallel(self, loops: Loops, indent: str) -> Iterator[str]:
-        """A nest whose rounds are dealt out to the threads, left open."""
-        wide = max(len(loops), 1)
-        if loops and self.threads > 1:
-            yield f'{indent}_Pragma("omp parallel for collapse({wide}) num_threads({self.threads})")'
-        yield from self._loops_of(loops, indent)
-        yield f"{indent}{{"
-
     @staticmethod
-    def _loops_of(loops: Loops, indent: str) -> Iterator[str]:
+    def _loops_of(loops: Loops) -> Iterator[str]:
         for loop in loops:
-            yield f"{indent}for (int {loop.name} = 0; {loop.name} < {loop.extent}; {loop.name}++)"
+            yield f"for (int {loop.name} = 0; {loop.name} < {loop.extent}; {loop.name}++)"

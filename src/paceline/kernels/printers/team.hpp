@@ -80,7 +80,8 @@ static void item(const Call& c, int64_t thread, int64_t u, int64_t number, int64
     const int64_t first = u * c.batch, n = c.samples - first < c.batch ? c.samples - first : c.batch;
     const int64_t groups = groups_of(n), chunks = chunks_of(groups);
     if (number < PHASES * per_phase) {
-        if (number % per_phase < chunks) compute(c, (int)(number / per_phase), first, n, number % per_phase, thread, u);
+        const int64_t turn = c.update > 0 ? c.update + u : u;  // whatever was trained in one call
+        if (number % per_phase < chunks) compute(c, (int)(number / per_phase), first, n, number % per_phase, thread, turn);
         return;
     }
     const int64_t slice = number - PHASES * per_phase, parts = (NUMBERS + 63) / 64;

@@ -1,0 +1,37 @@
+"""What is handed to generated code is looked at before: it checks nothing by itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from paceline.kernels.ir import Lookup
+from paceline.kernels.layers.base import CannotFuse
+from paceline.kernels.plan import Plan
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where its parameters lie, which is one place."""
+    places = {p.device for p in model.parameters()}
+    if len(places) > 1 or any(place.type not in ("cpu", "cuda") for place in places):
+        raise CannotFuse(f"parameters on {', '.join(map(str, places))}: kernels are for one CPU or one GPU")
+    return places.pop() if places else torch.device("cpu")
+
+
+def check_samples(plan: Plan, labels: bool, x: Tensor, y: Tensor, order: Tensor) -> None:
+    """All that would lead the generated text astray. `labels`: targets are class numbers."""
+    if len(x) != len(y) or not order.numel():
+        raise CannotFuse(f"{len(x)} samples, {len(y)} targets and an order of {order.numel()}: nothing to train on")
+    if int(order.min()) < 0 or int(order.max()) >= len(x):
+        raise CannotFuse(f"an order from {int(order.min())} to {int(order.max())}, of {len(x)} samples")
+    rows = [s.rows for s in plan.program.forward if isinstance(s, Lookup)]
+    if rows and x.numel() and not (int(x.min()) >= 0 and int(x.max()) < min(rows)):
+        raise CannotFuse(f"tokens from {int(x.min())} to {int(x.max())}, for an embedding of {min(rows)} rows")
+    if labels and y.numel() and not (int(y.min()) >= 0 and int(y.max()) < plan.program.outputs):
+        raise CannotFuse(
+            f"class numbers from {int(y.min())} to {int(y.max())}, for a network of {plan.program.outputs} outputs"
+        )
+    if labels and y.dim() != 1:
+        raise CannotFuse(f"targets of shape {tuple(y.shape)}: cross entropy has a kernel for one class per sample")
+    if not labels and y[0].numel() != plan.program.outputs:
+        raise CannotFuse(f"targets of {y[0].numel()} numbers, for a network of {plan.program.outputs} outputs")

@@ -1,0 +1,183 @@
+"""What compiles a text and launches its kernels: a GPU, by NVRTC and the driver, on PyTorch's stream and memory.
+
+All kernels of a text are called alike: with the address of the call, which lies in the device's memory, and two whole
+numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from paceline.kernels.build import ABI, CannotCompile, folder
+from paceline.kernels.layers.base import CannotFuse
+
+OPTIONS = {"std": "c++17", "fma": True, "diag_suppress": [177]}  # a text does not use every word that it has
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is started."""
+
+    blocks: int
+    threads: int
+    shared: int = 0  # bytes of a block's own memory
+    together: bool = False  # all blocks are there at once, and may wait for each other
+    cluster: bool = False  # and they are one cluster
+
+
+class Program(Protocol):
+    """A text, compiled."""
+
+    file: Path
+    cached: bool
+
+    def launch(self, kernel: str, how: Launch, call: int, first: int = 0, second: int = 0) -> None: ...
+
+    def resident(self, kernel: str, how: Launch) -> int:
+        """How many such blocks the device holds at once; 0 where it has no such kernel."""
+        ...
+
+
+class Device(Protocol):
+    where: torch.device
+    shared: int  # bytes of memory that a block may have for itself
+
+    def load(self, text: str) -> Program: ...
+
+    def capture(self, record: Callable[[], None]) -> Callable[[], None]:
+        """What `record` launches, as one thing that can be launched again and again."""
+        ...
+
+    def wait(self) -> None: ...
+
+    def __str__(self) -> str: ...
+
+
+def lacking() -> str:
+    """What is missing for a GPU to be used here; nothing, if it can be."""
+    if not torch.cuda.is_available():
+        return "PyTorch finds no GPU here"
+    try:
+        nvidia(torch.cuda.current_device())
+    except CannotFuse as error:
+        return str(error)
+    return ""
+
+
+@cache
+def nvidia(index: int) -> Nvidia:
+    return Nvidia(index)
+
+
+class Nvidia:
+    def __init__(self, index: int) -> None:
+        try:
+            import cuda.core as core
+        except ImportError as error:
+            raise CannotFuse(
+                f"kernels for a GPU need cuda-core and NVRTC ({error}): pip install 'paceline[cuda]'; "
+                "compute='autograd' does without"
+            ) from error
+        self.where = torch.device("cuda", index)
+        torch.cuda.init()
+        self._core, self.own = core, core.Device(index)
+        self.own.set_current()
+        self.name = self.own.name
+        self.architecture = f"sm_{self.own.arch}"
+        self.shared = self.own.properties.max_shared_memory_per_block_optin
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.architecture})"
+
+    def load(self, text: str) -> NvidiaProgram:
+        code, file, cached = cubin(text, self.architecture)
+        return NvidiaProgram(self, self._core.ObjectCode.from_cubin(code), file, cached)
+
+    def capture(self, record: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            record()
+        return graph.replay
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self.where)
+
+
+class NvidiaProgram:
+    def __init__(self, device: Nvidia, code: Any, file: Path, cached: bool) -> None:
+        self.file, self.cached = file, cached
+        self._device, self._code, self._core = device, code, device._core
+        self._kernels: dict[tuple[str, int], Any] = {}
+
+    def launch(self, kernel: str, how: Launch, call: int, first: int = 0, second: int = 0) -> None:
+        shape = {"grid": 1, "cluster": how.blocks} if how.cluster else {"grid": how.blocks}
+        config = self._core.LaunchConfig(
+            **shape, block=how.threads, shmem_size=how.shared, is_cooperative=how.together and not how.cluster
+        )
+        self._core.launch(
+            torch.cuda.current_stream(self._device.where), config, self._kernel(kernel, how.shared), call, first, second
+        )
+
+    def resident(self, kernel: str, how: Launch) -> int:
+        try:
+            occupancy = self._kernel(kernel, how.shared).occupancy
+        except Exception:  # the driver's own error: the text has no such kernel for this architecture
+            return 0
+        if how.cluster:
+            shape = self._core.LaunchConfig(grid=1, cluster=how.blocks, block=how.threads, shmem_size=how.shared)
+            return how.blocks if occupancy.max_active_clusters(shape, stream=self._device.own.default_stream) else 0
+        each = occupancy.max_active_blocks_per_multiprocessor(how.threads, how.shared)
+        return int(each) * int(self._device.own.properties.multiprocessor_count)
+
+    def _kernel(self, name: str, shared: int) -> Any:
+        if (name, shared) not in self._kernels:
+            found = self._code.get_kernel(name)
+            if shared:
+                from cuda.bindings import driver
+
+                word = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                (failed,) = driver.cuKernelSetAttribute(word, shared, found.handle, self._device.where.index)
+                if failed != driver.CUresult.CUDA_SUCCESS:
+                    raise CannotFuse(f"{self._device} gives a block no {shared:,} bytes of memory ({failed.name})")
+            self._kernels[name, shared] = found
+        return self._kernels[name, shared]
+
+
+def cubin(text: str, architecture: str) -> tuple[bytes, Path, bool]:
+    """(machine code of a text, its file, whether it was in the cache); no GPU is needed to make it."""
+    import cuda.core as core
+    from cuda.bindings import nvrtc
+
+    try:
+        version = "{1}.{2}".format(*nvrtc.nvrtcVersion())
+    except Exception as error:  # of the finder of libraries' own kind
+        raise CannotFuse(
+            f"kernels for a GPU need NVRTC, which was not found ({str(error).strip()[:200]}): pip install "
+            "nvidia-cuda-nvrtc, for the CUDA that PyTorch was built for; compute='autograd' does without"
+        ) from error
+    key = "\0".join((str(ABI), text, architecture, version, str(OPTIONS)))
+    file = folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
+    if file.exists():
+        return file.read_bytes(), file, True
+    try:
+        made = core.Program(text, code_type="c++", options=core.ProgramOptions(arch=architecture, **OPTIONS))
+        code = bytes(made.compile("cubin").code)
+    except Exception as error:  # of NVRTC's own kind
+        raise CannotCompile(
+            f"NVRTC {version} refused the generated text; this is a fault of Paceline's, compute='autograd' goes on "
+            f"without.\n{str(error)[:2000]}"
+        ) from error
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for content, target in ((text.encode(), file.with_suffix(".cu")), (code, file)):
+        fresh = target.with_suffix(f"{target.suffix}.{os.getpid()}")
+        fresh.write_bytes(content)
+        os.replace(fresh, target)
+    return code, file, False

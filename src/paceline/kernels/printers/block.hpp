@@ -1,0 +1,64 @@
+// --- a block of threads, on one sample ---
+
+extern __shared__ double shared_memory[];  // a sample's numbers, where they fit
+
+// The parts of a sum, made by neighbouring threads; always the same tree, and all of them learn the result.
+template <int PARTS> INLINE R sum_of_parts(R part) {
+    for (int half = PARTS / 2; half; half /= 2) part += __shfl_xor_sync(0xffffffffu, part, half);
+    return part;
+}
+
+FUNCTION void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t k) {
+    const int64_t sample = c.order[first + k];
+    g.number = k;
+    g.groups = g.samples = n;
+    g.weights = c.weights;
+    g.first_arena = c.arenas;
+    g.arena = SHARED ? (V*)shared_memory : c.arenas + (PHASES > 1 ? k : (int64_t)OWN_ARENA) * ARENA;
+    g.rows[0] = c.x + (TOKENS ? 0 : sample * INPUTS);
+    g.tokens[0] = c.tokens + (TOKENS ? sample * INPUTS : 0);
+    g.targets[0] = c.targets + sample * OUTPUTS;
+    g.position[0] = (uint32_t)k;
+    g.label = c.labels ? R(c.labels[sample]) : R(0);
+    g.valid = R(1);
+    g.share = g.weight = R(1) / R(n);
+    g.loss[0] = 0;
+}
+
+FUNCTION void take_inputs(Group& g, V* places) {
+    for (int q = THREAD; q < INPUTS; q += THREADS) places[q] = g.rows[0][q];
+    SYNC;
+}
+
+FUNCTION void set_to_zero(R* numbers, int64_t count) {
+    for (int64_t q = THREAD; q < count; q += THREADS) numbers[q] = 0;
+    SYNC;
+}
+
+INLINE R group_sum(V v, int64_t, int64_t) { return v; }
+INLINE R first_lane(V v) { return v; }
+
+// --- losses, with their gradients by the scores: every thread makes the sums for itself, in the same order ---
+
+template <int N> FUNCTION void cross_entropy(Group& g, const V* scores, V* gradient) {
+    R best = scores[0], sum = 0;
+    for (int k = 1; k < N; k++) best = larger(scores[k], best);
+    for (int k = THREAD; k < N; k += THREADS) gradient[k] = exp_(scores[k] - best);
+    SYNC;
+    for (int k = 0; k < N; k++) sum += gradient[k];
+    SYNC;
+    const R share = g.weight / sum;
+    for (int k = THREAD; k < N; k += THREADS) gradient[k] = gradient[k] * share - (R(k) == g.label ? g.weight : R(0));
+    if (THREAD == 0) g.loss[0] += (double)g.weight * ((double)best - (double)scores[(int)g.label] + std::log((double)sum));
+}
+
+template <int N> FUNCTION void squared_error(Group& g, const V* scores, V* gradient) {
+    for (int k = THREAD; k < N; k += THREADS) gradient[k] = (scores[k] - g.targets[0][k]) * g.weight * R(2.0 / N);
+    if (THREAD) return;
+    R sum = 0;
+    for (int k = 0; k < N; k++) {
+        const R gap = scores[k] - g.targets[0][k];
+        sum += gap * gap;
+    }
+    g.loss[0] += (double)g.weight * (double)sum / N;
+}

@@ -1,0 +1,21 @@
+// --- for optimizers, on any machine ---
+
+INLINE R root(R x) { return std::sqrt(x); }
+INLINE R sign(R x) { return R(x > 0) - R(x < 0); }
+INLINE R power(R x, int64_t n) { return R(std::pow((double)x, (double)n)); }
+#if LANES > 1
+INLINE V root(V x) { return each(x, [](R a) { return std::sqrt(a); }); }
+INLINE V sign(V x) { return (x > all(0) ? all(1) : V{}) - (x < all(0) ? all(1) : V{}); }
+INLINE V power(V x, int64_t n) { return each(x, [n](R a) { return power(a, n); }); }
+#endif
+
+// A setting of a parameter group; where lanes are copies of the model, one for each.
+INLINE W setting(const Call& c, int64_t group, int number) {
+#if REPLICAS
+    W w = W{};
+    for (int l = 0; l < LANES; l++) set_lane(w, l, R(c.settings[(group * SETTINGS + number) * LANES + l]));
+    return w;
+#else
+    return R(c.settings[group * SETTINGS + number]);
+#endif
+}

@@ -1,0 +1,66 @@
+"""A device for kernels, played by the CPU: the very text that a GPU runs, its threads as fibres in a drawn order."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from paceline.kernels.build import compiler, folder
+from paceline.kernels.cuda.device import Launch
+
+HERE = Path(__file__).parent
+SCREEN = 48 << 10  # bytes of a block's own memory, as every GPU has
+
+
+class Played:
+    where = torch.device("cpu")
+
+    def __init__(self, shared: int = SCREEN, seed: int = 0, holds: int = 1 << 20) -> None:
+        self.shared, self.seed, self.holds = shared, seed, holds
+        self.launched: list[str] = []
+
+    def __str__(self) -> str:
+        return "a CPU that plays a device"
+
+    def load(self, text: str) -> PlayedProgram:
+        key = hashlib.sha256((text + (HERE / "played.hpp").read_text()).encode()).hexdigest()[:24]
+        file = folder() / f"played-{key}.so"
+        cached = file.exists()
+        if not cached:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            source = file.with_suffix(".cu")
+            source.write_text(text)
+            command = (*compiler().command, "-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-x", "c++")
+            done = subprocess.run(
+                (*command, "-include", HERE / "played.hpp", source, "-o", file), capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stderr[:3000]
+        return PlayedProgram(self, ctypes.CDLL(str(file)), file, cached)
+
+    def capture(self, record: Callable[[], None]) -> Callable[[], None]:
+        return record
+
+    def wait(self) -> None:
+        """A launch here returns when it is over."""
+
+
+class PlayedProgram:
+    def __init__(self, device: Played, loaded: ctypes.CDLL, file: Path, cached: bool) -> None:
+        self.device, self.loaded, self.file, self.cached = device, loaded, file, cached
+
+    def launch(self, kernel: str, how: Launch, call: int, first: int = 0, second: int = 0) -> None:
+        self.device.launched.append(kernel)
+        self.device.seed += 1
+        arguments = (ctypes.c_int64 * 3)(call, first, second)
+        whole = [ctypes.c_int64(n) for n in (how.blocks, how.threads, how.shared, how.together)]
+        entry = ctypes.cast(getattr(self.loaded, kernel), ctypes.c_void_p)
+        failed = self.loaded.played_launch(entry, *whole, ctypes.c_uint64(self.device.seed), arguments)
+        assert not failed, f"{kernel}: threads wait for each other for ever"
+
+    def resident(self, kernel: str, how: Launch) -> int:
+        return self.device.holds if hasattr(self.loaded, kernel) else 0

@@ -1,0 +1,152 @@
+// A CPU plays a device: every thread of every block is a fibre, which runs until it waits. Who runs next is drawn, so that
+// what only holds for one order of threads does not hold here. Where nobody can go on, the launch says so.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+#include <ucontext.h>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __shared__
+#define __launch_bounds__(...)
+
+struct Place3 {
+    unsigned int x = 0, y = 0, z = 0;
+};
+
+namespace played {
+
+enum Waits { NO, FOR_BLOCK, FOR_WARP, A_LITTLE, OVER };
+
+struct Fibre {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    Place3 block, thread;
+    Waits waits = NO;
+    double shuffled = 0;
+};
+
+struct World {
+    std::vector<Fibre> fibres;
+    std::vector<std::vector<double>> shared;
+    Fibre* now = nullptr;
+    ucontext_t home;
+    Place3 grid, threads;
+    void (*kernel)(const void*, int64_t, int64_t);
+    const int64_t* arguments;
+};
+
+static World* world;
+
+static void wait(Waits what) {
+    Fibre* const me = world->now;
+    me->waits = what;
+    swapcontext(&me->context, &world->home);
+}
+
+static void run() {
+    world->kernel((const void*)world->arguments[0], world->arguments[1], world->arguments[2]);
+    world->now->waits = OVER;
+    swapcontext(&world->now->context, &world->home);
+}
+
+// All of a block, or of a warp, that wait go on together; threads that are over are waited for by nobody.
+static bool let_go(size_t from, size_t to, Waits what) {
+    bool any = false;
+    for (size_t k = from; k < to; k++) {
+        if (world->fibres[k].waits != what && world->fibres[k].waits != OVER) return false;
+        any = any || world->fibres[k].waits == what;
+    }
+    for (size_t k = from; k < to; k++)
+        if (world->fibres[k].waits == what) world->fibres[k].waits = NO;
+    return any;
+}
+
+static double shuffled(double value, int mask) {
+    Fibre* const me = world->now;
+    me->shuffled = value;
+    wait(FOR_WARP);
+    const size_t number = me - world->fibres.data(), first = number / world->threads.x * world->threads.x;
+    const double other = world->fibres[first + ((number - first) ^ mask)].shuffled;
+    wait(FOR_WARP);
+    return other;
+}
+
+}  // namespace played
+
+#define threadIdx (played::world->now->thread)
+#define blockIdx (played::world->now->block)
+#define blockDim (played::world->threads)
+#define gridDim (played::world->grid)
+#define __syncthreads() played::wait(played::FOR_BLOCK)
+#define __nanosleep(n) played::wait(played::A_LITTLE)
+#define __threadfence()
+#define __shfl_xor_sync(all, value, mask) (decltype(value))played::shuffled(value, mask)
+
+namespace paceline {  // what a text declares as an array of the block's is a function that knows whose it is
+double (*shared_memory_of_block())[] { return (double (*)[])played::world->shared[blockIdx.x].data(); }
+}
+#define shared_memory (*shared_memory_of_block())
+
+static unsigned int atomicAdd(unsigned int* place, unsigned int value) {
+    const unsigned int before = *place;
+    *place += value;
+    return before;
+}
+
+// 0, or 1 where threads wait for each other for ever.
+extern "C" int played_launch(void* kernel, int64_t blocks, int64_t threads, int64_t shared, int64_t together, uint64_t seed,
+                             const int64_t* arguments) {
+    using namespace played;
+    std::mt19937_64 chance(seed);
+    for (int64_t first = 0; first < blocks; first += together ? blocks : 1) {
+        World here;
+        world = &here;
+        here.kernel = (void (*)(const void*, int64_t, int64_t))kernel;
+        here.arguments = arguments;
+        here.grid.x = (unsigned int)blocks;
+        here.threads.x = (unsigned int)threads;
+        here.shared.assign(blocks, std::vector<double>(shared / 8 + 1, NAN));
+        here.fibres = std::vector<Fibre>((together ? blocks : 1) * threads);
+        for (size_t k = 0; k < here.fibres.size(); k++) {
+            Fibre& fibre = here.fibres[k];
+            fibre.block.x = (unsigned int)(first + k / threads);
+            fibre.thread.x = (unsigned int)(k % threads);
+            fibre.stack.reset(new char[1 << 16]);
+            getcontext(&fibre.context);
+            fibre.context.uc_stack.ss_sp = fibre.stack.get();
+            fibre.context.uc_stack.ss_size = 1 << 16;
+            makecontext(&fibre.context, run, 0);
+        }
+        std::vector<size_t> ready;
+        for (;;) {
+            ready.clear();
+            bool over = true;
+            for (size_t k = 0; k < here.fibres.size(); k++) {
+                over = over && here.fibres[k].waits == OVER;
+                if (here.fibres[k].waits == NO || here.fibres[k].waits == A_LITTLE) ready.push_back(k);
+            }
+            if (over) break;
+            std::shuffle(ready.begin(), ready.end(), chance);
+            bool moved = false;
+            for (size_t k : ready) {
+                Fibre* const fibre = here.now = &here.fibres[k];
+                const bool span = fibre->waits == A_LITTLE;
+                swapcontext(&here.home, &fibre->context);
+                moved = moved || !span || fibre->waits != A_LITTLE;
+            }
+            for (size_t block = 0; block < here.fibres.size(); block += threads) {
+                moved = let_go(block, block + threads, FOR_BLOCK) || moved;
+                for (size_t warp = block; warp < block + threads; warp += 32)
+                    moved = let_go(warp, std::min<size_t>(warp + 32, block + threads), FOR_WARP) || moved;
+            }
+            if (!moved) return 1;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,337 @@
+"""Kernels for a GPU, played by the CPU: the text is the one that a GPU runs, its threads are fibres in a drawn order.
+
+What a device alone can show (speed, memory that is not coherent, its own barriers) is not shown here.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor, nn
+
+from paceline.kernels import fuse
+from paceline.kernels.cuda.device import Launch, lacking, nvidia
+from paceline.kernels.cuda.network import OnDevice
+from paceline.kernels.fused import loss_kind
+from paceline.kernels.measure.gpu import StudyOnDevice, soak
+from paceline.kernels.measure.networks import CNN, NETWORKS, LastState
+from tests.kernels.networks import Case, images, sequences
+from tests.kernels.played import Played
+from tests.kernels.test_gradients import SOME, check
+from tests.kernels.test_printers import small
+
+Optimizer = Callable[..., torch.optim.Optimizer]
+
+
+class Narrow(OnDevice):
+    """Blocks of few threads, that fibres may be few."""
+
+    block = 64
+
+
+def played(
+    model: nn.Module, loss: nn.Module, optimizer: Optimizer | None, batch: int, way: str = "kernels", **device: int
+) -> Narrow:
+    return Narrow(model, loss_kind(loss), optimizer, batch, 0.0, Played(**device), way)
+
+
+def gradients_are_pytorchs(case: Case, tolerance: float, **device: int) -> None:
+    check(case, tolerance, lambda model, loss, _, batch: played(model, loss, None, batch, "kernels", **device))
+
+
+@SOME
+@given(images())
+def test_images(case: Case) -> None:
+    gradients_are_pytorchs(case.double(), 1e-10)
+
+
+@SOME
+@given(sequences())
+def test_sequences(case: Case) -> None:
+    gradients_are_pytorchs(case.double(), 1e-10)
+
+
+@settings(SOME, max_examples=4)
+@given(images())
+def test_images_in_single_precision_and_the_devices_memory(case: Case) -> None:
+    gradients_are_pytorchs(case, 1e-4, shared=0)
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
+def test_networks_that_are_measured(network: object) -> None:
+    x, y = network.data(3)  # type: ignore[attr-defined]
+    torch.manual_seed(0)
+    case = Case(network.make(), x, y, nn.CrossEntropyLoss())  # type: ignore[attr-defined]
+    gradients_are_pytorchs(case.double(), 1e-10)
+
+
+def test_a_block_has_several_samples_where_a_batch_has_more_than_there_are_chunks() -> None:
+    """Samples that meet each have an arena of their own; others use the block's one after the other."""
+    torch.manual_seed(0)
+    for norm in (nn.Identity(), nn.BatchNorm1d(6)):
+        model = nn.Sequential(nn.Linear(5, 6), norm, nn.Tanh(), nn.Linear(6, 3))
+        case = Case(model, torch.randn(300, 5), torch.randint(3, (300,)), nn.CrossEntropyLoss())
+        gradients_are_pytorchs(case.double(), 1e-10)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def trained(make: Callable[[nn.Module], object], case: Case, epochs: int = 2) -> tuple[list[float], list[Tensor]]:
+    model = copy.deepcopy(case.model)
+    fused = make(model)
+    generator = torch.Generator().manual_seed(1)
+    losses = [
+        fused.train_epoch(case.x, case.y, torch.randperm(len(case.x), generator=generator), seed=5)  # type: ignore[attr-defined]
+        for _ in range(epochs)
+    ]
+    return losses, [tensor.clone() for tensor in model.state_dict().values()]
+
+
+def with_momentum(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+@pytest.mark.parametrize("optimizer", [with_momentum, partial(torch.optim.AdamW, lr=0.01)])
+def test_an_epoch_ends_where_it_ends_on_the_cpu(optimizer: Optimizer) -> None:
+    """Dropout and batch-norm's statistics included."""
+    case = small().double()
+    losses, numbers = trained(lambda model: played(model, case.loss, optimizer, 8), case)
+    wanted, right = trained(lambda model: fuse(model, case.loss, optimizer, 8), case)
+    assert losses == pytest.approx(wanted, rel=1e-9)
+    assert all(torch.allclose(one, other, rtol=1e-8, atol=1e-10) for one, other in zip(numbers, right, strict=True))
+
+
+def recurrent() -> Case:
+    torch.manual_seed(4)
+    return Case(LastState(3, 5), torch.randn(70, 4, 3), torch.randint(10, (70,)), nn.CrossEntropyLoss())
+
+
+@pytest.mark.parametrize("case", [small, recurrent])
+def test_every_way_of_launching_gives_the_same_bits(case: Callable[[], Case]) -> None:
+    """Whatever order threads come in, however many blocks the device holds at once; 70 samples by 2 are two graphs and
+    a rest.
+    """
+    given_case = case()
+    optimizer = partial(torch.optim.Adam, lr=0.01)
+
+    def by(way: str, **device: int) -> tuple[list[float], list[Tensor]]:
+        return trained(lambda model: played(model, given_case.loss, optimizer, 2, way, **device), given_case)
+
+    losses, numbers = by("kernels")
+    for other in (by("kernels", seed=7, shared=0), by("graph"), by("waiting"), by("waiting", seed=3, holds=1)):
+        assert other[0] == losses
+        assert all(torch.equal(one, two) for one, two in zip(numbers, other[1], strict=True))
+
+
+def test_the_fastest_way_is_kept_and_its_trial_leaves_no_trace() -> None:
+    case = recurrent()
+    wanted = trained(lambda model: played(model, case.loss, with_momentum, 1), case)
+    found = played(copy.deepcopy(case.model), case.loss, with_momentum, 1, "")
+    tried = trained(lambda model: _with_model(found, model), case)
+    assert set(found.tried) == {"kernels", "graph", "waiting"}
+    assert found.way in found.tried
+    assert tried[0] == wanted[0]
+    assert "an update, launched in each way: kernels" in found.explain()
+
+
+def test_ways_are_timed_once_and_not_by_few_updates() -> None:
+    case = recurrent()
+    fused = played(case.model, case.loss, with_momentum, 2, "")
+    fused.train_epoch(case.x, case.y, torch.arange(30))
+    assert not fused.tried
+    fused.train_epoch(case.x, case.y, torch.arange(40))
+    assert fused.way in fused.tried
+    before = len(fused.device.launched)  # type: ignore[attr-defined]
+    fused.way = "kernels"
+    fused.train_epoch(case.x, case.y, torch.arange(40))
+    assert len(fused.device.launched) == before + 2 * 20  # type: ignore[attr-defined]
+
+
+def _with_model(fused: Narrow, model: nn.Module) -> Narrow:
+    model.load_state_dict(fused.model.state_dict())
+    return fused
+
+
+# --- as published -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keeps", ["outputs", "inputs"])
+def test_as_published_it_trains_the_same_network(keeps: str) -> None:
+    x, y = CNN.data(4)
+    order = torch.arange(4)
+    torch.manual_seed(0)
+    study = StudyOnDevice(CNN, keeps, Played())
+    twin = copy.deepcopy(study.model)
+    study.block = 32
+    loss = study.train_epoch(x, y, order)
+    wanted = fuse(twin, nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.05), 1).train_epoch(x, y, order)
+    assert loss == pytest.approx(wanted, rel=1e-5)
+    for one, other in zip(study.model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+# --- the device that is played ----------------------------------------------------------------------------------------
+
+
+def test_a_wait_that_is_missing_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the orders drawn here would prove nothing."""
+    case = recurrent().double()
+
+    class Hasty(Narrow):
+        def _text(self, *words: object) -> str:
+            return super()._text(*words).replace("#define SYNC __syncthreads()", "#define SYNC")  # type: ignore[arg-type]
+
+    fused = Hasty(copy.deepcopy(case.model), "cross_entropy", None, 8, 0.0, Played())
+    _, wrong = fused.loss_and_gradients(case.x[:8], case.y[:8])
+    _, right = fuse(case.model, case.loss, None, 8).loss_and_gradients(case.x[:8], case.y[:8])
+    assert any(not torch.allclose(wrong[name], right[name], rtol=1e-6) for name in right)
+
+
+def test_blocks_that_are_not_there_at_once_wait_for_ever() -> None:
+    case = recurrent()
+    fused = played(case.model, case.loss, with_momentum, 4)
+    call, kept = fused.call_for(fused.compiled(case.x), case.x, case.y)
+    updates = fused._launched(fused.compiled(case.x), call)
+    with pytest.raises(AssertionError, match="wait for each other for ever"):
+        updates.program.launch("paceline_updates", Launch(4, 64, updates.how.shared), updates.call, 0, 1)
+    del kept
+
+
+def test_barriers_let_all_through() -> None:
+    case = recurrent()
+    fused = played(case.model, case.loss, None, 4)
+    assert fused.barriers(case.x, case.y, 500)[0] == 500
+
+
+# --- compilers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+def test_nvcc_takes_the_text(architecture: str, tmp_path: Path) -> None:
+    """All statements there are, the published form, and float64; no GPU is needed."""
+    words = nn.Sequential(nn.Embedding(7, 5), LastState(5, 9))
+    texts = [
+        _text_of(small().model, small().x),
+        _text_of(words, torch.randint(7, (21, 6))),
+        _text_of(small().model.double(), small().x.double()),
+        *(StudyOnDevice(CNN, keeps, Played()).compiled(CNN.data(1)[0]).source for keeps in ("outputs", "inputs")),
+    ]
+    for number, text in enumerate(texts):
+        source = tmp_path / f"text{number}.cu"
+        source.write_text(text)
+        command = [
+            "nvcc",
+            "-std=c++17",
+            f"-arch={architecture}",
+            "-diag-suppress=177",
+            "-Werror=all-warnings",
+            "-cubin",
+        ]
+        done = subprocess.run([*command, source, "-o", tmp_path / "text.cubin"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:3000]
+
+
+def _text_of(model: nn.Module, x: Tensor) -> str:
+    return played(model, nn.CrossEntropyLoss(), partial(torch.optim.Adam, lr=0.1), 8).compiled(x).source
+
+
+def test_nvrtc_takes_the_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+    from paceline.kernels.cuda.device import cubin
+
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    code, file, cached = cubin(_text_of(small().model, small().x), "sm_90")
+    assert code
+    assert not cached
+    assert file.with_suffix(".cu").exists()
+    assert cubin(_text_of(small().model, small().x), "sm_90")[2]
+
+
+# --- on a GPU, where there is one -------------------------------------------------------------------------------------
+
+GPU = pytest.mark.skipif(bool(lacking()), reason=lacking())
+ON_A_GPU = settings(SOME, max_examples=40)
+
+
+def on_a_gpu(model: nn.Module, loss: nn.Module, optimizer: Optimizer | None, batch: int, way: str = "") -> OnDevice:
+    return OnDevice(model.to("cuda"), loss_kind(loss), optimizer, batch, 0.0, nvidia(0), way)
+
+
+def moved_check(case: Case, tolerance: float) -> None:
+    """Gradients are compared on the CPU."""
+
+    class Here(OnDevice):
+        def loss_and_gradients(self, x: Tensor, y: Tensor, seed: int = 0) -> tuple[float, dict[str, Tensor]]:
+            loss, gradients = super().loss_and_gradients(x, y, seed)
+            self.model.to("cpu")
+            return loss, {name: gradient.cpu() for name, gradient in gradients.items()}
+
+    def make(model: nn.Module, loss: nn.Module, optimizer: None, batch: int) -> OnDevice:
+        return Here(model.to("cuda"), loss_kind(loss), optimizer, batch, 0.0, nvidia(0), "kernels")
+
+    check(case, tolerance, make)
+
+
+@GPU
+@ON_A_GPU
+@given(images())
+def test_images_on_a_gpu(case: Case) -> None:
+    moved_check(case.double(), 1e-10)
+
+
+@GPU
+@ON_A_GPU
+@given(sequences())
+def test_sequences_on_a_gpu(case: Case) -> None:
+    moved_check(case.double(), 1e-10)
+
+
+@GPU
+@pytest.mark.parametrize("case", [small, recurrent])
+def test_every_way_gives_the_same_bits_on_a_gpu(case: Callable[[], Case]) -> None:
+    given_case = case()
+    optimizer = partial(torch.optim.Adam, lr=0.01)
+    ways = on_a_gpu(copy.deepcopy(given_case.model), given_case.loss, optimizer, 2).ways(given_case.x)
+    assert {"kernels", "graph", "waiting"} <= set(ways)
+    found = [trained(lambda m, w=way: on_a_gpu(m, given_case.loss, optimizer, 2, w), given_case) for way in ways]  # type: ignore[misc]
+    for other in found[1:]:
+        assert other[0] == found[0][0]
+        assert all(torch.equal(one, two) for one, two in zip(found[0][1], other[1], strict=True))
+
+
+@GPU
+def test_a_million_barriers_on_a_gpu() -> None:
+    through, _ = soak(nvidia(0), 1_000_000)
+    assert through == 1_000_000
+
+
+@GPU
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer here")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_the_text_is_clean_under_compute_sanitizer(tool: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "from functools import partial\n"
+        "from tests.kernels.test_cuda import on_a_gpu, recurrent, small\n"
+        "for case in (small(), recurrent()):\n"
+        "    for way in ('kernels', 'waiting'):\n"
+        "        fused = on_a_gpu(case.model, case.loss, partial(torch.optim.Adam, lr=0.01), 8, way)\n"
+        "        fused.train_epoch(case.x, case.y, torch.arange(16))\n"
+    )
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, str(script)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
