@@ -11,11 +11,14 @@ from torch import nn
 from typer.testing import CliRunner
 
 from paceline.cli import app, register
-from paceline.kernels.measure.bench import Bench, Row, bench, by_layer, picture, tables
+from paceline.kernels.measure import ranks as by_ranks
+from paceline.kernels.measure.bench import PARTS, bench
+from paceline.kernels.measure.figures import SEQUENTIAL, Bench, Meter, Row, Shaped
 from paceline.kernels.measure.networks import CNN
 from paceline.kernels.measure.peak import Peak
 from paceline.kernels.measure.picture import Point, roofline
 from paceline.kernels.measure.study import StepTime, Study
+from paceline.kernels.measure.tables import by_layer, picture, tables
 
 
 @pytest.mark.parametrize(("keeps", "threads"), [("outputs", 1), ("outputs", 4), ("inputs", 2)])
@@ -57,7 +60,59 @@ def test_tables_set_ours_beside_the_best_of_theirs() -> None:
     ]
     said = tables(found)
     assert "**5.0 times**" in said
-    assert "| fused | 2 | 0.100 |  | 1.00 | 100.0 | 25% |" in said
+    assert "| fused |  | 2 | 0.100 |  | 1.00 | 100.0 | 25% |" in said
+
+
+def test_speed_up_and_efficiency_are_the_studys() -> None:
+    """Over the sequential program; and over one worker of the same way, by workers."""
+    found = Bench([Peak(1, 200.0, 40.0)], machine={"vector": 64})
+    name = "mnist-cnn, batch 1"
+    found.rows = [
+        Row(name, SEQUENTIAL, 1, 3.0, 8.0, 0.04),
+        Row(name, "MPI as published", 1, 4.0, 6.0, 0.03, ranks=1),
+        Row(name, "MPI as published", 1, 2.5, 10.0, 0.03, ranks=2),
+        Row(name, "MPI as published", 2, 2.0, 12.0, 0.03, ranks=2),
+    ]
+    said = tables(found)
+    assert "| *published:* MPI, 2 ranks | | | 68.2 | 1.5 | | | |" in said
+    assert "| MPI as published | 1 | 1 | 4.000 | 0.8 |  | 6.0 | 3% |" in said
+    assert "| MPI as published | 2 | 1 | 2.500 | 1.2 | 0.80 | 10.0 | 3% |" in said
+    assert "| MPI as published | 2 | 2 | 2.000 | 1.5 | 0.50 | 12.0 | 3% |" in said
+
+
+def test_the_tuners_choice_stands_out() -> None:
+    found = Bench([Peak(1, 200.0, 40.0)], machine={"vector": 64})
+    seconds, errors = {"direct": 2e-5, "fft": 1e-5}, {"direct": 2e-7, "fft": 3e-7}
+    found.shapes = [Shaped("shape", "fft", seconds, errors, {"direct": 50.0, "fft": 100.0})]
+    assert "| shape | 20 |  |  |  | **10** | 100 | 3.0e-07 |" in tables(found)
+
+
+def test_ranks_are_measured_where_there_is_an_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpi4py")
+    ways = {way: (network, who, ((2, 1),)) for way, (network, who, _) in by_ranks.WAYS.items()}
+    monkeypatch.setattr(by_ranks, "WAYS", ways)
+    found = bench(("ranks",), seconds=0.01, say=lambda line: None)
+    rows = {row.who: row for row in found.rows}
+    assert not found.missing
+    assert set(rows) == {SEQUENTIAL, *(who for _, who, _ in ways.values())}
+    assert all(row.seconds > 0 for row in found.rows)
+
+
+@pytest.mark.parametrize("lack", ["mpi4py", "mpiexec"])
+def test_what_is_missing_is_said(lack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_ranks.importlib.util, "find_spec", lambda name: None if lack == "mpi4py" else object())
+    monkeypatch.setattr(by_ranks, "mpiexec", lambda: None)
+    found = Bench([Peak(1, 200.0, 40.0)], machine={"vector": 64})
+    by_ranks.ranks(Meter(found, 0.01, (1,), lambda line: None))
+    assert not found.rows
+    assert "Not measured: ranks: " in tables(found)
+    assert lack in tables(found)
+
+
+def test_every_part_is_in_the_help() -> None:
+    register()
+    said = CliRunner().invoke(app, ["bench", "--help"], env={"COLUMNS": "200"}).output
+    assert not [part for part in PARTS if part not in said]
 
 
 def test_a_roofline_keeps_its_points_within_its_frame() -> None:

@@ -17,8 +17,11 @@ NAMES = ("kernels",)
 def bench(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to measure: kernels.")] = "kernels",
     parts: Annotated[
-        str, typer.Option(help="Of kernels, with commas between: study, layers, networks, replicas.")
-    ] = "study,layers,networks,replicas",
+        str | None,
+        typer.Option(
+            help="With commas between: study, layers, networks, replicas, ranks, gpu, algorithms.", show_default="all"
+        ),
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.01, help="For each row, several times.")] = 1.0,
     threads: Annotated[str, typer.Option(help="Numbers of threads, with commas between.")] = "1,2,4,8",
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the roofline here, as SVG.")] = None,
@@ -27,14 +30,17 @@ def bench(
 ) -> None:
     """Measure this machine against what others report.
 
-    `kernels`: a published study's small CNN as the study ran it, layer by layer, and as one piece of machine code;
-    other small networks against PyTorch in its best mode; many models at once.
+    `kernels`, part by part: study, a published study's small CNN as the study ran it and as one piece of machine code;
+    layers, the same step by step; networks, small ones beside PyTorch in its best mode; replicas, many models at once;
+    ranks, the study's CNN by 1, 2 and 4 ranks of MPI and by threads within ranks (`mpiexec` is started here);
+    gpu, the networks on a GPU, where there is one; algorithms, ways to convolve, what the tuner chose, their errors.
     """
     if name not in NAMES:
         raise UsageError(f"there is no bench {name!r}; {suggest(name, NAMES)}")
     from paceline.kernels.measure import bench as measuring
+    from paceline.kernels.measure import tables
 
-    wanted = tuple(parts.split(","))
+    wanted = tuple(parts.split(",")) if parts is not None else tuple(measuring.PARTS)
     wrong = next((part for part in wanted if part not in measuring.PARTS), None)
     if wrong is not None:
         raise UsageError(f"kernels has no part {wrong!r}; {suggest(wrong, measuring.PARTS)}")
@@ -43,8 +49,8 @@ def bench(
         wanted, seconds, counts, lambda line: None if quiet else console.print(line, style="dim", markup=False)
     )
     if picture is not None:
-        picture.write_text(measuring.picture(found))
+        picture.write_text(tables.picture(found))
     if json:
         print_json(found.as_dict())
         return
-    print(measuring.tables(found))
+    print(tables.tables(found))

@@ -63,9 +63,10 @@ def tabular() -> nn.Module:
 
 
 CNN = Network("mnist-cnn", mnist_cnn, (28, 28), 64, 60_000)
+ONE_BY_ONE = Network("mnist-cnn, batch 1", mnist_cnn, (28, 28), 1, 60_000)
 NETWORKS = (
     CNN,
-    Network("mnist-cnn, batch 1", mnist_cnn, (28, 28), 1, 60_000),
+    ONE_BY_ONE,
     Network("mnist-dnn", mnist_dnn, (28, 28), 100, 60_000),
     Network("LeNet-5", lenet, (28, 28), 64, 60_000),
     Network("tabular 64-128-64", tabular, (64,), 64, 60_000),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -45,24 +46,26 @@ class Study(Fused):
         return text(plan, rule, Layerwise(plan, self.keeps, self.layer_threads))
 
 
-def epoch_seconds(fused: Fused, network: Network, seconds: float) -> float:
-    """Of a whole epoch, from one of as many samples as are trained in the time given, the best of three."""
-    x, y = network.data(min(network.samples, 10_000))
+def epoch_seconds(
+    fused: Fused, network: Network, seconds: float, agreed: Callable[[float], float] = lambda seconds: seconds
+) -> float:
+    """Of a whole epoch, from one of as many samples as are trained in the time given, the best of three. Ranks that
+    train it together have `agreed` on what a clock said.
+    """
+    x, y = (numbers.to(fused.where) for numbers in network.data(min(network.samples, 10_000)))
+    chance = torch.Generator().manual_seed(0)
+
+    def train(count: int) -> float:
+        fused.train_epoch(x, y, torch.randint(len(x), (count,), generator=chance))
+        assert fused.timed is not None
+        return agreed(fused.timed[1])
+
     unit = max(network.batch, 64)
     count = unit
-    while True:
-        fused.train_epoch(x, y, torch.randint(len(x), (count,)))
-        assert fused.timed is not None
-        if fused.timed[1] >= seconds / 3 or count >= network.samples:
-            break
-        wanted = int(count * min(10.0, 1.2 * seconds / 3 / max(fused.timed[1], 1e-6))) // unit * unit
+    while (taken := train(count)) < seconds / 3 and count < network.samples:
+        wanted = int(count * min(10.0, 1.2 * seconds / 3 / max(taken, 1e-6))) // unit * unit
         count = min(max(count + unit, wanted), network.samples)
-    order = torch.randint(len(x), (count,))
-    times = []
-    for _ in range(3):
-        fused.train_epoch(x, y, order)
-        times.append(fused.timed[1])
-    return min(times) / count * network.samples
+    return min(train(count) for _ in range(3)) / count * network.samples
 
 
 @dataclass(frozen=True)
