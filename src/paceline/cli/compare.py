@@ -20,6 +20,7 @@ def compare(
     ] = None,
     plans: Annotated[str, typer.Option(help="Plan names, with commas between.")] = "sequential,ddp,ring,downpour",
     workers: options.Workers = 2,
+    device: options.Device = None,
     seconds: Annotated[float | None, typer.Option(help="Timed seconds per plan, in five rounds in turn.")] = None,
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
@@ -45,7 +46,7 @@ def compare(
     from paceline.cli.tables import show_comparison
     from paceline.comparison import compare as run_comparison
 
-    chosen = options.open_job(job, data_dir, epochs=epochs, batch_size=batch_size, seed=seed)
+    chosen = options.open_job(job, data_dir, device=device, epochs=epochs, batch_size=batch_size, seed=seed)
     found = run_comparison(
         chosen,
         split_plans(plans),

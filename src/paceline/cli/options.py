@@ -28,6 +28,10 @@ Compute = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(help="How a gradient is made: autograd (PyTorch), or fused (machine code; small networks)."),
 ]
+Device = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Where gradients are computed: auto, cpu, cuda, cuda:1, instead of the job's."),
+]
 Epochs = Annotated[Optional[int], typer.Option(min=1, help="Passes over the data, instead of the job's.")]  # noqa: UP045
 BatchSize = Annotated[Optional[int], typer.Option(min=1, help="Samples per batch, instead of the job's.")]  # noqa: UP045
 Seed = Annotated[Optional[int], typer.Option(help="The seed of all chance, instead of the job's.")]  # noqa: UP045

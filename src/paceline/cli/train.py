@@ -22,6 +22,7 @@ def train(
         str, typer.Option(help="local: processes of this machine; virtual: a clock that jumps; mpi, under mpiexec.")
     ] = "local",
     compute: options.Compute = None,
+    device: options.Device = None,
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
@@ -52,7 +53,9 @@ def train(
     if mpi.ranks() > 1:
         engine = "mpi"
         console.quiet = quiet = quiet or mpi.rank() > 0
-    chosen = options.open_job_or_none(job, data_dir, compute=compute, epochs=epochs, batch_size=batch_size, seed=seed)
+    chosen = options.open_job_or_none(
+        job, data_dir, compute=compute, device=device, epochs=epochs, batch_size=batch_size, seed=seed
+    )
     progress = Progress(str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}", quiet)
     try:
         run = run_training(

@@ -35,9 +35,8 @@ class Placement:
     def replica(self, worker: int, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
         device = self.devices[worker]
         settle(device)
-        if job.compute == "fused":
-            return FusedReplica(job, module, moving)
-        return (Replica if self.at_home else Abroad)(job, module, moving, device)
+        kind = FusedReplica if job.compute == "fused" else Replica
+        return kind(job, module, moving, device) if self.at_home else Abroad(job, module, moving, device, kind)
 
     def __str__(self) -> str:
         return ", ".join(dict.fromkeys(map(str, self.devices)))

@@ -14,23 +14,17 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-import torch
+from torch import nn
 
 from paceline.compute.fused import by_ranks
-from paceline.compute.layout import trainable
 from paceline.data.source import TensorSource
+from paceline.engines.arithmetic.as_team import Team
 from paceline.engines.setup import Outcome, Setup, Snapshot
 from paceline.errors import JobError, NotFinite, PlanError
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.trace import Kind, Row, Trace
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from paceline.data.order import Order
 
 
 def rank() -> int:
@@ -54,7 +48,7 @@ def check(job: Job, plan: Plan) -> None:
     if job.compute != "fused":
         raise JobError("under mpiexec the ranks train in generated code: give --compute fused, or leave mpiexec out")
     asked = {
-        "accumulate": job.accumulate > 1, "clip_norm": job.clip_norm is not None, "weight": job.weight is not None,
+        "clip_norm": job.clip_norm is not None, "weight": job.weight is not None,
         "transform": job.transform is not None, "on_nan='skip'": job.on_nan == "skip",
     }  # fmt: skip
     if any(asked.values()):
@@ -65,8 +59,16 @@ def check(job: Job, plan: Plan) -> None:
 def train(setup: Setup) -> Outcome:
     if not isinstance(setup.source, TensorSource) or len(setup.source.tensors) != 2:
         raise JobError("under mpiexec the data are two tensors, inputs and targets, since a whole pass is one call")
+    norms = [part for part in setup.module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    if norms and setup.job.accumulate > 1:
+        raise JobError(
+            f"under mpiexec an update of accumulate={setup.job.accumulate} batches is one large batch, and batch-norm "
+            "would see all of it; leave accumulate out, or mpiexec"
+        )
     try:
-        return _train(setup, setup.source)
+        return _train(setup)
+    except NotFinite:
+        raise  # on all ranks at once
     except BaseException:
         # The others wait for this rank, and would for ever.
         traceback.print_exc(file=sys.stderr)
@@ -77,41 +79,28 @@ def train(setup: Setup) -> Outcome:
         raise
 
 
-def _train(setup: Setup, source: TensorSource) -> Outcome:
-    job, agenda, order = setup.job, setup.agenda, setup.order()
-    module = setup.fresh_module().train()
-    fused = by_ranks(job, module)
-    optimizer = fused.optimizer
-    schedule = job.schedule(optimizer) if job.schedule is not None and optimizer is not None else None
-    (x, y), rows, snapshots = source.tensors, list[Row](), list[Snapshot]()
-    buffers = dict(module.named_buffers())
-
-    def values() -> list[Tensor]:
-        kept = [*trainable(module).values(), *(buffers[name] for name in setup.probe.moving)]
-        return [value.detach().clone() for value in kept]
-
-    fused.prepare(x[:1])
-    fused.world.Barrier()
+def _train(setup: Setup) -> Outcome:
+    agenda, team, rows, snapshots = setup.agenda, Team(setup, by_ranks), list[Row](), list[Snapshot]()
+    world = team.fused.world
+    world.Barrier()
     begin = time.perf_counter_ns()
-    stretches = list(_stretches(setup, each=schedule is not None))
-    for first, last in fused.world.bcast(stretches):  # only the first rank knows when it will evaluate
-        indices = _samples(setup, order, first, last)
+    stretches = list(_stretches(setup, each=team.schedule is not None))
+    for first, last in world.bcast(stretches):  # only the first rank knows when it will evaluate
         start = time.perf_counter_ns()
-        loss = fused.train_epoch(x, y, indices, job.seed)
+        loss = team.train(first, last)
         end = time.perf_counter_ns()
-        when = (start - begin, end - begin)
-        rows.append(Row(Kind.COMPUTE, 0, last - 1, -1, last - 1, -1, *when, 0, len(indices), 0, loss))
+        when, samples = (start - begin, end - begin), agenda.samples_until(last) - agenda.samples_until(first)
+        rows.append(Row(Kind.COMPUTE, 0, last - 1, -1, last - 1, -1, *when, 0, samples, 0, loss))
         rows.append(Row(Kind.APPLY, 0, last - 1, 0, last - 1, last, when[1], when[1]))
-        if job.on_nan == "stop" and not math.isfinite(loss):
-            raise NotFinite(loss, last - 1, indices.tolist())
-        if schedule is not None:
-            schedule.step()
+        if setup.job.on_nan == "stop" and not math.isfinite(loss):
+            raise NotFinite(loss, last - 1, team.samples(first, last).tolist())
         if agenda.reaches(last, setup.snapshots_every):
-            kept = values()
+            kept = team.values()
             snapshots.append(Snapshot(last, (end - begin) / 1e9, lambda kept=kept: kept))  # type: ignore[misc]
     seconds = (time.perf_counter_ns() - begin) / 1e9
-    fused.close()
-    return Outcome(Trace.of(rows), seconds, values(), snapshots)
+    adds_up = "MPI" if team.fused.nodes > 1 else ""
+    team.fused.close()
+    return Outcome(Trace.of(rows), seconds, team.values(), snapshots, adds_up=adds_up)
 
 
 def _stretches(setup: Setup, each: bool) -> Iterator[tuple[int, int]]:
@@ -124,7 +113,3 @@ def _stretches(setup: Setup, each: bool) -> Iterator[tuple[int, int]]:
         last = first + 1 if each else min(stops)
         yield first, last
         first = last
-
-
-def _samples(setup: Setup, order: Order, first: int, last: int) -> Tensor:
-    return torch.cat([order.indices(chunk) for update in range(first, last) for chunk in setup.agenda.filled(update)])

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from paceline.compute.fused import by_one
 from paceline.compute.payload import Computed
 from paceline.core.agenda import Chunk
 from paceline.core.events import Push
+from paceline.engines.arithmetic.as_team import Team
 from paceline.engines.arithmetic.by_table import Done, Piped
 from paceline.engines.arithmetic.in_step import in_step
 from paceline.engines.arithmetic.servers import Apart, Commuting, Gathered, Paired, Unlocked, by_shards
@@ -87,6 +89,26 @@ class InStep:
 
     def values(self) -> list[torch.Tensor]:
         return self.sums.values()
+
+
+class InTeam:
+    """What ranks of MPI trained, update by update: a whole pass in one call has the same bits."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.team = setup, Team(setup, by_one)
+        self.done, self.last = 0, setup.agenda.updates
+
+    def play(self, until: int | None) -> Iterator[Played]:
+        for update in range(self.last)[:until]:
+            loss = self.team.train(update, update + 1)
+            self.done += 1
+            yield Played(0, self.done, math.isfinite(loss) and self.team.finite())
+
+    def next(self, shard: int, until: int) -> Guilty:
+        return Guilty(self.setup.agenda.filled(until), 0, self.team.loss(until))
+
+    def values(self) -> list[torch.Tensor]:
+        return self.team.values()
 
 
 class ByTable:
@@ -271,8 +293,10 @@ class ByLives:
         return self.now.values()
 
 
-def player(setup: Setup, trace: Trace, plans: list[Plan]) -> InStep | ByTable | ByTrace | ByLives:
+def player(setup: Setup, trace: Trace, plans: list[Plan]) -> InTeam | InStep | ByTable | ByTrace | ByLives:
     """`plans`: of each life of the run. Where workers keep step there is no difference between one life and many."""
+    if setup.engine == "mpi":
+        return InTeam(setup)
     if setup.blueprint is not None:
         return ByTable(setup)
     if setup.plan.gate is None:

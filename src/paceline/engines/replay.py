@@ -60,15 +60,14 @@ def replay(
             else "nobody wrote down in which order it summed"
         )
         raise UsageError(f"a run of plan {plan.name} cannot be replayed: {why}")
-    if record["engine"] == "mpi":
-        raise UsageError("a run under mpiexec cannot be replayed: whole passes were made in generated code")
     if record.get("adds_up"):
         raise UsageError(f"{record['adds_up']} added up in this run, and nobody wrote down in which order: no replay")
     opened = opened.with_(device="cuda" if "cuda" in record["job"]["device"] else "cpu")
     with threads(record["threads"]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)  # it was said when the run was made
-            setup = set_up(opened.with_(compute=record["compute"]), plan, "replay", record["limit"])
+            engine = "mpi" if record["engine"] == "mpi" else "replay"  # steps in generated code, or PyTorch's
+            setup = set_up(opened.with_(compute=record["compute"]), plan, engine, record["limit"])
         _check_same_start(setup, record)
         plans = [Plan.parse(life["plan"]) for life in record["lives"]]
         shard, stop = 0, None if until in (None, "nan", "failure") else int(until)
@@ -89,7 +88,10 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, dict[
         return job or run.job, run.record, run.trace
     path = Path(run)
     record = read_record(path)
-    return job or kept_job(path, data), record, Trace.open(path / "trace.arrow")
+    file = path / "trace.arrow"
+    if not file.exists() and Plan.parse(record["plan"]).gate is not None:
+        raise UsageError(f"{path} has no trace, so nobody knows in which order its updates were made: no replay")
+    return job or kept_job(path, data), record, Trace.open(file) if file.exists() else Trace.of([])
 
 
 def _check_same_start(setup: Setup, record: dict[str, Any]) -> None:

@@ -21,18 +21,17 @@ from paceline.compute.outline import outline
 from paceline.compute.probe import Probe, probe
 from paceline.compute.segment import Blueprint
 from paceline.compute.tables import check_optimizer
-from paceline.compute.weighing import weigh_all
-from paceline.core.agenda import Agenda, Chunk
+from paceline.core.agenda import Agenda
 from paceline.core.meetings.neighbours import Neighbours
 from paceline.core.proof import prove, prove_mixing
 from paceline.core.schedules import Table
-from paceline.core.schedules.memory import peaks
 from paceline.core.schedules.passes import passes
 from paceline.core.schedules.proof import prove_table
 from paceline.data.order import Order
-from paceline.data.source import Reader, Source, open_source
+from paceline.data.source import Source, open_source
 from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.devices import Placement, place
+from paceline.engines.fitting import check_fit, peaks_of
 from paceline.engines.threads import threads
 from paceline.errors import CrowdedWarning, JobWarning, PlanError, RunFailed, users_code
 from paceline.job import Job
@@ -151,30 +150,19 @@ def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda
         prove_table(table.agreeing() if agrees(job) else table)
     chunk = max(agenda.filled(0), key=lambda chunk: chunk.samples)
     batch = source.batch(Order(len(source), job.seed, job.shuffle, agenda.cuts).indices(chunk), chunk.epoch)
+    epoch = min(agenda.updates, agenda.updates_per_epoch)
+    sizes = sorted({each.samples for update in (0, epoch - 1) for each in agenda.filled(update)})
     cuts = plan.cuts.split("+") if plan.cuts else []
     with threads(plan.threads):
         made = blueprint(
-            job, module, chunk, batch, table, found.moving, cuts, plan.balance, plan.recomputing(table.stages),
-            flushes=plan.schedule.span == 1,
+            job, module, chunk, batch, sizes, table, found.moving, cuts, plan.balance,
+            plan.recomputing(table.stages), flushes=plan.schedule.span == 1,
         )  # fmt: skip
+        for counts in kinds if made.ties else ():
+            prove_table(replace(plan.table(counts), ties=made.ties))
         if plan.memory:
-            _fits(job, plan, module, source, made, chunk, table)
+            check_fit(plan, peaks_of(job, module, source, made, chunk, table))
     return made
-
-
-def _fits(
-    job: Job, plan: Plan, module: nn.Module, source: Source, made: Blueprint, chunk: Chunk, table: Table
-) -> None:  # fmt: skip
-    """Refuse what takes more memory than the plan allows."""
-    reader = Reader(source, Order(len(source), job.seed, job.shuffle), 0, lambda _: None)
-    needed = peaks(table, weigh_all(job, module, made, reader, chunk))
-    worst = max(range(plan.workers), key=needed.__getitem__)
-    if needed[worst] > plan.memory * MIB:
-        told = ", ".join(f"{each / MIB:.0f}" for each in needed)
-        raise PlanError(
-            f"worker {worst} would take {needed[worst] / MIB:.0f} MiB for its tensors, and memory={plan.memory}; "
-            f"all workers: {told}. Take more workers or smaller micro-batches, recompute=all, or balance=memory"
-        )
 
 
 def _small(job: Job, plan: Plan, samples: int) -> list[str]:
@@ -232,7 +220,6 @@ def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
         )
 
 
-MIB = 1 << 20
 CROWD = 8  # workers for each core
 PROVED = 200  # updates of a table that is never flushed: what follows repeats itself
 
@@ -266,6 +253,7 @@ class Outcome:
     snapshots: list[Snapshot] = field(default_factory=list)
     core_wait: float = 0.0  # seconds for which workers could have run, but had no core
     peak_memory: list[int] = field(default_factory=list)  # bytes that each worker took at most, where it is measured
+    adds_up: str = ""  # a library that added gradients up, in an order that nobody knows
 
 
 def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
@@ -356,7 +344,7 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, 
             history.append({"updates": agenda.updates, "seconds": outcome.seconds, **found})
     last = history[-1] if history else {}
     samples = agenda.samples_until(agenda.updates)
-    record = {**record, "status": "done", "history": history}
+    record = {**record, "status": "done", "history": history, "adds_up": outcome.adds_up or record["adds_up"]}
     record["summary"] = {
         "plan": str(setup.plan),
         "engine": setup.engine,

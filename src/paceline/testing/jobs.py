@@ -47,10 +47,32 @@ class _Residual(nn.Module):
         return result
 
 
-class _Lstm(nn.Module):
+class _Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(6, 8, num_layers=2, dropout=0.2, batch_first=True)
+        self.norm, self.body = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.body(F.relu(self.norm(x)))
+        return result
+
+
+def _deep_residual() -> nn.Module:
+    blocks = [_Block() for _ in range(5)]
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    )
+
+
+def _deep_mlp() -> nn.Module:
+    parts = [part for _ in range(5) for part in (nn.Linear(12, 12), nn.Tanh(), nn.Dropout(0.1))]
+    return nn.Sequential(*parts, nn.Linear(12, 5))
+
+
+class _Lstm(nn.Module):
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 8, num_layers=layers, dropout=0.2, batch_first=True)
         self.head = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,10 +81,10 @@ class _Lstm(nn.Module):
 
 
 class _Transformer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 1) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(8, 5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,6 +107,20 @@ class _TiedAutoEncoder(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         hidden = torch.tanh(F.linear(x, self.encode.weight))
         return F.linear(hidden, self.encode.weight.T), self.classify(hidden)
+
+
+class _DeepTied(nn.Module):
+    """The same with layers before and after what is tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(*(part for _ in range(5) for part in (nn.Linear(12, 12), nn.Tanh())))
+        self.tied = _TiedAutoEncoder()
+        self.leave = nn.Sequential(*(part for _ in range(4) for part in (nn.Tanh(), nn.Linear(12, 12))))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rebuilt, scores = self.tied(self.enter(x))
+        return self.leave(rebuilt), scores
 
 
 def _two_heads(model: nn.Module, batch: Any) -> Tensor:
@@ -122,6 +158,14 @@ JOBS: dict[str, Callable[[], Job]] = {
     "lstm": lambda: _job(lambda: _Lstm().double(), _data(4, 6)),
     "transformer": lambda: _job(lambda: _Transformer().double(), _data(4, 8)),
     "tied": lambda: _job(lambda: _TiedAutoEncoder().double(), _data(12), loss=None, step=_two_heads),
+}
+
+DEEP_JOBS: dict[str, Callable[[], Job]] = {  # the same kinds, deep enough for twelve stages
+    "mlp": lambda: _job(lambda: _deep_mlp().double(), _data(12)),
+    "residual": lambda: _job(lambda: _deep_residual().double(), _data(2, 6, 6)),
+    "lstm": lambda: _job(lambda: _Lstm(6).double(), _data(4, 6)),
+    "transformer": lambda: _job(lambda: _Transformer(2).double(), _data(4, 8)),
+    "tied": lambda: _job(lambda: _DeepTied().double(), _data(12), loss=None, step=_two_heads),
 }
 
 

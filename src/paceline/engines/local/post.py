@@ -34,8 +34,10 @@ class Post:
         self.carried: list[Memory] = []  # what a codec owes each parameter
 
     def look_back(self) -> None:
-        """At the memory that the training took; before its result goes to memory that is shared."""
-        self.peak = memory("VmHWM") - memory("RssShmem")
+        """At the memory that the training took, without what is shared or libraries' files; before its result goes to
+        memory that is shared.
+        """
+        self.peak = memory("VmHWM") - memory("RssShmem") - memory("RssFile")
 
     def called_off(self) -> bool:
         """Whether nobody need wait any more."""

@@ -77,7 +77,7 @@ def main(
     die_with_parent()
     tighten() if scarce else quicken()
     give_back()
-    before = memory("VmRSS") - len(box[0])
+    before = memory("RssAnon") - len(box[0])
     number, worker = -1, None  # type: int, LocalWorker | PipelineWorker | None
     try:
         assignment: Assignment = pickle.loads(box.pop())
