@@ -10,7 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from record import write
 
-from paceline.kernels.measure.bench import PARTS, bench, picture, tables
+from paceline.kernels.measure.bench import PARTS, bench
+from paceline.kernels.measure.tables import picture, tables
 
 HERE = Path(__file__).parent
 

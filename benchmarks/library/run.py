@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
+import json
 import random
 import statistics
 from collections import Counter
@@ -17,6 +19,8 @@ from torch.nn import functional
 import paceline as pl
 from paceline.job import Job, load_job
 from paceline.kernels.library import ALGORITHMS, Lstm, Shape, fixed
+from paceline.kernels.library.native import long, native, pointer
+from paceline.kernels.library.recurrent import ORDERS, Stack
 from paceline.kernels.library.tuner import measured, timed
 
 import sys  # isort: skip
@@ -107,7 +111,22 @@ def fixed_point() -> dict[str, Any]:
             "microseconds_of_256_samples": {way: round(s * 1e6, 1) for way, s in seconds.items()},
         }
         print(name, found[name], flush=True)
-    return found | {"linear layers": layers()}
+    return found | {"linear layers": layers(), "convolutions": convolutions()}
+
+
+def convolutions() -> dict[str, Any]:
+    """Beside PyTorch's float32 and oneDNN's int8."""
+    found: dict[str, Any] = {}
+    for images, channels, pixels, filters, size in ((256, 1, 28, 6, 5), (256, 6, 14, 16, 5), (16, 32, 32, 64, 3)):
+        layer, x = nn.Conv2d(channels, filters, size), torch.randn(images, channels, pixels, pixels)
+        whole = fixed(nn.Sequential(layer), x)
+        ways: Ways = {"float32": partial(layer, x), "fixed": partial(whole, x)}
+        if "onednn" in torch.backends.quantized.supported_engines:
+            ways["oneDNN int8"] = partial(_quantized(layer, x), x)
+        with torch.no_grad():
+            name = f"{images} of {channels} x {pixels} x {pixels}, {filters} filters of {size} x {size}"
+            found[name] = {way: round(s * 1e6, 1) for way, s in timed(ways).items()}
+    return found
 
 
 def layers() -> dict[str, Any]:
@@ -125,21 +144,40 @@ def layers() -> dict[str, Any]:
     return found
 
 
-def _quantized(layer: nn.Linear, x: Tensor) -> Any:
+def _quantized(layer: nn.Linear | nn.Conv2d, x: Tensor) -> Any:
     torch.backends.quantized.engine = "onednn"
-    weights = torch.quantize_per_channel(
-        layer.weight.detach(), layer.weight.abs().amax(1) / 127, torch.zeros(512, dtype=torch.long), 0, torch.qint8
-    )
-    packed = torch.ops.quantized.linear_prepack(weights, layer.bias.detach())
+    flat, nothing = layer.weight.detach().flatten(1), torch.zeros(len(layer.weight), dtype=torch.long)
+    weights = torch.quantize_per_channel(layer.weight.detach(), flat.abs().amax(1) / 127, nothing, 0, torch.qint8)
+    ops = torch.ops.quantized
+    if isinstance(layer, nn.Linear):
+        packed, product = ops.linear_prepack(weights, layer.bias.detach()), ops.linear
+    else:
+        packed, product = ops.conv2d_prepack(weights, layer.bias.detach(), [1, 1], [0, 0], [1, 1], 1), ops.conv2d
     step = float(x.max() - x.min()) / 255
     zero = round(-float(x.min()) / step)
 
     def run(given: Tensor) -> Tensor:
         bytes_of = torch.quantize_per_tensor(given, step, zero, torch.quint8)
-        out: Tensor = torch.ops.quantized.linear(bytes_of, packed, 0.1, 128).dequantize()
+        out: Tensor = product(bytes_of, packed, 0.1, 128).dequantize()
         return out
 
     return run
+
+
+def _weights(given: nn.LSTM) -> list[Tensor]:
+    return [getattr(given, name).detach() for name in given._flat_weights_names]
+
+
+def _bare(stack: Stack, x: Tensor, seed: Tensor, order: str) -> Tensor:
+    """Forwards and backwards in compiled code, with nothing of PyTorch's around."""
+    wave = long(order == "wavefront")
+    dx, found, rooms = stack.way_back()
+    native().lstm(stack.sizes(), stack.layers(), pointer(x), wave, long(2))
+    native().lstm_back(
+        stack.sizes(), stack.layers(), pointer(x), pointer(seed), *map(ctypes.c_void_p, rooms), wave, long(2)
+    )
+    del dx, found  # were written to until now
+    return stack.out
 
 
 def wavefront() -> dict[str, Any]:
@@ -157,25 +195,30 @@ def wavefront() -> dict[str, Any]:
         ways: Ways = {order: partial(both, Lstm(given, order, 2)) for order in ("layers", "wavefront")}
         ways |= {f"torch, {n} thread{'s' * (n > 1)}": partial(both, given, n) for n in (1, 2)}
         seconds = timed(ways)
+        bare = timed({order: partial(_bare, Stack(x, _weights(given)), x, seed, order) for order in ORDERS})
         name = f"{count} layers of {units}, batch {batch}"
         found[name] = {way: round(s * 1e6) for way, s in seconds.items()}
         found[name]["wavefront over layers"] = round(seconds["layers"] / seconds["wavefront"], 2)
+        found[name] |= {f"{order}, without autograd": round(s * 1e6) for order, s in bare.items()}
+        found[name]["the same without autograd"] = round(bare["layers"] / bare["wavefront"], 2)
         print(name, found[name], flush=True)
     return found
 
 
+PARTS: dict[str, Any] = {"tuner": tuner, "errors": errors, "wavefront": wavefront, "fixed_point": fixed_point}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default: all")
     parser.add_argument("--shapes", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    figures = {
-        "tuner": tuner(options.shapes, options.seed),
-        "errors": errors(),
-        "wavefront": wavefront(),
-        "fixed_point": fixed_point(),
-    }
-    write(Path(__file__).parent, figures)
+    here = Path(__file__).parent
+    for name in options.parts or PARTS:
+        found = PARTS[name](options.shapes, options.seed) if name == "tuner" else PARTS[name]()
+        kept = json.loads((here / "result.json").read_text()) if (here / "result.json").exists() else {}
+        write(here, {part: found if part == name else kept[part] for part in PARTS if part in {name, *kept}})
 
 
 if __name__ == "__main__":

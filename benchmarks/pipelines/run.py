@@ -57,7 +57,7 @@ class Recurrent(nn.Module):
         self.lstm = nn.LSTM(inputs, width, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.lstm(x)[0].contiguous()  # else PyTorch refuses to send it
+        result: torch.Tensor = self.lstm(x)[0]
         return result
 
 
@@ -114,6 +114,24 @@ def plain(net: str, batch: int, pieces: int, threads: int) -> Seconds:
 # --- PyTorch's pipelining -------------------------------------------------------------------------------------------
 
 
+class _Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0].contiguous()
+
+
+class Straight(nn.Module):
+    """What PyTorch's pipelining sends must be contiguous, and what a batch-first LSTM makes is not, both ways."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _Straight.apply(x)
+        return result
+
+
 def torch_stage(rank: int, net: str, name: str, micro: int, place: str, updates: int, done: Any) -> None:
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -121,7 +139,8 @@ def torch_stage(rank: int, net: str, name: str, micro: int, place: str, updates:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
     batch, layers = NETS[net].micro * micro, NETS[net].layers()
-    part = nn.Sequential(*(layers[: NETS[net].half] if rank == 0 else layers[NETS[net].half :]))
+    half = NETS[net].half
+    part = nn.Sequential(*((*layers[:half], Straight()) if rank == 0 else (Straight(), *layers[half:])))
     optimizer, (x, y) = SGD(part.parameters()), data(net, 4 * batch)
     kind = {"gpipe": ScheduleGPipe, "one_f_one_b": Schedule1F1B}[name]
     schedule = kind(PipelineStage(part, rank, 2, torch.device("cpu")), n_microbatches=micro, loss_fn=LOSS)
