@@ -23,7 +23,7 @@ FLUSHED = [plan for plan in ALL if plan.schedule is not None and not plan.endles
 def enough(job: str, plan: Plan) -> str:
     """This job, or one whose model can be cut into as many stages."""
     stages = len(plan.schedule.homes(plan.workers)) if plan.schedule else 1
-    return "mlp" if stages > 3 and job == "tied" else job
+    return "mlp" if stages > 5 and job == "tied" else job
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -16,7 +16,6 @@ from paceline.core.schedules.interleaved import Interleaved
 from paceline.core.schedules.layers import Layers
 from paceline.core.schedules.memory import Back, Weighed, peaks
 from paceline.core.schedules.one_f_one_b import OneFOneB
-from paceline.core.schedules.own import read
 from paceline.core.schedules.pipedream import Pipedream
 from paceline.core.schedules.proof import prove_table
 from paceline.core.schedules.spectrain import Spectrain
@@ -333,26 +332,6 @@ def test_a_circle_is_told_as_a_circle() -> None:
     line.insert(0, first_back)
     told = story_of(_with(table, 0, [*line, table.lines[0][-1]]))
     assert "worker 0 waits for worker 1 waits for worker 0, and so for ever" in told
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("F0.0 F0.2 B0.2U B0.0U F1.0v1 F1.2v1 B1.2U B1.0U", ""),
-        (
-            "F0.0 F0.2 I0.2 B0.0U W0.2U F1.0 F1.2 B1.2U B1.0U",
-            "stage 2 shares parameters with it, and has no gradient of",
-        ),
-        ("F0.0 F1.0 F0.2 B0.2U F1.2v1 B1.2U B0.0U B1.0U", "stage 0, which shares parameters with it, is at version 0"),
-    ],
-)
-def test_what_stages_share_is_updated_once_when_the_gradients_of_all_are_there(line: str, says: str) -> None:
-    table = replace(read(f"worker 0 {line}\nworker 1 F0.1 B0.1U F1.1 B1.1U"), ties=((0, 2),))
-    if not says:
-        prove_table(table)
-        return
-    with pytest.raises(PlanError, match=says):
-        prove_table(table)
 
 
 def test_slots_bound_the_messages_that_lie_ready() -> None:

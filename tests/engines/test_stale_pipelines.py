@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from paceline.compute.chance import Chance
 from paceline.data.order import Order
@@ -155,3 +157,62 @@ def test_the_trace_shows_how_old_each_gradient_is() -> None:
     rows = [(int(r["shard"]), int(r["version"]), int(r["base"])) for r in run.trace.rows if r["kind"] == 3]
     assert {(v - 1 - base) for stage, v, base in rows if stage == 2} == {0}
     assert [v - 1 - base for stage, v, base in sorted(rows) if stage == 0] == [0, 1, *[2] * 10]
+
+
+class Tied(nn.Module):
+    """The first layer's weights again at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.body = nn.Linear(12, 9, bias=False), nn.Linear(9, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.body(self.table(x))), self.table.weight.t())
+
+
+TABLE = """worker 0  F0.0 F1.0 F0.2 B0.2U B0.0U F1.2v1 B1.2U B1.0U
+worker 1  F0.1 F1.1 B0.1U B1.1U
+"""  # its second micro-batch is in the last stage when the first stage makes the next version
+APART = """worker 0  F0.0 F1.0 B0.0U B1.0U
+worker 1  F0.1 F1.1 B0.1U B1.1U
+worker 2  F0.2 B0.2U F1.2v1 B1.2U
+"""
+
+
+@pytest.mark.parametrize("engine", ["virtual", "local"])
+@pytest.mark.parametrize("kind", ["pipedream:workers=3", "table:file=FILE"])
+def test_a_parameter_of_several_stages_is_read_in_the_version_of_the_first(
+    kind: str, engine: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.txt").write_text(f"keeps 2 2 1\n{TABLE}")
+    plan = f"{kind.replace('FILE', str(tmp_path / 'mine.txt'))},cuts=body+t"
+    job = JOBS["mlp"]().with_(model=lambda: Tied().double())
+    run = train(job, plan, engine=engine, folder=None, updates=20)
+
+    model = job.make_model()
+    history = [{name: p.detach().clone() for name, p in model.named_parameters()}]
+    optimizer = job.optimizer(list(model.parameters()))  # type: ignore[operator]
+    agenda = Plan.parse("sequential").agenda(61, job.batch_size, 9)
+    source, order = open_source(job.data, job.seed), Order(61, job.seed, True)
+    for batch in range(20):
+        behind = (batch % 2, batch % 2) if "table" in kind else (min(batch, 2), min(batch, 1))
+        first, second = (history[batch - late] for late in behind)
+        read = {name: (first if name == "table.weight" else second)[name].clone().requires_grad_() for name in first}
+        (chunk,) = agenda.filled(batch)
+        x, y = source.batch(order.indices(chunk), chunk.epoch)
+        loss = job.loss(torch.func.functional_call(model, read, (x,)), y)  # type: ignore[misc]
+        for name, gradient in zip(read, torch.autograd.grad(loss, list(read.values())), strict=True):
+            model.get_parameter(name).grad = gradient
+        optimizer.step()
+        history.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    for name, parameter in run.model.named_parameters():
+        assert torch.equal(parameter.detach(), history[-1][name]), name
+
+
+def test_what_is_carried_to_a_stage_of_the_same_worker_stays_as_it_was_predicted(tmp_path: Path) -> None:
+    job, bits = JOBS["mlp"]().with_(model=lambda: Tied().double()), []
+    for text in (TABLE, APART):
+        (tmp_path / "mine.txt").write_text(f"predicts\n{text}")
+        run = train(job, f"table:file={tmp_path / 'mine.txt'},cuts=body+t", engine="virtual", folder=None, updates=20)
+        bits.append(run.summary()["parameters_sha256"])
+    assert bits[0] == bits[1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HEAD = """\
-import ctypes, os, signal, threading, time, torch
+import contextlib, ctypes, os, signal, threading, time, torch
 from functools import partial
 from torch import nn
 import paceline as pl
@@ -126,8 +126,9 @@ PROCESSES = (
           r"replay paceline replay")),
     Case("SIGKILL of a worker, with a server",
          "class Dies(Net):\n    def forward(self, x):\n"
-         "        if os.getpid() != parent:\n            try:\n                os.mkdir('died')  # the first only\n"
-         "                os.kill(os.getpid(), signal.SIGKILL)\n            except FileExistsError:\n                pass\n"
+         "        with contextlib.suppress(FileExistsError):  # the first only\n"
+         "            if os.getpid() != parent:\n                os.mkdir('died')\n"
+         "                os.kill(os.getpid(), signal.SIGKILL)\n"
          "        return super().forward(x)\njob = job.with_(model=Dies)\n", DOWNPOUR, 0,
          (r"died workers \[\d\]; the others finished their work",)),
     Case("SIGKILL of all workers", falls("os.kill(os.getpid(), signal.SIGKILL)"), DOWNPOUR, 1,

@@ -8,6 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from paceline.compute.autograd import Replica
-from paceline.compute.cutting import Code, cut, mark_tensors, name_of, obstacle, places_of, ties, users
+from paceline.compute.cutting import Code, alone, carried, cut, mark_tensors, name_of, obstacle, places_of, torn
 from paceline.compute.exporting import CannotExport, Noted, check_sizes, graph_of
 from paceline.compute.layout import trainable
 from paceline.compute.segment import Blueprint
@@ -28,6 +29,7 @@ from paceline.job import Batch, Job
 
 ROUNDS = 3  # measurements of each piece, of which the shortest counts
 ROUNDING = 100  # roundings that a loss may be off by
+CARRIED = 1e-9  # seconds to carry a byte to the next stage and its gradient back
 ALIGN = 64
 CHANCE = torch.get_rng_state().nbytes
 
@@ -47,7 +49,7 @@ def blueprint(
         raise PlanError(
             f"{len(cuts)} cuts ({'+'.join(cuts)}) make {len(cuts) + 1} stages, and the plan has {table.stages}"
         )
-    traced, places = _traced_and_cut(twin, call, tensors, cuts, table, by)
+    traced, places = _traced_and_cut(twin, call, tensors, Wanted(tuple(cuts), table.stages, by, moving))
     if traced.exported is not None:
         _compare(job, module, traced.exported, chunk, batch, counts)
     codes = cut(traced, places)
@@ -61,21 +63,31 @@ def blueprint(
         carries_chance=carries, moving=moving,
         homes=table.homes, keeps=table.keeps, predicts=table.predicts, slots=table.slots,
         flushes=flushes, recompute=tuple(number in recompute for number in range(table.stages)), agrees=agrees(job),
-        splits=splits(table), ties=tuple(sorted({tuple(tie.users) for tie in ties(traced, places)})),
+        splits=splits(table),
         bytes_on=tuple(_bytes(values) + extra for values in travels[1:]),
         bytes_back=tuple(_bytes([t for t in values if t.requires_grad]) for values in travels[1:]),
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """How to cut."""
+
+    cuts: tuple[str, ...]  # (): so that `by` is balanced
+    stages: int
+    by: str  # "time" or "memory"
+    moving: tuple[str, ...]  # buffers that training changes
+
+
 def _traced_and_cut(
-    twin: nn.Module, call: Call, tensors: Sequence[Tensor], cuts: Sequence[str], table: Table, by: str
+    twin: nn.Module, call: Call, tensors: Sequence[Tensor], wanted: Wanted
 ) -> tuple[Traced, tuple[int, ...]]:
     """By torch.fx; what it cannot follow, by torch.export."""
     whole = {"": "its own forward cannot be followed"}
     try:
         traced = trace(twin, call)
         whole = traced.whole
-        return traced, _places(traced, tensors, cuts, table, by)
+        return traced, _places(traced, tensors, wanted)
     except (JobError, PlanError) as error:
         if not whole:
             raise
@@ -83,15 +95,16 @@ def _traced_and_cut(
             traced = export(twin, call, tensors)
         except CannotExport as why:
             raise type(error)(f"{error}\ntorch.export does not help: {why}") from error
-    return traced, _places(traced, tensors, cuts, table, by)
+    return traced, _places(traced, tensors, wanted)
 
 
-def _places(traced: Traced, tensors: Sequence[Tensor], cuts: Sequence[str], table: Table, by: str) -> tuple[int, ...]:
+def _places(traced: Traced, tensors: Sequence[Tensor], wanted: Wanted) -> tuple[int, ...]:
     mark_tensors(traced, tensors)
-    places = places_of(traced, cuts) if cuts else _choose(traced, tensors, table, by)
-    for tie in ties(traced, places):
-        if why := tie.obstacle(table.homes, table.keeps, splits(table)):
-            raise JobError(f"the model cannot be cut so: {why}")
+    if not wanted.cuts:
+        return _choose(traced, tensors, wanted)
+    places = places_of(traced, wanted.cuts)
+    if why := torn(traced, places, wanted.moving):
+        raise JobError(f"the model cannot be cut before {' and '.join(wanted.cuts)}: {why}")
     return places
 
 
@@ -177,24 +190,22 @@ def _gradients(job: Job, twin: nn.Module, noted: Noted | None, chunk: Chunk, bat
 # --- where to cut ---------------------------------------------------------------------------------------------------
 
 
-def _choose(traced: Traced, tensors: Sequence[Tensor], table: Table, by: str) -> tuple[int, ...]:
-    """Where nothing is torn apart, if there are enough such places; else where one worker has both parts."""
-    count, stages = len(traced.pieces), table.stages
+def _choose(traced: Traced, tensors: Sequence[Tensor], wanted: Wanted) -> tuple[int, ...]:
+    """So that the dearest stage is as cheap as can be, also in what it is handed and hands on."""
+    count, by_time = len(traced.pieces), wanted.by == "time"
     able = [place > 0 and not obstacle(traced, place) for place in range(count)]
-    torn = {place for pieces in users(traced).values() for place in range(pieces[0] + 1, pieces[-1] + 1)}
-    whole = [fine and place not in torn for place, fine in enumerate(able)]
-    pieces = _seconds(traced, tensors) if by == "time" else _memory(traced, tensors)
-    for fine in (whole, able) if len(set(table.homes)) < stages else (whole,):
-        places = balanced(pieces, stages, [0.0 if each else math.inf for each in fine]) if stages <= count else ()
-        if len(places) + 1 == stages:
-            return places
+    for users in alone(traced, wanted.moving).values():
+        able[users[0] + 1 : users[-1] + 1] = [False] * (users[-1] - users[0])
+    price = CARRIED if by_time else 1.0
+    prices = [price * size if fine else math.inf for size, fine in zip(carried(traced), able, strict=True)]
+    pieces = _seconds(traced, tensors) if by_time else _memory(traced, tensors)
+    places = balanced(pieces, wanted.stages, prices) if wanted.stages <= count else ()
+    if len(places) + 1 == wanted.stages:
+        return places
+    most = 1 + sum(able)
     why = "".join(f"; {path} stays whole: {why}" for path, why in traced.whole.items())
-    if sum(able) > sum(whole):
-        tie = max(ties(traced, range(1, count)), key=lambda tie: max(tie.users) - min(tie.users))
-        both = " and ".join(tie.users.values())
-        why += f"; {tie.what}, which {both} use, lies with one worker (layers:on=0+1+0 puts both ends there)"
     raise PlanError(
-        f"{type(traced.module).__name__} can be cut into at most {1 + sum(whole)} stages, and the plan wants {stages}; "
+        f"{type(traced.module).__name__} can be cut into at most {most} stages, and the plan wants {wanted.stages}; "
         f"take fewer workers{why}"
     )
 
@@ -237,8 +248,10 @@ def _seconds(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
 
 
 def _memory(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
-    """Bytes of each piece: its weights, their gradients and one momentum; and what it keeps for its backward."""
-    found: list[float] = []
+    """Bytes of each piece: weights that it is the first to use, their gradients and one momentum; and what it keeps for
+    its backward.
+    """
+    found, known = list[float](), set[nn.Parameter]()
     weights = {p.untyped_storage().data_ptr() for p in traced.module.parameters()}
 
     def weigh(node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -252,7 +265,9 @@ def _memory(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             result = traced.call_piece(node, _apart(args), _apart(kwargs))
-        found.append(3 * sum(p.nbytes for p in traced.parameters(node)) + sum(kept.values()))
+        mine = {*traced.parameters(node)} - known
+        known.update(mine)
+        found.append(3 * sum(p.nbytes for p in mine) + sum(kept.values()))
         return _ended(result)
 
     traced.run(tensors, weigh)

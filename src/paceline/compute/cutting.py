@@ -5,21 +5,22 @@
                     relu ----------------> add                     a skip connection is carried along
 
 What an earlier stage makes and a later one needs goes with every message between them. A stage holds the modules and
-parameters that its pieces use, under the model's own names.
+parameters that its pieces use, under the model's own names. A parameter that several stages use (an embedding that is
+also the last layer) lies with the first of them, which hands it on as what it has made: its gradient comes back with
+the others. What training does not change lies with everyone who uses it.
 """
 
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
-from paceline.compute.chance import draws
+from paceline.compute.layout import trainable
 from paceline.compute.tracing import Traced, attribute, modules_of
 from paceline.errors import JobError, suggest
 
@@ -32,10 +33,9 @@ class Code:
 
     number: int
     part: fx.GraphModule  # called with what it takes; gives a tuple of what it hands on, or the model's result
-    takes: tuple[str, ...]
-    gives: tuple[str, ...]  # () of the last stage
     first: bool
     last: bool
+    tied: tuple[nn.Parameter, ...]  # what comes from the stage before, or goes to the next
 
     def __call__(self, *values: Tensor) -> Any:
         return self.part(*values)
@@ -55,7 +55,7 @@ def find(traced: Traced, name: str) -> int:
     """The piece of this name, or the first one in the module of this name."""
     pieces = traced.pieces
     for place, node in enumerate(pieces):
-        if name in modules_of(node) or (node.op != "call_module" and node.name == name):
+        if name in modules_of(node) or name == name_of(traced, place):
             return place
     named = [name_of(traced, place) for place in range(len(pieces))]
     why = next(
@@ -77,8 +77,8 @@ def places_of(traced: Traced, cuts: Sequence[str]) -> tuple[int, ...]:
 
 def obstacle(traced: Traced, place: int) -> str | None:
     """Why no cut can be made before this piece."""
-    before, after = traced.pieces[:place], traced.pieces[place:]
-    for node in _crossing(traced, before, after):
+    after = set(traced.pieces[place:])
+    for node in _crossing(traced, place):
         if not node.meta.get("tensor", True) and node.name not in traced.numbers:
             return f"{node.name} is not a tensor, and is made before and needed after it; cut where it is not needed"
         changing = next((user for user in node.users if user in after and _in_place(traced, user)), None)
@@ -87,40 +87,42 @@ def obstacle(traced: Traced, place: int) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Tie:
-    """What several stages use."""
-
-    what: str
-    users: dict[int, str]  # per stage: a piece that uses it
-    parameter: bool
-
-    def obstacle(self, homes: Sequence[int], keeps: Sequence[int], splits: bool) -> str | None:
-        """Why it cannot be."""
-        stages, names = list(self.users), list(self.users.values())
-        both = f"{self.what} is used by {names[0]} in stage {stages[0]} and by {names[1]} in stage {stages[1]}"
-        if not self.parameter:
-            return f"{both}; what moves or draws can lie in only one: cut before or after both"
-        workers = [homes[stage] for stage in stages]
-        if len(set(workers)) > 1:
-            on = "+".join(map(str, (0, *range(1, max(2, len(homes) - 1)), 0)))
-            return (
-                f"{both}, which lie with workers {workers[0]} and {workers[1]}, and only one can hold it: cut before "
-                f"or after both, or put both stages with one worker, as layers:on={on} does"
-            )
-        if splits or any(keeps[stage] > 1 for stage in stages):
-            return f"{both}; that needs a schedule with whole backwards and one version of the weights"
-        return None
-
-
-def ties(traced: Traced, places: Sequence[int]) -> list[Tie]:
-    parameters = {name for name, _ in traced.module.named_parameters()}
-    found = []
-    for what, pieces in sorted(users(traced).items()):
-        stages = {sum(start <= piece for start in places): name_of(traced, piece) for piece in reversed(pieces)}
-        if len(stages) > 1:
-            found.append(Tie(what, dict(sorted(stages.items())), what in parameters))
+def tied(traced: Traced, places: Sequence[int]) -> dict[str, tuple[int, int]]:
+    """Parameters in several stages: the first and the last of these."""
+    names, found = trainable(traced.module), {}
+    for what, pieces in traced.users.items():
+        first, last = (sum(start <= piece for start in places) for piece in (pieces[0], pieces[-1]))
+        if what in names and first < last:
+            found[what] = first, last
     return found
+
+
+def carried(traced: Traced) -> list[int]:
+    """For each piece, the bytes of what goes from one stage to the next where that begins with it."""
+    pieces, trained = range(len(traced.pieces)), trainable(traced.module)
+    found = [sum(node.meta["bytes"] for node in _crossing(traced, place)) for place in pieces]
+    for what, users in traced.users.items():
+        for place in range(users[0] + 1, users[-1] + 1) if what in trained else ():
+            found[place] += trained[what].nbytes
+    return found
+
+
+def alone(traced: Traced, moving: Collection[str]) -> dict[str, list[int]]:
+    """What can lie in only one stage, and by which pieces it is used: buffers that training moves, modules that draw
+    chance call by call.
+    """
+    still = {name for name, _ in (*traced.module.named_parameters(), *traced.module.named_buffers())} - {*moving}
+    return {what: pieces for what, pieces in traced.users.items() if what not in still}
+
+
+def torn(traced: Traced, places: Sequence[int], moving: Collection[str]) -> str | None:
+    """Why stages cannot begin at all of these places."""
+    for what, pieces in alone(traced, moving).items():
+        if any(pieces[0] < place <= pieces[-1] for place in places):
+            one, other = (name_of(traced, piece) for piece in (pieces[0], pieces[-1]))
+            why = "training moves it" if what in moving else "it draws chance"
+            return f"{what} is used by {one} and by {other}, and {why}: cut before or after both"
+    return None
 
 
 def _in_place(traced: Traced, node: fx.Node) -> bool:
@@ -134,70 +136,74 @@ def _in_place(traced: Traced, node: fx.Node) -> bool:
     return node.target in IN_PLACE or bool(node.kwargs.get("inplace"))
 
 
-def _crossing(traced: Traced, before: Sequence[fx.Node], after: Sequence[fx.Node]) -> list[fx.Node]:
-    """What is made before and needed after: inputs of the model first, then in order."""
-    later = {*after, traced.output}
-    return [node for node in (*traced.placeholders, *before) if any(user in later for user in node.users)]
-
-
-def users(traced: Traced) -> dict[str, list[int]]:
-    """By which pieces everything is used that can lie in only one place: parameters, buffers that move, modules that
-    draw chance call by call.
-    """
-    names = {id(p): name for name, p in (*traced.module.named_parameters(), *traced.module.named_buffers())}
-    found = defaultdict[str, list[int]](list)
-    for place, node in enumerate(traced.pieces):
-        things = set[str]()
-        if node.op == "call_module":
-            part = traced.module.get_submodule(str(node.target))
-            things |= {names[id(p)] for p in (*part.parameters(), *part.buffers())}
-            things |= {str(node.target)} if any(draws(each) for each in part.modules()) else set()
-        for used in node.all_input_nodes:
-            if used.op == "get_attr":
-                things.add(names.get(id(attribute(traced.module, str(used.target))), str(used.target)))
-        for thing in things:
-            found[thing].append(place)
-    return found
+def _crossing(traced: Traced, place: int) -> list[fx.Node]:
+    """What is made before this piece, and needed by it or later: inputs of the model first, then in order."""
+    return [node for node in (*traced.placeholders, *traced.pieces[:place]) if traced.needed[node] >= place]
 
 
 def cut(traced: Traced, places: Sequence[int]) -> list[Code]:
     """The stages, over the model's own modules."""
-    pieces = traced.pieces
-    bounds = [0, *places, len(pieces)]
-    return [_stage(traced, number, bounds[number], bounds[number + 1]) for number in range(len(bounds) - 1)]
+    bounds = [0, *places, len(traced.pieces)]
+    ties = tied(traced, places)
+    return [_stage(traced, number, bounds[number], bounds[number + 1], ties) for number in range(len(bounds) - 1)]
 
 
-def _stage(traced: Traced, number: int, start: int, stop: int) -> Code:
+def _stage(traced: Traced, number: int, start: int, stop: int, ties: dict[str, tuple[int, int]]) -> Code:
     pieces, graph = traced.pieces, fx.Graph()
     first, last = start == 0, stop == len(pieces)
-    takes = traced.placeholders if first else _crossing(traced, pieces[:start], pieces[start:])
-    gives = [] if last else _crossing(traced, pieces[:stop], pieces[stop:])
+    takes = traced.placeholders if first else _crossing(traced, start)
+    gives = [] if last else _crossing(traced, stop)
     made = {node: graph.placeholder(node.name) for node in takes}
+    coming = [name for name, (owner, until) in ties.items() if owner < number <= until]
+    goes = [name for name, (owner, until) in ties.items() if owner <= number < until]
+    comes = {name: graph.placeholder(f"tied_parameter_{place}") for place, name in enumerate(coming)}
+    names = {id(p): name for name, p in traced.module.named_parameters()}
     if not first:
         made |= {node: graph.call_function(int, (made[node],)) for node in takes if node.name in traced.numbers}
 
     def here(node: fx.Node) -> fx.Node:
         if node not in made and node.op == "get_attr":
-            made[node] = graph.node_copy(node, here)
+            name = names.get(id(attribute(traced.module, str(node.target))), "")
+            made[node] = comes[name] if name in comes else graph.node_copy(node, here)
         return made[node]
 
+    def piece(node: fx.Node) -> fx.Node:
+        if node.op == "call_module":
+            mine = traced.module.get_submodule(str(node.target)).named_parameters(remove_duplicate=False)
+            if given := {name: comes[names[id(p)]] for name, p in mine if names[id(p)] in comes}:
+                called = graph.get_attr(str(node.target))
+                args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), here)
+                return graph.call_function(torch.func.functional_call, (called, given, args, kwargs))
+        return graph.node_copy(node, here)
+
     for node in pieces[start:stop]:
-        made[node] = graph.node_copy(node, here)
+        made[node] = piece(node)
     for node in gives:
         if node.name in traced.numbers:  # travels as a tensor
             made[node] = graph.call_function(torch.tensor, (made[node],))
-    result = fx.node.map_arg(traced.output.args[0], here) if last else tuple(made[node] for node in gives)
+    if last:
+        result = fx.node.map_arg(traced.output.args[0], here)
+    else:
+        handed = [comes[name] if name in comes else graph.get_attr(name) for name in goes]
+        result = (*(made[node] for node in gives), *handed)
     graph.output(result)
     part = fx.GraphModule(traced.module, graph, f"Stage{number}")
-    return Code(number, part, tuple(n.name for n in takes), tuple(n.name for n in gives), first, last)
+    carried = tuple(traced.module.get_parameter(name) for name in {**comes, **dict.fromkeys(goes)})
+    return Code(number, part, first, last, carried)
 
 
 def mark_tensors(traced: Traced, tensors: Sequence[Tensor]) -> None:
-    """Run the graph once, to see which values are tensors or whole numbers: these can be carried to another stage."""
+    """Run the graph once, to see which values are tensors or whole numbers: these can be carried to another stage; and
+    how large they are.
+    """
+
+    for node, tensor in zip(traced.placeholders, tensors, strict=True):
+        node.meta["bytes"] = tensor.nbytes
 
     def mark(node: fx.Node, args: Any, kwargs: Any) -> Any:
         result = traced.call_piece(node, args, kwargs)
         node.meta["tensor"] = isinstance(result, Tensor)
+        node.meta["bytes"] = result.nbytes if isinstance(result, Tensor) else 0
         if type(result) is int:
             traced.numbers.add(node.name)
         return result

@@ -7,7 +7,7 @@ made of makes both at once, in the first half.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -87,12 +87,12 @@ def _add(parameter: Tensor, gradient: Tensor) -> None:
 FUNCTIONS = {nn.Linear: _Linear, nn.Conv1d: _Convolution, nn.Conv2d: _Convolution, nn.Conv3d: _Convolution}
 
 
-def defer(part: nn.Module, owe: Owe) -> None:
-    """Let every module in it that can leave the gradients of its weights with `owe`."""
+def defer(part: nn.Module, those: Collection[nn.Parameter], owe: Owe) -> None:
+    """Let every module in it that can, and has no other parameters, leave the gradients of its weights with `owe`."""
     anchor = torch.zeros((), requires_grad=True)  # so that there is a backward where the input wants no gradient
     for module in part.modules():
         function = FUNCTIONS.get(type(module))
-        if function is not None and all(p.requires_grad for p in module.parameters()) and _plain(module):
+        if function is not None and all(p in those for p in module.parameters()) and _plain(module):
             module.forward = partial(_forward, function, anchor, module, owe)
 
 

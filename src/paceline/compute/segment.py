@@ -51,7 +51,6 @@ class Blueprint:
     flushes: bool
     recompute: tuple[bool, ...]
     splits: bool  # whether backwards come in two halves
-    ties: tuple[tuple[int, ...], ...]  # stages that share parameters, which lie with the first of them
     agrees: bool  # whether all meet over the norm of the gradient before an update
     bytes_on: tuple[int, ...]  # of the largest message from each stage to the next
     bytes_back: tuple[int, ...]  # and back from that one
@@ -82,13 +81,14 @@ def skeleton(module: nn.Module, names: Sequence[str]) -> nn.Module:
 
 
 def held(codes: Sequence[Code], module: nn.Module) -> list[list[str]]:
-    """Per stage, the names of its parameters and buffers, in the module's order: what several use is the first one's,
-    and the last one has what nobody uses.
+    """Per stage, the names of its parameters and buffers, in the module's order: what is trained lies with the first
+    that uses it, the rest with everyone, and the last one has what nobody uses.
     """
-    tensors = dict((*module.named_parameters(), *module.named_buffers()))
+    tensors, trained = dict((*module.named_parameters(), *module.named_buffers())), trainable(module)
     used = [{id(t) for t in (*code.part.parameters(), *code.part.buffers())} for code in codes]
     used[-1] |= {id(t) for t in tensors.values()} - set[int]().union(*used)
-    used = [mine - set[int]().union(*used[:number]) for number, mine in enumerate(used)]
+    once = {id(t) for t in trained.values()}
+    used = [mine - (once & set[int]().union(*used[:number])) for number, mine in enumerate(used)]
     return [[name for name, tensor in tensors.items() if id(tensor) in mine] for mine in used]
 
 

@@ -92,7 +92,7 @@ class Stage:
         self.debts: list[Debt] = []  # of the first half of a backward
         self.owed: dict[int, list[Debt]] = {}
         if splits and replica.autocast is None:
-            defer(code.part, lambda debt: self.debts.append(debt))
+            defer(code.part, {*replica.parameters} - {*code.tied}, lambda debt: self.debts.append(debt))
 
     # --- forward ----------------------------------------------------------------------------------------------------
 
@@ -112,8 +112,13 @@ class Stage:
             kept.roots = []
         if self.code.last:
             return []
-        found = [dense(value.detach()) for value in gives]
+        found = [self._sent(value) for value in gives]
         return [*found, torch.get_rng_state()] if self.carries_chance else found
+
+    def _sent(self, value: Tensor) -> Tensor:
+        """A parameter may be changed before the stage that it goes to is done with it, if that is here too."""
+        changes = isinstance(value, nn.Parameter) and not self.flushes
+        return value.detach().clone() if changes else dense(value.detach())
 
     def _run(self, kept: _Kept, batch: Batch) -> list[Tensor]:
         """Once through the stage: what it gives; the last one: the loss."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -111,10 +113,18 @@ class Traced:
     numbers: set[str] = field(default_factory=set)  # pieces that make whole numbers, as far as is known
     exported: Noted | None = None  # what the graph was made from, where torch.fx could not follow
 
-    @property
+    @cached_property
     def pieces(self) -> list[fx.Node]:
         """What is computed, in order."""
         return [node for node in self.graph.nodes if node.op in ("call_module", "call_function", "call_method")]
+
+    @cached_property
+    def needed(self) -> dict[fx.Node, int]:
+        """The last piece that needs it; what the model gives is needed to the end."""
+        places = {node: place for place, node in enumerate((*self.pieces, self.output))}
+        return {
+            node: max((places[user] for user in node.users), default=-1) for node in (*self.placeholders, *self.pieces)
+        }
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -148,6 +158,22 @@ class Traced:
             return list(self.module.get_submodule(str(node.target)).parameters())
         read = (attribute(self.module, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr")
         return [value for value in read if isinstance(value, nn.Parameter)]
+
+    @cached_property
+    def users(self) -> dict[str, list[int]]:
+        """By which pieces parameters, buffers, and modules that draw chance call by call are used."""
+        names = {id(p): name for name, p in (*self.module.named_parameters(), *self.module.named_buffers())}
+        found = defaultdict[str, list[int]](list)
+        for place, node in enumerate(self.pieces):
+            things = set[str]()
+            if node.op == "call_module":
+                part = self.module.get_submodule(str(node.target))
+                things |= {names[id(p)] for p in (*part.parameters(), *part.buffers())}
+                things |= {str(node.target)} if any(draws(each) for each in part.modules()) else set()
+            read = (attribute(self.module, str(used.target)) for used in node.all_input_nodes if used.op == "get_attr")
+            for thing in sorted(things | {names[id(value)] for value in read if id(value) in names}):
+                found[thing].append(place)
+        return found
 
     @property
     def draws(self) -> bool:

@@ -158,8 +158,6 @@ def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda
             job, module, chunk, batch, sizes, table, found.moving, cuts, plan.balance,
             plan.recomputing(table.stages), flushes=plan.schedule.span == 1,
         )  # fmt: skip
-        for counts in kinds if made.ties else ():
-            prove_table(replace(plan.table(counts), ties=made.ties))
         if plan.memory:
             check_fit(plan, peaks_of(job, module, source, made, chunk, table))
     return made

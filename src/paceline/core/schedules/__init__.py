@@ -87,7 +87,6 @@ class Table:
     predicts: bool = False
     slots: int = SLOTS
     name: str = field(default="table", compare=False)
-    ties: tuple[tuple[int, ...], ...] = ()  # stages that share parameters; the first of them updates these
 
     @property
     def workers(self) -> int:

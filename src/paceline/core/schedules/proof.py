@@ -6,9 +6,7 @@ The table is walked with symbols, under the bounds of the real buffers. Proved a
 - every micro-batch goes forward and backward once through every stage, on what its neighbours made of it;
 - no version of a stage's weights is read before it is made or after it is dropped, and forward and backward of a
   micro-batch read the same one (where weights are predicted: the backward the newest);
-- every gradient is in exactly one update, and all stages make the same updates of the same micro-batches;
-- what stages share (`ties`) is updated once, by the first of them, when the gradients of all are made; the others read
-  the version that it made last.
+- every gradient is in exactly one update, and all stages make the same updates of the same micro-batches.
 
 One walk is enough: a worker never chooses what to do next (`core.schedules.clock`), so if there is a bad end, every
 order of events leads to it. What is wrong is told as the shortest story of how it came to that.
@@ -97,7 +95,6 @@ class _Watch:
     def __init__(self, table: Table) -> None:
         self.table, self.figures = table, Figures(versions=list(table.keeps))
         self.stages = [_Stage() for _ in table.homes]
-        self.others = [[o for g in table.ties if g[0] == n for o in g[1:]] for n in range(table.stages)]
         self.lying: dict[Channel, deque[int]] = defaultdict(deque)
         self.here: set[tuple[str, int, int]] = set()  # (way, stage that needs it, micro-batch)
         self.past: list[tuple[int, Work]] = []
@@ -196,12 +193,6 @@ class _Watch:
             raise self.fault([work], f"it says it makes version {work.version}, after version {stage.newest}")
         if max(stage.waiting) != work.micro:
             raise self.fault([work], f"the last gradient in it is that of micro-batch {max(stage.waiting)}")
-        for other in self.others[work.stage]:
-            if lacking := set(stage.waiting) - self.stages[other].weights:
-                moral = (
-                    f"stage {other} shares parameters with it, and has no gradient of micro-batch {min(lacking)} yet"
-                )
-                raise self.fault([work], moral)
         stage.updates.append(frozenset(stage.waiting))
         first = min(stage.forwards[micro] for micro in stage.waiting)
         self.figures.staleness = max(self.figures.staleness, stage.newest - first)
@@ -217,10 +208,6 @@ class _Watch:
 
     def read(self, work: Work) -> None:
         stage, keeps = self.stages[work.stage], self.table.keeps[work.stage]
-        for owner in (group[0] for group in self.table.ties if work.stage in group):
-            if work.version != self.stages[owner].newest:
-                moral = f"stage {owner}, which shares parameters with it, is at version {self.stages[owner].newest}"
-                raise self.fault([*self.made(owner, self.stages[owner].newest), work], moral)
         if work.version > stage.newest:
             last = self.made(work.stage, stage.newest)
             raise self.fault([*last, work], f"it reads version {work.version}, which is not made yet")

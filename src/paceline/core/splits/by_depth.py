@@ -29,9 +29,10 @@ def balanced(pieces: Sequence[float], stages: int, cut: Sequence[float]) -> tupl
         for place in range(first + 1, count - left + 2):
             if math.isinf(cut[place]):
                 continue
-            mine = sums[place] - sums[first] + enters + cut[place]
+            mine = sums[place] - sums[first] + enters
             if mine >= found[0]:
                 break
+            mine += cut[place]
             rest, places = best(place, left - 1)
             if max(mine, rest) < found[0]:
                 found = max(mine, rest), (place, *places)
