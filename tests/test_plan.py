@@ -29,6 +29,7 @@ def test_workers_fill_in_what_the_text_leaves_open() -> None:
         ("ring:workers=two", "is not a whole number"),
         ("ring:workers=0", "at least 1"),
         ("ring:workers=-3", "at least 1"),
+        ("easgd:spring=inf", "is not a number of at least 0"),
         ("", "there is no plan ''"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,7 +31,8 @@ class Kind(NamedTuple):
             return None if value in self.words else f"is not one of {', '.join(self.words)}"
         what = "whole number" if isinstance(self.default, int) else "number"
         fits = isinstance(value, int if isinstance(self.default, int) else int | float) and not isinstance(value, bool)
-        return None if fits and value >= self.least else f"is not a {what} of at least {self.least}"  # type: ignore
+        fits = fits and self.least <= value < math.inf  # type: ignore[operator]
+        return None if fits else f"is not a {what} of at least {self.least}"
 
 
 @dataclass(frozen=True)

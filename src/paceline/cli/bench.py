@@ -24,7 +24,10 @@ def bench(
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.01, help="For each row, several times.")] = 1.0,
     threads: Annotated[str, typer.Option(help="Numbers of threads, with commas between.")] = "1,2,4,8",
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the roofline here, as SVG.")] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", callback=options.writable, help="Write the roofline of part layers here, as SVG."),
+    ] = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -44,6 +47,8 @@ def bench(
     wrong = next((part for part in wanted if part not in measuring.PARTS), None)
     if wrong is not None:
         raise UsageError(f"kernels has no part {wrong!r}; {suggest(wrong, measuring.PARTS)}")
+    if picture is not None and "layers" not in wanted:
+        raise UsageError("--picture draws the steps of part layers, which is not among --parts")
     counts = options.numbers(threads, "--threads")
     found = measuring.bench(
         wanted, seconds, counts, lambda line: None if quiet else console.print(line, style="dim", markup=False)

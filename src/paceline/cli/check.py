@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from paceline.cli import console
+from paceline.cli import console, options
 
 
 class Format(str, enum.Enum):
@@ -24,7 +24,10 @@ Select = Annotated[Optional[str], typer.Option(help="Rules to use, by the beginn
 Ignore = Annotated[Optional[str], typer.Option(help="Rules to leave out, likewise.")]  # noqa: UP045
 Confidence = Annotated[Optional[float], typer.Option(help="Say nothing below it; 0 says all. Else 0.5.")]  # noqa: UP045
 Baseline = Annotated[Optional[str], typer.Option(help="Say only what is not in this file.")]  # noqa: UP045
-Write = Annotated[Optional[Path], typer.Option(help="Write what is found to this baseline, and end well.")]  # noqa: UP045
+Write = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(callback=options.writable, help="Write what is found to this baseline, and end well."),
+]
 Feedback = Annotated[Optional[str], typer.Option(help="Marks of true and false findings, to rank by.")]  # noqa: UP045
 Cached = Annotated[Optional[bool], typer.Option("--cache/--no-cache", help="Remember what was found, by content.")]  # noqa: UP045
 Explain = Annotated[Optional[str], typer.Option(help="Say what a rule finds, with an example, and end.")]  # noqa: UP045

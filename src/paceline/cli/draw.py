@@ -26,7 +26,10 @@ def draw(
         typer.Option(metavar="JOB", help="Of a pipeline: tell the memory that its workers take for JOB."),
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of a pipeline: write the picture to this HTML file, too.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", callback=options.writable, help="Of a pipeline: write the picture to this HTML file, too."
+        ),
     ] = None,
 ) -> None:
     """Draw what the workers of PLAN do, as plain text on standard output.

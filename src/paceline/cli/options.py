@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -39,6 +40,14 @@ DataDir = Annotated[Optional[str], typer.Option(help="Where MNIST-format IDX fil
 Runs = Annotated[Path, typer.Option(help="Where run folders go.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while it goes on; only how it ended.")]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
+
+
+def writable(param: typer.CallbackParam, file: Path | None) -> Path | None:
+    """A file that an option names and that is to be written in the end: told before the work begins."""
+    if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
+        why = "is a folder" if file.is_dir() else f"would lie in {file.parent}, which is not there or closed to you"
+        raise UsageError(f"{param.opts[0]} {file}: it {why}; name a file")
+    return file
 
 
 def open_job_or_none(where: str | None, data_dir: str | None, **changes: Any) -> Job | None:

@@ -19,7 +19,10 @@ def replay(
             help="Stop after this update; `nan`: before the first that is not finite; `failure`: where a worker failed."
         ),
     ] = None,
-    save: Annotated[Path | None, typer.Option(help="Write the model (and the guilty batch) to this file.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(callback=options.writable, help="Write the model (and the guilty batch) to this file."),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Run a recorded run again in one process, to the same bits.
