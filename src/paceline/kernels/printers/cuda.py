@@ -18,8 +18,8 @@ from itertools import product
 from math import inf, prod
 
 from paceline.kernels.blocks import Block, Nest, choose, meets, places
-from paceline.kernels.ir import Apply, Contract, Index, Loop, Loops, Ref, Repeat, Scatter, Statement
-from paceline.kernels.memory import Turn
+from paceline.kernels.ir import Apply, Contract, Index, Loop, Loops, Ref, Scatter, Statement
+from paceline.kernels.memory import Turn, used_by, written_by
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.cpp import constants, part, phases
@@ -34,13 +34,26 @@ PARTS = (1, 2, 4, 8, 16, 32)  # threads that may share a sum
 WORTH = 4  # terms that are worth another thread's while
 END = "}  // namespace paceline"
 BUDGETS = (2, 4, 8)  # results that a thread may keep
+CALL = 256  # bytes of a block's own memory for what it is called with
 FEW = 8  # what adding up two parts costs, in loads
 
 
-def text(plan: Plan, rule: Rule, threads: int = THREADS, shared: bool = False) -> str:
-    """Fused: all layers of a sample by one block. `shared`: its numbers lie in the block's own memory."""
+@dataclass(frozen=True)
+class Own:
+    """What lies in a block's own memory: a sample's numbers; and then the weights and their gradient, too."""
+
+    arena: bool = False
+    weights: bool = False
+
+    def bytes(self, plan: Plan, size: int) -> int:
+        numbers = self.arena * plan.sizes["arena"] + 2 * self.weights * plan.sizes["weights"]
+        return CALL + numbers * size
+
+
+def text(plan: Plan, rule: Rule, threads: int, own: Own) -> str:
+    """Fused: all layers of a sample by one block."""
     nests = Blockwise(plan, threads)
-    lines = _head(plan, rule, shared, threads)
+    lines = _head(plan, rule, own, threads)
     lines += [
         "#define THREAD ((int)threadIdx.x)\n#define THREADS THREADS_OF_BLOCK\n#define OWN_ARENA blockIdx.x",
         part("block"),
@@ -54,7 +67,7 @@ def text(plan: Plan, rule: Rule, threads: int = THREADS, shared: bool = False) -
 def text_of_layers(plan: Plan, rule: Rule, keeps: str) -> str:
     """As published: a kernel per layer, dealt out to all threads of the device, one sample after the other."""
     nests = LayerKernels(plan, keeps)
-    lines = _head(plan, rule, False, THREADS)
+    lines = _head(plan, rule, Own(), THREADS)
     lines += ["#define THREAD GRID_THREAD\n#define THREADS GRID_THREADS\n#define OWN_ARENA 0", part("block")]
     for step in plan.steps():
         lines += nests.function(step.name, step.statement, step.blocks)
@@ -65,9 +78,11 @@ def text_of_layers(plan: Plan, rule: Rule, keeps: str) -> str:
     return "\n".join([*lines, END])
 
 
-def _head(plan: Plan, rule: Rule, shared: bool, threads: int) -> list[str]:
-    own = {"CHUNKS": CHUNKS, "THREADS_OF_BLOCK": threads, "SHARED": int(shared), "SYNC": "__syncthreads()"}
-    words = constants(plan, rule) | own
+def _head(plan: Plan, rule: Rule, own: Own, threads: int) -> list[str]:
+    words = constants(plan, rule) | {
+        "CHUNKS": CHUNKS, "THREADS_OF_BLOCK": threads, "SYNC": "__syncthreads()",
+        "OWN_CALL": CALL, "OWN_NUMBERS": int(own.arena), "OWN_WEIGHTS": int(own.weights),
+    }  # fmt: skip
     return [
         *(f"#define {name} {value}" for name, value in words.items()),
         *(part(name) for name in ("device", "call", "functions", "update")),
@@ -80,11 +95,24 @@ class Blockwise(Nests):
     def __init__(self, plan: Plan, threads: int) -> None:
         super().__init__(plan)
         self.threads = threads
+        self.touched: set[str] = set()  # since the last wait
+        self.written: set[str] = set()
 
-    def lines(self, statement: Statement | Turn, indent: str) -> Lines:
-        yield from super().lines(statement, indent)
-        if not isinstance(statement, Repeat):  # whose statements have waited
+    # --- waits ---
+
+    def wait(self, indent: str, before: Statement | Turn | None = None) -> Lines:
+        """For what others have written since the last wait, or may still be reading; what has to do with other numbers
+        goes on meanwhile.
+        """
+        touched, written = (self._bases(names(before)) if before else set() for names in (_used, written_by))
+        if before is None or self.touched & written or self.written & touched:
             yield f"{indent}SYNC;"
+            self.touched, self.written = set(), set()
+        self.touched |= touched
+        self.written |= written
+
+    def _bases(self, names: set[str]) -> set[str]:
+        return {self.plan.program.base(name) for name in names}
 
     # --- contractions ---
 
@@ -214,6 +242,10 @@ class LayerKernels(Layerwise, Blockwise):
 
     def dealt(self, loops: Loops, target: Ref, fixed: Loops, body: list[str], indent: str) -> Iterator[str]:
         yield from (indent + line for line in (*_dealt(loops), *("    " + line for line in body), "}"))
+
+
+def _used(statement: Statement | Turn) -> set[str]:
+    return used_by([statement])
 
 
 # --- rounds dealt out -------------------------------------------------------------------------------------------------
