@@ -93,7 +93,7 @@ class Nvidia:
             self.own.set_current()
             self.name, self.architecture = self.own.name, f"sm_{self.own.arch}"
             self.clusters = self.own.compute_capability >= (9, 0)
-            self.processors = self.own.properties.multiprocessor_count
+            self.processors = int(self.own.properties.multiprocessor_count)
             self.shared = self.own.properties.max_shared_memory_per_block_optin
 
     def __str__(self) -> str:
@@ -131,10 +131,10 @@ class NvidiaProgram:
         with torch.cuda.device(self._device.where):
             occupancy = self.kernel(kernel, how.shared).occupancy
             if how.cluster:
-                return how.blocks * min(1, occupancy.max_active_clusters(self._config(how), stream=self._stream()))
-            return self._device.processors * int(
-                occupancy.max_active_blocks_per_multiprocessor(how.threads, how.shared)
-            )
+                fits = int(occupancy.max_active_clusters(self._config(how), stream=self._stream()))
+                return how.blocks * min(1, fits)
+            each = int(occupancy.max_active_blocks_per_multiprocessor(how.threads, how.shared))
+            return self._device.processors * each
 
     def _stream(self) -> Any:
         return self._core.Stream.from_handle(torch.cuda.current_stream(self._device.where).cuda_stream)
