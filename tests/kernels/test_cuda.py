@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -190,7 +191,8 @@ def test_a_wait_that_is_missing_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Hasty(Narrow):
         def _text(self, *words: object) -> str:
-            return super()._text(*words).replace("#define SYNC __syncthreads()", "#define SYNC")  # type: ignore[arg-type]
+            layers, mark, rest = super()._text(*words).partition("// --- what follows the gradients")  # type: ignore[arg-type]
+            return re.sub(r"^ +SYNC;$", "", layers, flags=re.MULTILINE) + mark + rest
 
     fused = Hasty(copy.deepcopy(case.model), "cross_entropy", None, 8, 0.0, Played())
     _, wrong = fused.loss_and_gradients(case.x[:8], case.y[:8])
@@ -259,6 +261,55 @@ def test_nvrtc_takes_the_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert cubin(_text_of(small().model, small().x), "sm_90")[2]
 
 
+ASKED = """
+import contextlib, sys, types
+import torch
+torch.cuda.device = lambda where: contextlib.nullcontext()
+torch.cuda.init = lambda: None
+torch.cuda.current_stream = lambda where: types.SimpleNamespace(cuda_stream=0)
+from paceline.kernels.cuda import device, ways
+text = open(sys.argv[1]).read()
+gpu = device.Nvidia(1)
+updates = ways.Updates(gpu, gpu.load(text), device.Launch(64, 512, 50_000), device.Launch(37, 64), 1, 1 << 45)
+print(gpu, gpu.shared, ways.possible(updates))
+ways.kernels(updates, 1), ways.waiting(updates, 5), ways.cluster(updates, 2)
+"""
+
+
+def test_the_driver_is_asked_for_what_is_meant(tmp_path: Path) -> None:
+    """By cuda-core, of a driver that only says what it hears: the second GPU, 50,000 bytes of a block's own, numbers of
+    64 bits, and the attributes for blocks that wait for each other (2) and for clusters (4).
+    """
+    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+    from paceline.kernels.cuda.device import cubin
+
+    source = tmp_path / "text.cu"
+    source.write_text(_text_of(small().model, small().x))
+    cubin(source.read_text(), "sm_90")
+    driver = Path(__file__).parent / "played" / "driver.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", driver, "-o", tmp_path / "libcuda.so.1", "-ldl"], check=True)
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    command = [sys.executable, "-c", ASKED, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    assert done.stdout == "a played H100 (sm_90) 232448 ['kernels', 'graph', 'waiting', 'cluster']\n", done.stderr[
+        -3000:
+    ]
+    launched = [line for line in done.stderr.splitlines() if line.startswith("launch")]
+    first = 1 << 45
+    assert [re.sub(r"0x\w+ ", "", line) for line in launched] == [
+        f"launch grid 64 block 512 shared 50000 stream (nil) attrs 0: params {first} 0 0",
+        f"launch grid 37 block 64 shared 0 stream (nil) attrs 0: params {first} 0 0",
+        f"launch grid 64 block 512 shared 50000 stream (nil) attrs 1: 2=1 params {first} 0 5",
+        f"launch grid 8 block 512 shared 50000 stream (nil) attrs 1: 4=8 params {first} 0 2",
+    ]
+    assert "attribute 8 = 50000" in done.stderr
+    assert "on 1" in done.stderr
+
+
 # --- on a GPU, where there is one -------------------------------------------------------------------------------------
 
 GPU = pytest.mark.skipif(bool(lacking()), reason=lacking())
@@ -318,6 +369,7 @@ def test_a_million_barriers_on_a_gpu() -> None:
 
 
 @GPU
+@pytest.mark.timeout(560)
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer here")
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
 def test_the_text_is_clean_under_compute_sanitizer(tool: str, tmp_path: Path) -> None:

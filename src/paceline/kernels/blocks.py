@@ -29,6 +29,9 @@ class Block:
     def of(self, loop: str) -> int:
         return dict(self.factors).get(loop, 1)
 
+    def has(self, loop: str) -> bool:
+        return any(name == loop for name, _ in self.factors)
+
     def __str__(self) -> str:
         return " x ".join(f"{factor} {loop}" for loop, factor in self.factors) or "1"
 
@@ -55,6 +58,11 @@ class Nest:
     @cached_property
     def summed(self) -> tuple[Loop, ...]:
         return tuple(loop for loop in self.loops if not self.target.of(loop.name))
+
+    @cached_property
+    def terms(self) -> int:
+        """Of a sum."""
+        return prod(loop.extent for loop in self.summed)
 
 
 def meets(target: Ref, loops: Loops) -> bool:

@@ -225,5 +225,21 @@ def used_by(statements: Sequence[Statement | Turn]) -> set[str]:
     return found - {"", "share"}
 
 
+def written_by(statement: Statement | Turn) -> set[str]:
+    """The buffers that it writes in memory."""
+    match statement:
+        case Repeat(body=body):
+            return set().union(*map(written_by, body))
+        case Contract(target=target, then=then):
+            return {a.target.buffer for a in then} | ({target.buffer} if statement.keeps else set())
+        case Score(scores=scores):
+            return {f"d_{scores}"}
+        case Track(moving=moving):
+            return {moving}
+        case Noise(target=name) | Turn(target=name):
+            return {name}
+    return {touches(statement)[1]}
+
+
 def _lone(index: Index) -> bool:
     return len(index.terms) == 1 and index.terms[0][1] == 1 and index.shift == 0

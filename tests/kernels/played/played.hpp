@@ -86,6 +86,9 @@ static double shuffled(double value, int mask) {
 #define __syncthreads() played::wait(played::FOR_BLOCK)
 #define __nanosleep(n) played::wait(played::A_LITTLE)
 #define __threadfence()
+#define __trap()
+#define __isGlobal(address) true
+#define __builtin_assume(known)
 #define __shfl_xor_sync(all, value, mask) (decltype(value))played::shuffled(value, mask)
 
 namespace paceline {  // what a text declares as an array of the block's is a function that knows whose it is
@@ -93,11 +96,7 @@ double (*shared_memory_of_block())[] { return (double (*)[])played::world->share
 }
 #define shared_memory (*shared_memory_of_block())
 
-static unsigned int atomicAdd(unsigned int* place, unsigned int value) {
-    const unsigned int before = *place;
-    *place += value;
-    return before;
-}
+static void atomicAdd(unsigned long long* place, unsigned long long value) { *place += value; }
 
 // 0, or 1 where threads wait for each other for ever.
 extern "C" int played_launch(void* kernel, int64_t blocks, int64_t threads, int64_t shared, int64_t together, uint64_t seed,

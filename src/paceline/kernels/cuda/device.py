@@ -87,23 +87,26 @@ class Nvidia:
                 "compute='autograd' does without"
             ) from error
         self.where = torch.device("cuda", index)
-        torch.cuda.init()
-        self._core, self.own = core, core.Device(index)
-        self.own.set_current()
-        self.name = self.own.name
-        self.architecture = f"sm_{self.own.arch}"
-        self.shared = self.own.properties.max_shared_memory_per_block_optin
+        with torch.cuda.device(index):  # whichever others use meanwhile
+            torch.cuda.init()
+            self._core, self.own = core, core.Device(index)
+            self.own.set_current()
+            self.name, self.architecture = self.own.name, f"sm_{self.own.arch}"
+            self.clusters = self.own.compute_capability >= (9, 0)
+            self.processors = int(self.own.properties.multiprocessor_count)
+            self.shared = self.own.properties.max_shared_memory_per_block_optin
 
     def __str__(self) -> str:
         return f"{self.name} ({self.architecture})"
 
     def load(self, text: str) -> NvidiaProgram:
         code, file, cached = cubin(text, self.architecture)
-        return NvidiaProgram(self, self._core.ObjectCode.from_cubin(code), file, cached)
+        with torch.cuda.device(self.where):
+            return NvidiaProgram(self, self._core, self._core.ObjectCode.from_cubin(code), file, cached)
 
     def capture(self, record: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.device(self.where), torch.cuda.graph(graph):
             record()
         return graph.replay
 
@@ -112,43 +115,58 @@ class Nvidia:
 
 
 class NvidiaProgram:
-    def __init__(self, device: Nvidia, code: Any, file: Path, cached: bool) -> None:
+    def __init__(self, device: Nvidia, core: Any, code: Any, file: Path, cached: bool) -> None:
         self.file, self.cached = file, cached
-        self._device, self._code, self._core = device, code, device._core
+        self._device, self._core, self._code = device, core, code
         self._kernels: dict[tuple[str, int], Any] = {}
+        self._configs: dict[Launch, Any] = {}
 
     def launch(self, kernel: str, how: Launch, call: int, first: int = 0, second: int = 0) -> None:
-        shape = {"grid": 1, "cluster": how.blocks} if how.cluster else {"grid": how.blocks}
-        config = self._core.LaunchConfig(
-            **shape, block=how.threads, shmem_size=how.shared, is_cooperative=how.together and not how.cluster
-        )
-        self._core.launch(
-            torch.cuda.current_stream(self._device.where), config, self._kernel(kernel, how.shared), call, first, second
-        )
+        with torch.cuda.device(self._device.where):
+            self._core.launch(self._stream(), self._config(how), self.kernel(kernel, how.shared), call, first, second)
 
     def resident(self, kernel: str, how: Launch) -> int:
-        try:
-            occupancy = self._kernel(kernel, how.shared).occupancy
-        except Exception:  # the driver's own error: the text has no such kernel for this architecture
+        if how.cluster and not self._device.clusters:
             return 0
-        if how.cluster:
-            shape = self._core.LaunchConfig(grid=1, cluster=how.blocks, block=how.threads, shmem_size=how.shared)
-            return how.blocks if occupancy.max_active_clusters(shape, stream=self._device.own.default_stream) else 0
-        each = occupancy.max_active_blocks_per_multiprocessor(how.threads, how.shared)
-        return int(each) * int(self._device.own.properties.multiprocessor_count)
+        with torch.cuda.device(self._device.where):
+            occupancy = self.kernel(kernel, how.shared).occupancy
+            if how.cluster:
+                fits = int(occupancy.max_active_clusters(self._config(how), stream=self._stream()))
+                return how.blocks * min(1, fits)
+            each = int(occupancy.max_active_blocks_per_multiprocessor(how.threads, how.shared))
+            return self._device.processors * each
 
-    def _kernel(self, name: str, shared: int) -> Any:
+    def _stream(self) -> Any:
+        return self._core.Stream.from_handle(torch.cuda.current_stream(self._device.where).cuda_stream)
+
+    def _config(self, how: Launch) -> Any:
+        if how not in self._configs:
+            self._configs[how] = launch_config(self._core.LaunchConfig, how)
+        return self._configs[how]
+
+    def kernel(self, name: str, shared: int) -> Any:
+        """Loaded, since a graph that is being captured is no time for it, and allowed the memory that it asks for."""
         if (name, shared) not in self._kernels:
-            found = self._code.get_kernel(name)
-            if shared:
-                from cuda.bindings import driver
+            from cuda.bindings import driver
 
-                word = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                (failed,) = driver.cuKernelSetAttribute(word, shared, found.handle, self._device.where.index)
-                if failed != driver.CUresult.CUDA_SUCCESS:
-                    raise CannotFuse(f"{self._device} gives a block no {shared:,} bytes of memory ({failed.name})")
+            found = self._code.get_kernel(name)
+            word = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            handle = found._handle
+            (failed,) = driver.cuKernelSetAttribute(word, shared, handle, self._device.where.index)
+            if failed == driver.CUresult.CUDA_SUCCESS:
+                failed, _ = driver.cuKernelGetFunction(handle)
+            if failed != driver.CUresult.CUDA_SUCCESS:
+                raise CannotFuse(f"{self._device} gives no block of {name} {shared:,} bytes of memory ({failed.name})")
             self._kernels[name, shared] = found
         return self._kernels[name, shared]
+
+
+def launch_config(kind: Any, how: Launch) -> Any:
+    """In cuda-core's words: where there are clusters, a grid is counted in them."""
+    shape = {"grid": 1, "cluster": how.blocks} if how.cluster else {"grid": how.blocks}
+    together = "is_cooperative" if hasattr(kind, "is_cooperative") else "cooperative_launch"  # before version 1
+    alike = {together: True} if how.together and not how.cluster else {}
+    return kind(**shape, **alike, block=how.threads, shmem_size=how.shared)
 
 
 def cubin(text: str, architecture: str) -> tuple[bytes, Path, bool]:

@@ -17,11 +17,12 @@ from paceline.kernels.fused import REALS, Fused, how_made
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
-from paceline.kernels.printers.cuda import CHUNKS, THREADS, text
+from paceline.kernels.printers.cuda import CHUNKS, THREADS, Own, text
 
 REGISTERS = 64  # numbers that a thread may keep, with room for places
 WORDS = ctypes.sizeof(Call) // 8
 BARRIERS = 100_000  # of one launch
+FEW = 64  # threads of a block where all that they do is to load: many blocks bring more at once
 TRIAL = 64  # updates by which the ways are timed, at most
 CHANGED = ("weights", "state", "gradients", "losses", "team")  # what an update writes
 
@@ -54,12 +55,18 @@ class OnDevice(Fused):
         return Target(self.dtype.itemsize, real, REGISTERS, scalar=True)
 
     def _text(self, plan: Plan, rule: Rule) -> str:
-        return text(plan, rule, self.block, self._own(plan) > 0)
+        return text(plan, rule, self.block, self._own(plan))
 
-    def _own(self, plan: Plan) -> int:
-        """Bytes of a block's own memory: of a sample's numbers, where they fit, and no other sample asks for them."""
-        needed = plan.sizes["arena"] * self.dtype.itemsize
-        return needed if len(plan.phases) == 1 and needed <= self.device.shared else 0
+    def _own(self, plan: Plan) -> Own:
+        """What a block's own memory has room for; no other sample may ask for it."""
+        found = Own()
+        for more in (Own(arena=True), Own(arena=True, weights=True)):
+            if len(plan.phases) == 1 and self._bytes(plan, more) <= self.device.shared:
+                found = more
+        return found
+
+    def _bytes(self, plan: Plan, own: Own) -> int:
+        return own.bytes(plan, self.dtype.itemsize)
 
     def _load(self, source: str) -> tuple[Any, Any, Any, bool]:
         program = self.device.load(source)
@@ -68,7 +75,7 @@ class OnDevice(Fused):
     def _arenas(self, plan: Plan, batch: int) -> int:
         if len(plan.phases) > 1:
             return batch
-        return 0 if self._own(plan) else self.chunks
+        return 0 if self._own(plan).arena else self.chunks
 
     # --- running ---
 
@@ -111,8 +118,9 @@ class OnDevice(Fused):
     def _updates_of(self, made: Compiled) -> Updates:
         if id(made) not in self._updates:
             made.memory["call"] = torch.zeros(WORDS, dtype=torch.int64, device=self.where)
-            how = Launch(min(self.chunks, self.batch_size), self.block, self._own(made.plan))
-            change = Launch(max(1, -(-made.plan.sizes["weights"] // self.block)), self.block)
+            own = self._bytes(made.plan, self._own(made.plan))
+            how = Launch(min(self.chunks, self.batch_size), self.block, own)
+            change = Launch(max(1, -(-made.plan.sizes["weights"] // FEW)), FEW)
             program: Program = made.run
             self._updates[id(made)] = Updates(
                 self.device, program, how, change, len(made.plan.phases), made.memory["call"].data_ptr()
@@ -141,12 +149,13 @@ class OnDevice(Fused):
     # --- telling ---
 
     def _path(self, made: Compiled) -> list[str]:
-        own = self._own(made.plan)
+        own, size = self._own(made.plan), self._bytes(made.plan, self._own(made.plan)) / 1024
+        near = "a sample's numbers" + (", the weights and their gradient" if own.weights else "")
         lines = [
             f"path: generated CUDA C, {how_made(made)}, for {self.device}",
             f"text: {made.file.with_suffix('.cu')}",
-            f"blocks: one per sample, of {self.block} threads, at most {self.chunks} to a batch; a sample's numbers "
-            + (f"lie in the block's own {own / 1024:,.0f} KiB" if own else "lie in the device's memory"),
+            f"blocks: one per sample, of {self.block} threads, at most {self.chunks} to a batch; "
+            + (f"{near} lie in the block's own {size:,.0f} KiB" if own.arena else f"{near} lie in the device's memory"),
         ]
         if self.tried:
             told = ", ".join(f"{name} {seconds * 1e6:,.1f} us" for name, seconds in self.tried.items())

@@ -20,7 +20,7 @@ from paceline.kernels.measure.opponents import RATE
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
-from paceline.kernels.printers.cuda import text_of_layers
+from paceline.kernels.printers.cuda import Own, text_of_layers
 
 WIDE = 32  # blocks that a layer as published is dealt out to
 BARRIERS = 1_000_000
@@ -39,8 +39,8 @@ class StudyOnDevice(OnDevice):
     def _text(self, plan: Plan, rule: Rule) -> str:
         return text_of_layers(plan, rule, self.keeps)
 
-    def _own(self, plan: Plan) -> int:
-        return 0  # the kernels of two layers meet in the device's memory
+    def _own(self, plan: Plan) -> Own:
+        return Own()  # the kernels of two layers meet in the device's memory
 
     def _work(self, made: Compiled, call: Call) -> None:
         updates, steps = self._launched(made, call), list(made.plan.steps())

@@ -1,6 +1,8 @@
 // --- a block of threads, on one sample ---
 
-extern __shared__ double shared_memory[];  // a sample's numbers, where they fit
+extern __shared__ double shared_memory[];  // the block's own: the call, a sample's numbers and the weights, if they fit
+
+#define OWN_PLACE ((R*)((char*)shared_memory + OWN_CALL))
 
 // The parts of a sum, made by neighbouring threads; always the same tree, and all of them learn the result.
 template <int PARTS> INLINE R sum_of_parts(R part) {
@@ -12,11 +14,11 @@ FUNCTION void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t
     const int64_t sample = c.order[first + k];
     g.number = k;
     g.groups = g.samples = n;
-    g.weights = c.weights;
+    g.weights = OWN_WEIGHTS ? OWN_PLACE + OWN_NUMBERS * ARENA : in_device(c.weights);
     g.first_arena = c.arenas;
-    g.arena = SHARED ? (V*)shared_memory : c.arenas + (PHASES > 1 ? k : (int64_t)OWN_ARENA) * ARENA;
-    g.rows[0] = c.x + (TOKENS ? 0 : sample * INPUTS);
-    g.tokens[0] = c.tokens + (TOKENS ? sample * INPUTS : 0);
+    g.arena = OWN_NUMBERS ? OWN_PLACE : in_device(c.arenas) + (PHASES > 1 ? k : (int64_t)OWN_ARENA) * ARENA;
+    g.rows[0] = TOKENS ? nullptr : in_device(c.x) + sample * INPUTS;
+    g.tokens[0] = TOKENS ? in_device(c.tokens) + sample * INPUTS : nullptr;
     g.targets[0] = c.targets + sample * OUTPUTS;
     g.position[0] = (uint32_t)k;
     g.label = c.labels ? R(c.labels[sample]) : R(0);
@@ -25,14 +27,15 @@ FUNCTION void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t
     g.loss[0] = 0;
 }
 
-FUNCTION void take_inputs(Group& g, V* places) {
-    for (int q = THREAD; q < INPUTS; q += THREADS) places[q] = g.rows[0][q];
-    SYNC;
+FUNCTION void copy(const R* from, R* to, int count) {
+    for (int q = THREAD; q < count; q += THREADS) to[q] = from[q];
 }
 
+// Whoever needs these waits for all.
+FUNCTION void take_inputs(Group& g, V* places) { copy(g.rows[0], places, INPUTS); }
+
 FUNCTION void set_to_zero(R* numbers, int64_t count) {
-    for (int64_t q = THREAD; q < count; q += THREADS) numbers[q] = 0;
-    SYNC;
+    for (int q = THREAD; q < count; q += THREADS) numbers[q] = 0;
 }
 
 INLINE R group_sum(V v, int64_t, int64_t) { return v; }
@@ -49,7 +52,7 @@ template <int N> FUNCTION void cross_entropy(Group& g, const V* scores, V* gradi
     SYNC;
     const R share = g.weight / sum;
     for (int k = THREAD; k < N; k += THREADS) gradient[k] = gradient[k] * share - (R(k) == g.label ? g.weight : R(0));
-    if (THREAD == 0) g.loss[0] += (double)g.weight * ((double)best - (double)scores[(int)g.label] + std::log((double)sum));
+    if (THREAD == 0) g.loss[0] += (double)g.weight * ((double)best - (double)scores[(int)g.label] + (double)std::log(sum));
 }
 
 template <int N> FUNCTION void squared_error(Group& g, const V* scores, V* gradient) {

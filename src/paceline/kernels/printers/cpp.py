@@ -82,9 +82,12 @@ def phases(plan: Plan, nests: Nests) -> Iterator[str]:
         yield f"FUNCTION void phase{phase}(Group& g) {{"
         if phase == 0 and not plan.program.tokens:
             yield f"    take_inputs(g, {nests.pointer('input')});"
+        yield from nests.wait("    ")
         for step in steps:
             if number == plan.halfway and end > begin:
                 yield f"    set_to_zero(g.arena + {begin}, {end - begin});"
+                yield from nests.wait("    ")
+            yield from nests.wait("    ", step.statement)
             yield f"    {step.name}(g);"
             number += 1
         yield "}"

@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import inf, prod
+from math import prod
 
-from paceline.kernels.blocks import Block, Nest, choose, meets, places
-from paceline.kernels.ir import Apply, Contract, Index, Loop, Loops, Ref, Repeat, Scatter, Statement
-from paceline.kernels.memory import Turn
+from paceline.kernels.blocks import Block, meets
+from paceline.kernels.ir import Apply, Contract, Index, Loop, Loops, Ref, Scatter, Statement
+from paceline.kernels.memory import Turn, used_by, written_by
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.cpp import constants, part, phases
+from paceline.kernels.printers.deal import Deal, Seen, Span, deal, spans_of
 from paceline.kernels.printers.nests import Nests
 from paceline.kernels.printers.others import Lines
 from paceline.kernels.printers.study import Layerwise
@@ -30,17 +31,26 @@ from paceline.kernels.printers.words import opening
 
 CHUNKS = 128  # of a batch: blocks whose gradients are summed apart, whatever the device
 THREADS = 512  # of a block, which has a sample to itself
-PARTS = (1, 2, 4, 8, 16, 32)  # threads that may share a sum
-WORTH = 4  # terms that are worth another thread's while
 END = "}  // namespace paceline"
-BUDGETS = (2, 4, 8)  # results that a thread may keep
-FEW = 8  # what adding up two parts costs, in loads
+CALL = 256  # bytes of a block's own memory for what it is called with
 
 
-def text(plan: Plan, rule: Rule, threads: int = THREADS, shared: bool = False) -> str:
-    """Fused: all layers of a sample by one block. `shared`: its numbers lie in the block's own memory."""
-    nests = Blockwise(plan, threads)
-    lines = _head(plan, rule, shared, threads)
+@dataclass(frozen=True)
+class Own:
+    """What lies in a block's own memory: a sample's numbers; and then the weights and their gradient, too."""
+
+    arena: bool = False
+    weights: bool = False
+
+    def bytes(self, plan: Plan, size: int) -> int:
+        numbers = self.arena * plan.sizes["arena"] + 2 * self.weights * plan.sizes["weights"]
+        return CALL + numbers * size
+
+
+def text(plan: Plan, rule: Rule, threads: int, own: Own) -> str:
+    """Fused: all layers of a sample by one block."""
+    nests = Blockwise(plan, threads, own)
+    lines = _head(plan, rule, own, threads)
     lines += [
         "#define THREAD ((int)threadIdx.x)\n#define THREADS THREADS_OF_BLOCK\n#define OWN_ARENA blockIdx.x",
         part("block"),
@@ -54,7 +64,7 @@ def text(plan: Plan, rule: Rule, threads: int = THREADS, shared: bool = False) -
 def text_of_layers(plan: Plan, rule: Rule, keeps: str) -> str:
     """As published: a kernel per layer, dealt out to all threads of the device, one sample after the other."""
     nests = LayerKernels(plan, keeps)
-    lines = _head(plan, rule, False, THREADS)
+    lines = _head(plan, rule, Own(), THREADS)
     lines += ["#define THREAD GRID_THREAD\n#define THREADS GRID_THREADS\n#define OWN_ARENA 0", part("block")]
     for step in plan.steps():
         lines += nests.function(step.name, step.statement, step.blocks)
@@ -65,9 +75,11 @@ def text_of_layers(plan: Plan, rule: Rule, keeps: str) -> str:
     return "\n".join([*lines, END])
 
 
-def _head(plan: Plan, rule: Rule, shared: bool, threads: int) -> list[str]:
-    own = {"CHUNKS": CHUNKS, "THREADS_OF_BLOCK": threads, "SHARED": int(shared), "SYNC": "__syncthreads()"}
-    words = constants(plan, rule) | own
+def _head(plan: Plan, rule: Rule, own: Own, threads: int) -> list[str]:
+    words = constants(plan, rule) | {
+        "CHUNKS": CHUNKS, "THREADS_OF_BLOCK": threads, "SYNC": "__syncthreads()",
+        "OWN_CALL": CALL, "OWN_NUMBERS": int(own.arena), "OWN_WEIGHTS": int(own.weights),
+    }  # fmt: skip
     return [
         *(f"#define {name} {value}" for name, value in words.items()),
         *(part(name) for name in ("device", "call", "functions", "update")),
@@ -77,14 +89,27 @@ def _head(plan: Plan, rule: Rule, shared: bool, threads: int) -> list[str]:
 class Blockwise(Nests):
     function_words = "FUNCTION void"
 
-    def __init__(self, plan: Plan, threads: int) -> None:
+    def __init__(self, plan: Plan, threads: int, own: Own) -> None:
         super().__init__(plan)
-        self.threads = threads
+        self.threads, self.own = threads, own
+        self.touched: set[str] = set()  # since the last wait
+        self.written: set[str] = set()
 
-    def lines(self, statement: Statement | Turn, indent: str) -> Lines:
-        yield from super().lines(statement, indent)
-        if not isinstance(statement, Repeat):  # whose statements have waited
+    # --- waits ---
+
+    def wait(self, indent: str, before: Statement | Turn | None = None) -> Lines:
+        """For what others have written since the last wait, or may still be reading; what has to do with other numbers
+        goes on meanwhile.
+        """
+        touched, written = (self._bases(names(before)) if before else set() for names in (_used, written_by))
+        if before is None or self.touched & written or self.written & touched:
             yield f"{indent}SYNC;"
+            self.touched, self.written = set(), set()
+        self.touched |= touched
+        self.written |= written
+
+    def _bases(self, names: set[str]) -> set[str]:
+        return {self.plan.program.base(name) for name in names}
 
     # --- contractions ---
 
@@ -92,47 +117,41 @@ class Blockwise(Nests):
         if self.plan.nest(it).aliased:
             yield from self._gathered(it, indent)
             return
-        block, parts = self._choice(it)
-        for spans in product(*(_spans(loop, block.of(loop.name)) for loop in it.fixed())):
-            yield from self._together(it, spans, parts, indent) if parts > 1 else self._alone(it, block, spans, indent)
+        dealt = self._deal(it)
+        for spans in product(*(spans_of(loop, dealt.block.of(loop.name)) for loop in dealt.order)):
+            rounds = {loop.name: count for loop, (_, _, count) in zip(dealt.order, spans, strict=True)}
+            if dealt.parts > 1:
+                yield from self._together(it, dealt, spans, rounds, indent)
+            else:
+                yield from (indent + line for line in _dealt(dealt.order, spans))
+                yield from self._sums(it, dealt.block, [*it.fixed(), *it.summed()], rounds, indent + "    ")
+                yield f"{indent}}}"
 
-    def _choice(self, it: Contract) -> tuple[Block, int]:
-        """(how many results a thread keeps, how many threads share a sum): of all, what lets a thread do least."""
-        nest = self.plan.nest(it)
-        terms = prod(loop.extent for loop in it.summed())
-        best, least = (Block(()), 1), inf
-        for block in (Block(()), *(choose(nest, budget) for budget in BUDGETS)):
-            tasks = prod(-(-loop.extent // block.of(loop.name)) for loop in it.fixed())
-            for parts in PARTS:
-                if parts > 1 and terms < parts * WORTH:
-                    break
-                if parts > 1:
-                    block = Block(tuple((name, f) for name, f in block.factors if name in nest.named))
-                rounds, steps = -(-tasks * parts // self.threads), parts.bit_length() - 1
-                sums = prod(factor for name, factor in block.factors if name in nest.named)
-                price = rounds * (_work(nest, block) * -(-terms // parts) + FEW * steps * sums)
-                if price < least:
-                    best, least = (block, parts), price
-        return best
+    def _deal(self, it: Contract) -> Deal:
+        near = [ref is not None and self._near(ref.buffer) for ref in (it.left, it.right, it.target)]
+        return deal(Seen(self.plan.nest(it), *near), self.threads)
 
-    def _alone(self, it: Contract, block: Block, spans: tuple[Span, ...], indent: str) -> Lines:
-        """Each sum by one thread."""
-        yield from (indent + line for line in _dealt(it.fixed(), spans))
-        yield from self._sums(it, block, [*it.fixed(), *it.summed()], _rounds(it, spans), indent + "    ")
-        yield f"{indent}}}"
+    def _near(self, buffer: str) -> bool:
+        place = self.plan.places.get(buffer)  # what never leaves the registers has none
+        return place is None or (self.own.arena if place.region == "arena" else self.own.weights)
 
-    def _together(self, it: Contract, spans: tuple[Span, ...], parts: int, indent: str) -> Lines:
+    def _together(
+        self, it: Contract, dealt: Deal, spans: tuple[Span, ...], rounds: dict[str, int], indent: str
+    ) -> Lines:
         """Each sum by neighbouring threads, all of which go the same number of rounds: they add up together."""
-        tasks, terms = prod(count for _, count, _ in spans), prod(loop.extent for loop in it.summed())
-        sums, where = self.sums(it, rounds := _rounds(it, spans))
+        parts = dealt.parts
+        at_once = [(loop.name, dealt.block.of(loop.name)) for loop in it.summed()]
+        summed = [(0, loop.extent // dealt.block.of(loop.name), dealt.block.of(loop.name)) for loop in it.summed()]
+        tasks, terms = (prod(count for _, count, _ in some) for some in (spans, summed))
+        sums, where = self.sums(it, rounds)
         yield f"{indent}for (int first = 0; first < {tasks}; first += THREADS / {parts}) {{"
         deep = indent + "    "
         yield f"{deep}const int item = first + THREAD / {parts}, part = THREAD % {parts};"
-        yield from (deep + line for line in _decoded(it.fixed(), "item", spans))
+        yield from (deep + line for line in _decoded(dealt.order, "item", spans))
         yield f"{deep}R {', '.join(f'{name} = 0' for name in sums.values())};"
         yield f"{deep}if (item < {tasks}) for (int term = part; term < {terms}; term += {parts}) {{"
-        yield from (deep + "    " + line for line in _decoded(it.summed(), "term"))
-        yield from self._multiply(it, rounds, sums, deep + "    ")
+        yield from (deep + "    " + line for line in _decoded(it.summed(), "term", tuple(summed)))
+        yield from self._multiply(it, {**rounds, **dict(at_once)}, sums, deep + "    ")
         yield f"{deep}}}"
         yield from (f"{deep}{name} = sum_of_parts<{parts}>({name});" for name in sums.values())
         yield f"{deep}if (item < {tasks} && part == 0) {{"
@@ -209,33 +228,18 @@ class LayerKernels(Layerwise, Blockwise):
     """The published nests, whose rounds are dealt out to the threads of a device."""
 
     def __init__(self, plan: Plan, keeps: str) -> None:
-        Blockwise.__init__(self, plan, THREADS)
+        Blockwise.__init__(self, plan, THREADS, Own())
         self.keeps = keeps
 
     def dealt(self, loops: Loops, target: Ref, fixed: Loops, body: list[str], indent: str) -> Iterator[str]:
         yield from (indent + line for line in (*_dealt(loops), *("    " + line for line in body), "}"))
 
 
+def _used(statement: Statement | Turn) -> set[str]:
+    return used_by([statement])
+
+
 # --- rounds dealt out -------------------------------------------------------------------------------------------------
-
-Span = tuple[int, int, int]  # the first round of a loop, how many blocks follow, how many rounds has each
-
-
-def _spans(loop: Loop, factor: int) -> list[Span]:
-    whole, rest = divmod(loop.extent, factor)
-    return [span for span in ((0, whole, factor), (whole * factor, 1, rest)) if span[1] and span[2]]
-
-
-def _rounds(it: Contract, spans: tuple[Span, ...]) -> dict[str, int]:
-    return {loop.name: rounds for loop, (_, _, rounds) in zip(it.fixed(), spans, strict=True)}
-
-
-def _work(nest: Nest, block: Block) -> float:
-    """Loads and multiply-adds of a thread, for each term of its sums."""
-    rounds = dict(block.factors)
-    loads = sum(len(places(index, rounds)) for index in (nest.left, nest.right) if index is not None)
-    unrolled = prod(factor for name, factor in block.factors if name not in nest.named)
-    return (loads + prod(rounds.values())) / unrolled
 
 
 def _dealt(loops: Loops, spans: tuple[Span, ...] | None = None) -> list[str]:

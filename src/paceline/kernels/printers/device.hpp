@@ -23,7 +23,16 @@ using ::exp, ::tanh, ::erf, ::sqrt, ::pow, ::log, ::memcpy;
 #define GRID_THREAD ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
 #define GRID_THREADS ((int64_t)gridDim.x * blockDim.x)
 
+// Neighbouring threads have neighbours, and every block has some: so all of them bring a few numbers from afar.
+#define SPREAD_THREAD (((int64_t)(threadIdx.x / 32) * gridDim.x + blockIdx.x) * 32 + threadIdx.x % 32)
+
 // A graph says always the same; which update is meant is said by a number that the graph's last kernel raises.
 #define TURN c->team[0]
+
+// Of what the host gave, and it did give: what is known of an address makes its loads quicker.
+template <class T> INLINE T* in_device(T* address) {
+    __builtin_assume(__isGlobal(address));
+    return address;
+}
 
 namespace paceline {  // whose words hide those that the compiler has of the same name

@@ -3,81 +3,100 @@
 // A block computes a chunk of the batch, sample by sample; there are as many chunks whatever the device has.
 FUNCTION void compute(const Call& c, int phase, int64_t update, int64_t chunk, int64_t chunks) {
     const int64_t first = update * c.batch, n = c.samples - first < c.batch ? c.samples - first : c.batch;
+    const int64_t begin = n == chunks ? chunk : chunk * n / chunks, end = n == chunks ? chunk + 1 : (chunk + 1) * n / chunks;
+    R* const gradient = in_device(c.gradients) + chunk * NUMBERS;
     Group g;
-    g.gradient = c.gradients + chunk * NUMBERS;
+    g.gradient = OWN_WEIGHTS ? OWN_PLACE + OWN_NUMBERS * ARENA + NUMBERS : gradient;
     g.lanes = nullptr;
     const int64_t turn = c.update > 0 ? c.update + update : update;  // whatever was trained in one call
     g.seed = mixed((uint32_t)c.seed ^ mixed((uint32_t)(c.seed >> 32) + (uint32_t)turn * 0x9e3779b9U));
     if (phase == 0) set_to_zero(g.gradient, NUMBERS);
     double loss = 0;
-    for (int64_t k = chunk * n / chunks; k < (chunk + 1) * n / chunks; k++) {
+    for (int64_t k = begin; k < end; k++) {
         prepare(c, g, first, n, k);
         run_phase(phase, g);
         SYNC;
         loss += g.loss[0];
     }
+    if (OWN_WEIGHTS) copy(g.gradient, gradient, NUMBERS);
     if (THREAD == 0) c.losses[chunk] = (phase ? c.losses[chunk] : 0) + loss;
 }
 
-// Borders are never written, and stay zero: so is memory that the host gives, but a block's own holds anything.
-FUNCTION void clear_own_memory() {
-    if (SHARED) set_to_zero((R*)shared_memory, ARENA);
+// The call comes near. Borders are never written, and stay zero: so is memory that the host gives, but a block's own
+// holds anything.
+FUNCTION const Call& begin(const Call* c) {
+    Call* const near = (Call*)shared_memory;
+    for (int q = THREAD; q < (int)(sizeof(Call) / 8); q += THREADS) ((int64_t*)near)[q] = ((const int64_t*)c)[q];
+    if (OWN_NUMBERS) set_to_zero(OWN_PLACE, ARENA);
+    SYNC;
+    return *near;
+}
+
+// As the last update left them.
+FUNCTION void take_weights(const Call& c) {
+    if (OWN_WEIGHTS) copy(in_device(c.weights), OWN_PLACE + OWN_NUMBERS * ARENA, NUMBERS);
 }
 
 // --- a kernel for each phase and one for the change: launched one by one, or many updates captured in a graph ---
 
-KERNEL paceline_phase(const Call* c, int64_t update, int64_t phase) {
-    const int64_t chunks = chunks_of(*c, TURN + update);
-    clear_own_memory();
-    for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x)
-        compute(*c, (int)phase, TURN + update, chunk, chunks);
+KERNEL paceline_phase(const Call* call, int64_t update, int64_t phase) {
+    const Call& c = begin(call);
+    const int64_t turn = c.team[0] + update, chunks = chunks_of(c, turn);
+    take_weights(c);
+    for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) compute(c, (int)phase, turn, chunk, chunks);
 }
 
 // --- one kernel for many updates, whose blocks wait for each other ---
 
-// All blocks are there at once. The last to come begins the next round; a number that only counts up cannot be mistaken
-// for an earlier one.
+#define PATIENCE (1LL << 29)  // looks at the number, minutes of them
+
+// All blocks are there at once. What they count only grows, so it cannot be mistaken for an earlier barrier's: each waits
+// until all have come that have to come by then. A launch begins with whole barriers behind it.
 struct Grid {
-    const Call& c;
-    __device__ void barrier() const {
+    unsigned long long* const came;
+    unsigned long long all;
+    __device__ explicit Grid(const Call* c) : came((unsigned long long*)(c->team + 1)), all(looked()) {
+        all -= all % gridDim.x;
+    }
+    __device__ unsigned long long looked() const { return *(volatile unsigned long long*)came; }
+    __device__ void barrier() {
+        all += gridDim.x;
         __syncthreads();
         if (threadIdx.x == 0) {
-            unsigned int* const came = (unsigned int*)(c.team + 1);
-            volatile unsigned int* const round = (volatile unsigned int*)(c.team + 2);
-            const unsigned int mine = *round;
             __threadfence();
-            if (atomicAdd(came, 1u) == gridDim.x - 1) {
-                *came = 0;
-                __threadfence();
-                atomicAdd((unsigned int*)round, 1u);
-            } else
-                while (*round == mine) __nanosleep(20);
+            atomicAdd(came, 1ULL);
+            for (int64_t k = 0; looked() < all; k++) {
+                if (k == PATIENCE) __trap();  // rather an error than a device that hangs
+                __nanosleep(20);
+            }
             __threadfence();
         }
         __syncthreads();
     }
 };
 
-template <class Blocks> FUNCTION void many(const Call& c, int64_t from, int64_t to, const Blocks& blocks) {
-    clear_own_memory();
+template <class Blocks> FUNCTION void many(const Call* call, int64_t from, int64_t to, Blocks blocks) {
+    const Call& c = begin(call);
     for (int64_t update = from; update < to; update++) {
         const int64_t chunks = chunks_of(c, update);
+        take_weights(c);
         for (int phase = 0; phase < PHASES; phase++) {
             for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) compute(c, phase, update, chunk, chunks);
             blocks.barrier();
         }
-        change(c, update, GRID_THREAD, GRID_THREADS);
+        change(c, update, SPREAD_THREAD, GRID_THREADS);
         blocks.barrier();
     }
 }
 
-KERNEL paceline_updates(const Call* c, int64_t from, int64_t to) { many(*c, from, to, Grid{*c}); }
+KERNEL paceline_updates(const Call* c, int64_t from, int64_t to) { many(c, from, to, Grid(c)); }
 
 // The barrier by itself, for a soak.
 KERNEL paceline_barriers(const Call* c, int64_t from, int64_t to) {
+    Grid grid(c);
     for (int64_t k = from; k < to; k++) {
         if (GRID_THREAD == k % GRID_THREADS) c->losses[0] += 1;
-        Grid{*c}.barrier();
+        grid.barrier();
     }
 }
 
@@ -91,6 +110,6 @@ struct Cluster {
 };
 
 KERNEL paceline_updates_of_cluster(const Call* c, int64_t from, int64_t to) {
-    many(*c, from, to, Cluster{});
+    many(c, from, to, Cluster{});
 }
 #endif

@@ -61,16 +61,8 @@ class Nests(Others):
                 yield from self.highest(statement, indent)
             case Route():
                 yield from self.route(statement, indent)
-            case Repeat(loop=loop, body=body, backwards=backwards):
-                header = (
-                    f"for (int {loop.name} = {loop.extent - 1}; {loop.name} >= 0; {loop.name}--)"
-                    if backwards
-                    else f"for (int {loop.name} = 0; {loop.name} < {loop.extent}; {loop.name}++)"
-                )
-                yield f"{indent}{header} {{"
-                for inner in body:
-                    yield from self.lines(inner, indent + "    ")
-                yield f"{indent}}}"
+            case Repeat():
+                yield from self.repeat(statement, indent)
             case Noise(target=target, rate=rate, number=number):
                 size = prod(self.plan.places[target].shape)
                 yield f"{indent}{self.each(size)}"
@@ -87,6 +79,20 @@ class Nests(Others):
                 yield from self.score(statement, indent)
             case Turn():
                 yield from self.turn(statement, indent)
+
+    def repeat(self, it: Repeat, indent: str) -> Lines:
+        name, extent = it.loop.name, it.loop.extent
+        backwards = f"for (int {name} = {extent - 1}; {name} >= 0; {name}--)"
+        yield f"{indent}{backwards if it.backwards else opening(it.loop)} {{"
+        for inner in it.body:
+            yield from self.wait(indent + "    ", inner)
+            yield from self.lines(inner, indent + "    ")
+        yield from self.wait(indent + "    ")
+        yield f"{indent}}}"
+
+    def wait(self, indent: str, before: Statement | Turn | None = None) -> Lines:
+        """Threads that work on the same sample wait for each other before this statement; none: whatever follows."""
+        yield from ()
 
     # --- contractions ---
 
