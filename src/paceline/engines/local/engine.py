@@ -28,12 +28,13 @@ from paceline.core.events import Death
 from paceline.data.source import TensorSource
 from paceline.engines.checkpoints import Checkpoint, history
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
+from paceline.engines.local.assignment import Account, Assignment
 from paceline.engines.local.keeping import Keeping
 from paceline.engines.local.lockers import Life
+from paceline.engines.local.main import main
 from paceline.engines.local.process import oom_kills, state_of
 from paceline.engines.local.servant import interrupts_wait, prepare
 from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.worker import Account, Assignment, main
 from paceline.engines.setup import Outcome, Progress, Setup, Snapshot, Wish
 from paceline.engines.transports.shared_memory import Bell, RecordLock, SharedTensors, Waiter
 from paceline.errors import JobError, RunFailed, RunStopped, WorkerDied, WorkerFailed, WorkerSilent

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from time import perf_counter_ns as now
-from typing import TYPE_CHECKING
 
 from paceline.compute.segment import Segment
 from paceline.compute.stage import Sums
@@ -17,15 +16,13 @@ from paceline.core.schedules.passes import Pass, passes
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.engines.local.arena import Arena
+from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.lockers import Keeper, Locker
 from paceline.engines.local.post import Post
 from paceline.engines.local.process import die_with_parent
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.failure import Place
 from paceline.trace import Kind
-
-if TYPE_CHECKING:
-    from paceline.engines.local.worker import Assignment
 
 
 class PipelineWorker(Post):

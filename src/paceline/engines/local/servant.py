@@ -15,7 +15,7 @@ from multiprocessing import forkserver, process, resource_tracker
 from typing import Any
 
 # What workers need, imported once for all of them; every optimizer takes half a second to import the second.
-PRELOAD = ["paceline.engines.local.worker", "torch._dynamo", "paceline.engines.local.leaving"]
+PRELOAD = ["paceline.engines.local.main", "torch._dynamo", "paceline.engines.local.leaving"]
 
 
 def prepare() -> None:
