@@ -1,5 +1,5 @@
-"""Making the blueprint of a pipeline: tracing the model, choosing where to cut it, and one micro-batch through all
-stages to see what travels, and that the stages together compute what the model does.
+"""Making the blueprint of a pipeline: tracing the model, choosing where to cut it, and a rehearsal to see what travels,
+and that the stages together compute what the model does.
 """
 
 from __future__ import annotations
@@ -16,44 +16,38 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from paceline.compute.autograd import Replica
-from paceline.compute.cutting import Code, alone, carried, cut, mark_tensors, name_of, obstacle, places_of, torn
-from paceline.compute.exporting import CannotExport, Noted, check_sizes, graph_of
-from paceline.compute.layout import trainable
+from paceline.compute.cutting import alone, carried, mark_tensors, name_of, obstacle, places_of, torn
+from paceline.compute.exporting import CannotExport
+from paceline.compute.rehearsal import Example, fresh, rehearse
 from paceline.compute.segment import Blueprint
-from paceline.compute.tracing import Answered, Call, Traced, export, trace
-from paceline.core.agenda import Chunk
+from paceline.compute.tracing import Call, Traced, export, trace
 from paceline.core.schedules import WEIGHTS, Table
 from paceline.core.splits.by_depth import balanced
 from paceline.errors import JobError, PlanError
-from paceline.job import Batch, Job
+from paceline.job import Job
 
 ROUNDS = 3  # measurements of each piece, of which the shortest counts
-ROUNDING = 100  # roundings that a loss may be off by
 CARRIED = 1e-9  # seconds to carry a byte to the next stage and its gradient back
 ALIGN = 64
 CHANCE = torch.get_rng_state().nbytes
 
 
 def blueprint(
-    job: Job, module: nn.Module, chunk: Chunk, batch: Batch, counts: Sequence[int], table: Table,
-    moving: tuple[str, ...], cuts: Sequence[str], by: str, recompute: Sequence[int], flushes: bool,
+    job: Job, module: nn.Module, examples: Sequence[Example], table: Table, moving: tuple[str, ...],
+    cuts: Sequence[str], by: str, recompute: Sequence[int], flushes: bool,
 ) -> Blueprint:  # fmt: skip
-    """`chunk`: the largest micro-batch of all; `counts`: of how many samples they are; `by`: what is balanced where no
+    """`examples`: micro-batches of every size that there is, the largest first; `by`: what is balanced where no
     cuts are given.
     """
     twin = copy.deepcopy(module).train()
     replica = Replica(job, twin, ())
-    seen = replica.prepared(chunk, batch)
-    call, tensors = Call.of(replica.loss, seen)
+    call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
     if cuts and len(cuts) + 1 != table.stages:
         raise PlanError(
             f"{len(cuts)} cuts ({'+'.join(cuts)}) make {len(cuts) + 1} stages, and the plan has {table.stages}"
         )
     traced, places = _traced_and_cut(twin, call, tensors, Wanted(tuple(cuts), table.stages, by, moving))
-    if traced.exported is not None:
-        _compare(job, module, traced.exported, chunk, batch, counts)
-    codes = cut(traced, places)
-    travels = _rehearse(job, module, codes, replica, chunk, batch, tensors)
+    travels = rehearse(job, module, traced, places, examples)
     names = tuple(name_of(traced, place) for place in places)
     carries = traced.draws
     extra = -(-CHANCE // ALIGN) * ALIGN if carries else 0
@@ -122,71 +116,6 @@ def _bytes(values: Sequence[Tensor]) -> int:
     return sum(-(-t.nbytes // ALIGN) * ALIGN for t in values)
 
 
-def _rehearse(
-    job: Job, module: nn.Module, codes: Sequence[Code], replica: Replica, chunk: Chunk, batch: Batch,
-    tensors: Sequence[Tensor],
-) -> list[list[Tensor]]:  # fmt: skip
-    """What each stage takes, when a micro-batch goes through all of them."""
-    whole = Replica(job, copy.deepcopy(module).train(), ())
-    with torch.no_grad():
-        expected = whole.forward(whole.module, chunk, batch)
-    seen = replica.prepared(chunk, batch)
-    travels, values, answered = [], list(tensors), Answered()
-    for code in codes:
-        travels.append([t.detach().requires_grad_(t.requires_grad) for t in values])
-        with replica.precision():
-            result = code(*travels[-1])
-            if code.last:
-                answered.result = result
-                found = replica.loss(answered, seen).detach()
-        values = list(result) if not code.last else []
-    if not _alike(found, expected) and bool(expected.isfinite()):
-        raise JobError(
-            f"cut into stages the model computes something else: a loss of {float(found)}, not {float(expected)}. "
-            "Its code does what cannot be seen from outside (it changes itself, or draws chance of its own); put that "
-            "part into a module of its own"
-        )
-    return travels
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    """But for rounding: layers one by one are not always added up in the order in which PyTorch adds up all at once."""
-    return torch.allclose(one, other, rtol=ROUNDING * torch.finfo(one.dtype).eps, atol=0.0)
-
-
-class _Written(nn.Module):
-    """The model as torch.export wrote it down, called as the model is."""
-
-    def __init__(self, module: nn.Module, noted: Noted) -> None:
-        super().__init__()
-        self.part = fx.GraphModule(module, graph_of(noted))
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.part(*(leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)))
-
-
-def _compare(job: Job, module: nn.Module, noted: Noted, chunk: Chunk, batch: Batch, counts: Sequence[int]) -> None:
-    """Gradients by what torch.export wrote down and by the model itself, for micro-batches of every size."""
-    for count in counts:
-        some = tree_map(lambda value: value[:count] if isinstance(value, Tensor) and value.dim() else value, batch)  # noqa: B023
-        found = [_gradients(job, copy.deepcopy(module).train(), each, chunk, some) for each in (None, noted)]
-        for name, one, other in zip(trainable(module), *found, strict=True):
-            if (one is None) != (other is None) or not (one is None or torch.allclose(one, other, 1e-4, 1e-6)):
-                raise JobError(
-                    f"torch.export, which is needed to follow {type(module).__name__}'s code, writes down something "
-                    f"else: the gradient of {name} differs. Does the code have a backward of its own, or change "
-                    "itself? Put that part into a module of its own"
-                )
-
-
-def _gradients(job: Job, twin: nn.Module, noted: Noted | None, chunk: Chunk, batch: Batch) -> list[Tensor | None]:
-    replica = Replica(job, twin, ())
-    if noted is not None:
-        check_sizes(noted, Call.of(replica.loss, replica.prepared(chunk, batch))[1])
-    replica.forward(twin if noted is None else _Written(twin, noted), chunk, batch).backward()
-    return replica.take()
-
-
 # --- where to cut ---------------------------------------------------------------------------------------------------
 
 
@@ -210,13 +139,14 @@ def _choose(traced: Traced, tensors: Sequence[Tensor], wanted: Wanted) -> tuple[
     )
 
 
-def _apart(values: Any) -> Any:
+def _apart(values: Any, changing: bool) -> Any:
     """Cut off from the pieces before, as a stage's first would be."""
 
     def one(value: Any) -> Any:
         if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
             return value
-        return value.detach().requires_grad_(value.is_floating_point())
+        alone = value.detach().requires_grad_(value.is_floating_point())
+        return alone.clone() if changing else alone  # autograd lets nobody change a leaf
 
     return tree_map(one, values)
 
@@ -233,7 +163,7 @@ def _seconds(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
         best = math.inf
         for _ in range(ROUNDS):
             start = time.perf_counter()
-            result = traced.call_piece(node, _apart(args), _apart(kwargs))
+            result = traced.call_piece(node, *_apart((args, kwargs), bool(node.meta["changes"])))
             roots = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor) and t.requires_grad]
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
@@ -264,7 +194,7 @@ def _memory(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            result = traced.call_piece(node, _apart(args), _apart(kwargs))
+            result = traced.call_piece(node, *_apart((args, kwargs), bool(node.meta["changes"])))
         mine = {*traced.parameters(node)} - known
         known.update(mine)
         found.append(3 * sum(p.nbytes for p in mine) + sum(kept.values()))

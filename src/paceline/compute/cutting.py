@@ -12,19 +12,19 @@ the others. What training does not change lies with everyone who uses it.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from paceline.compute.following import memory_of, tensors_of
 from paceline.compute.layout import trainable
 from paceline.compute.tracing import Traced, attribute, modules_of
 from paceline.errors import JobError, suggest
-
-IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
 
 
 @dataclass
@@ -81,9 +81,12 @@ def obstacle(traced: Traced, place: int) -> str | None:
     for node in _crossing(traced, place):
         if not node.meta.get("tensor", True) and node.name not in traced.numbers:
             return f"{node.name} is not a tensor, and is made before and needed after it; cut where it is not needed"
-        changing = next((user for user in node.users if user in after and _in_place(traced, user)), None)
+        changing = next((each for each in after if node.meta["memory"] & each.meta["changes"]), None)
         if changing is not None:
-            return f"{changing.name} changes in place what would come from another stage; give it inplace=False"
+            return (
+                f"{changing.name} changes in place what would come from another stage ({node.name}); give it "
+                "inplace=False, or write it without the trailing underscore"
+            )
     return None
 
 
@@ -123,17 +126,6 @@ def torn(traced: Traced, places: Sequence[int], moving: Collection[str]) -> str 
             why = "training moves it" if what in moving else "it draws chance"
             return f"{what} is used by {one} and by {other}, and {why}: cut before or after both"
     return None
-
-
-def _in_place(traced: Traced, node: fx.Node) -> bool:
-    if node.op == "call_module":
-        return bool(getattr(traced.module.get_submodule(str(node.target)), "inplace", False))
-    if node.op == "call_method":
-        return str(node.target).endswith("_") and not str(node.target).endswith("__")
-    written_down = isinstance(node.target, torch._ops.OpOverload)  # by torch.export
-    if written_down and node.target._schema.is_mutable:  # type: ignore[union-attr]
-        return True
-    return node.target in IN_PLACE or bool(node.kwargs.get("inplace"))
 
 
 def _crossing(traced: Traced, place: int) -> list[fx.Node]:
@@ -176,8 +168,10 @@ def _stage(traced: Traced, number: int, start: int, stop: int, ties: dict[str, t
                 return graph.call_function(torch.func.functional_call, (called, given, args, kwargs))
         return graph.node_copy(node, here)
 
-    for node in pieces[start:stop]:
-        made[node] = piece(node)
+    for quiet, nodes in groupby(pieces[start:stop], lambda node: bool(node.meta.get("quiet"))):
+        with _quietly(graph) if quiet else contextlib.nullcontext():
+            for node in nodes:
+                made[node] = piece(node)
     for node in gives:
         if node.name in traced.numbers:  # travels as a tensor
             made[node] = graph.call_function(torch.tensor, (made[node],))
@@ -192,21 +186,32 @@ def _stage(traced: Traced, number: int, start: int, stop: int, ties: dict[str, t
     return Code(number, part, first, last, carried)
 
 
+@contextlib.contextmanager
+def _quietly(graph: fx.Graph) -> Iterator[None]:
+    """Pieces that are computed without gradients."""
+    before = graph.call_function(torch.is_grad_enabled)
+    graph.call_function(torch._C._set_grad_enabled, (False,))
+    yield
+    graph.call_function(torch._C._set_grad_enabled, (before,))
+
+
 def mark_tensors(traced: Traced, tensors: Sequence[Tensor]) -> None:
     """Run the graph once, to see which values are tensors or whole numbers: these can be carried to another stage; and
-    how large they are.
+    how large they are, where they lie in memory, and what is changed in place: this must be computed where it was made.
     """
 
-    for node, tensor in zip(traced.placeholders, tensors, strict=True):
-        node.meta["bytes"] = tensor.nbytes
-
     def mark(node: fx.Node, args: Any, kwargs: Any) -> Any:
+        given = [(tensor, tensor._version) for tensor in tensors_of(args, kwargs)]
         result = traced.call_piece(node, args, kwargs)
         node.meta["tensor"] = isinstance(result, Tensor)
         node.meta["bytes"] = result.nbytes if isinstance(result, Tensor) else 0
+        node.meta["memory"] = memory_of(result)
+        node.meta["changes"] = memory_of([tensor for tensor, version in given if tensor._version != version])
         if type(result) is int:
             traced.numbers.add(node.name)
         return result
 
+    for node, tensor in zip(traced.placeholders, tensors, strict=True):
+        node.meta.update(bytes=tensor.nbytes, memory=memory_of(tensor))
     with torch.no_grad():
         traced.run(tensors, mark)

@@ -97,6 +97,8 @@ def defer(part: nn.Module, those: Collection[nn.Parameter], owe: Owe) -> None:
 
 
 def _plain(module: Any) -> bool:
+    if any(getattr(module, name) is not module._parameters.get(name) for name in ("weight", "bias")):
+        return False  # made of others before each forward: pruned, or normed
     return isinstance(module, nn.Linear) or (module.padding_mode == "zeros" and not isinstance(module.padding, str))
 
 

@@ -91,6 +91,14 @@ def check_trainable(module: nn.Module) -> torch.dtype:
         raise JobError(
             f"parameter {lazy[0]} has no shape yet (a lazy module): run one batch through the model in model="
         )
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                raise JobError(
+                    f"{path or type(module).__name__} holds {name}, a tensor computed from others, so the model "
+                    "cannot be copied; of torch.nn.utils.weight_norm take the one in torch.nn.utils.parametrizations, "
+                    "and after pruning call prune.remove"
+                )
     dtypes = {p.dtype for p in parameters.values()}
     if len(dtypes) > 1:
         raise JobError(

@@ -45,6 +45,7 @@ def probe(
     twin = copy.deepcopy(module)
     replica = Replica(job, twin.train(), (), device)
     before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
+    places = dict(twin.named_buffers())
     writes = {name: parameter._version for name, parameter in trainable(twin).items()}
     loss = replica.forward(twin, whole, source.batch(order.indices(whole), 0))
     _check_loss(loss)
@@ -55,6 +56,12 @@ def probe(
         for name, buffer in twin.named_buffers()
         if buffer.shape == before[name].shape and not torch.equal(buffer, before[name])
     )
+    for name in moving:
+        if dict(twin.named_buffers())[name] is not places[name]:
+            raise JobError(
+                f"the model puts another tensor in the place of its buffer {name}, and nobody else would know of that "
+                "one; change the buffer in place, as by .copy_() or .mul_()"
+            )
     restless = tuple(name for name, parameter in trainable(twin).items() if parameter._version != writes[name])
     replica.take()
     _smallest_chunk(job, module, source, parts, device)

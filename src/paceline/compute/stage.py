@@ -43,6 +43,7 @@ class _Kept:
     batch: Batch  # of the first and of the last stage, where it is computed again
     takes: Values
     chance: Tensor | None  # the generator's state, where it came along
+    began: Values  # running statistics as its forward found them
     roots: list[Tensor] = field(default_factory=list)
 
 
@@ -99,17 +100,19 @@ class Stage:
     def forward(self, micro: int, chunk: Chunk, values: Values, batch: Batch, version: int, ahead: int) -> Values:
         """What goes to the next stage; [] of the last one."""
         weight = self.replica.chunk_weight(chunk, batch)
-        kept = _Kept(chunk, weight, batch if self.recompute else None, values, None)
+        began = self.start if self.flushes else self.moving.values
+        kept = _Kept(chunk, weight, batch if self.recompute else None, values, None, began)
         if self.carries_chance and not self.code.first:
             kept.chance = kept.takes.pop()
         self.weights.look(version, ahead)
-        self.moving.begin(self.start if self.flushes else self.moving.values)
+        self.moving.begin(began)
         self.kept[micro] = kept
         with torch.set_grad_enabled(not self.recompute):
             gives = self._run(kept, batch)
         self._count(kept, gives)
         if self.recompute:
             kept.roots = []
+            kept.takes = [] if self.code.first else kept.takes  # copied anew from the batch
         if self.code.last:
             return []
         found = [self._sent(value) for value in gives]
@@ -151,6 +154,8 @@ class Stage:
             )
         if self.noted is not None:
             check_sizes(self.noted, tensors)
+        if self.recompute:  # whoever changes his inputs in place does so twice
+            return [tensor.clone() for tensor in tensors]
         return tensors
 
     def _count(self, kept: _Kept, gives: list[Tensor]) -> None:
@@ -170,7 +175,7 @@ class Stage:
         kept = self.kept.pop(micro)
         self.weights.look(version, 0)
         if self.recompute:
-            with self._buffers_stay():
+            with self._buffers_as(kept.began):
                 self._run(kept, kept.batch)
         if self.code.last:
             (loss,) = kept.roots
@@ -194,10 +199,10 @@ class Stage:
             debt()
 
     @contextlib.contextmanager
-    def _buffers_stay(self) -> Iterator[None]:
-        """They have moved in the first forward."""
+    def _buffers_as(self, began: Values) -> Iterator[None]:
+        """As the first forward found them, in which they have moved: it is not to happen twice."""
         before = self.moving.values
-        self.moving.begin(before)
+        self.moving.begin(began)
         yield
         self.moving.begin(before)
 

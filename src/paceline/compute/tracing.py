@@ -1,8 +1,9 @@
 """What a model does, as a graph: what a pipeline cuts.
 
 By torch.fx, which runs the model's own code on stand-ins. A module whose code cannot be run so (it branches on what a
-tensor holds) stays whole, as a piece of its own, and is remembered with the reason. PyTorch's own containers whose code
-cannot are unfolded by the rules of compute.unfolding.
+tensor holds, or changes the module itself) stays whole, as a piece of its own, and is remembered with the reason.
+PyTorch's own containers whose code cannot are unfolded by the rules of compute.unfolding. Pieces under `torch.no_grad`
+are marked `quiet`; a user's autograd function is one piece, with its own backward (compute.following).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paceline.compute.chance import draws
 from paceline.compute.exporting import Noted, graph_of, note
+from paceline.compute.following import AsItWas, Unseen, functions_whole, region
 from paceline.compute.unfolding import rule_of
 from paceline.errors import JobError, users_code
 from paceline.job import Batch
@@ -146,6 +148,10 @@ class Traced:
                 made[node] = piece(node, args, kwargs)
 
     def call_piece(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not node.meta.get("quiet")):
+            return self._called(node, args, kwargs)
+
+    def _called(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if node.op == "call_module":
             return self.module.get_submodule(str(node.target))(*args, **kwargs)
         if node.op == "call_method":
@@ -199,9 +205,9 @@ def attribute(module: nn.Module, path: str) -> Any:
 
 
 class _Tracer(fx.Tracer):
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, state: AsItWas) -> None:
         super().__init__()
-        self.call, self.whole = call, dict[str, str]()
+        self.call, self.state, self.whole = call, state, dict[str, str]()
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         proxies = [self.create_proxy("placeholder", f"input_{n}", (), {}) for n in range(self.call.tensors)]
@@ -215,14 +221,24 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return rule_of(m) is None and super().is_leaf_module(m, module_qualified_name)
 
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        quiet = region()
+        node = super().create_node(*args, **kwargs)
+        if quiet:
+            node.meta["quiet"] = True
+        return node
+
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         before = len(self.graph.nodes)
         rule = rule_of(m)
         try:
-            return super().call_module(m, forward if rule is None else _bound(rule, m), args, kwargs)
+            result = super().call_module(m, forward if rule is None else _bound(rule, m), args, kwargs)
+            self.state.check(m)
+            return result
         except Exception as error:  # whatever the model's own code does with a stand-in
             if self.path_of_module(m) == "":
                 raise
+            self.state.restore(m)
             self.whole.setdefault(self.path_of_module(m), f"{type(error).__name__}: {error}".splitlines()[0])
             for node in reversed(list(self.graph.nodes)[before:]):
                 self.graph.erase_node(node)
@@ -251,13 +267,21 @@ def again(module: nn.Module, call: Call, exported: Noted | None) -> Traced:
 
 def trace(module: nn.Module, call: Call) -> Traced:
     """The graph of a module that is in training mode."""
-    tracer = _Tracer(call)
-    remedy = (
-        f"cutting {type(module).__name__}, whose own forward cannot be followed (where it branches on what a tensor "
-        "holds, move that into a module of its own, which then stays whole; or write the model as nn.Sequential),"
+    state = AsItWas(module)
+    tracer = _Tracer(call, state)
+    name, remedy = type(module).__name__, "into a module of its own, which then stays whole"
+    outside = (
+        f"cutting {name}, whose own forward cannot be followed (where it branches on what a tensor holds, move that "
+        f"{remedy}; or write the model as nn.Sequential),"
     )
-    with users_code(remedy):
-        graph = tracer.trace(module)
+    try:
+        with users_code(outside), torch.enable_grad(), functions_whole():
+            graph = tracer.trace(module)
+            state.check(module)
+    except Unseen as why:
+        raise JobError(f"the forward of {name} cannot be followed: {why}; put that part {remedy}") from why
+    finally:
+        state.restore(module)
     for node in reversed(list(graph.nodes)):
         if node.target in IDLE and not node.users:
             graph.erase_node(node)

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 from torch import Tensor
 
+from paceline.compute.parcel import pack
 from paceline.errors import JobError, RunFolderError
 from paceline.job import Job, load_job
 from paceline.run import RunFolder, read_record
@@ -27,7 +27,7 @@ def keep_job(folder: RunFolder, job: Job, to_go_on: bool = False) -> None:
         return
     slim = job.with_(data=_if_small(job.data), test=_if_small(job.test) if to_go_on else None)
     try:
-        pickled = cloudpickle.dumps(slim)
+        pickled = pack(slim)
     except Exception as error:
         raise JobError(f"the job cannot be pickled: {error}") from error
     draft = file.with_name("job.pickle.new")

@@ -148,18 +148,19 @@ def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda
     for counts in kinds:
         table = plan.table(counts)
         prove_table(table.agreeing() if agrees(job) else table)
-    chunk = max(agenda.filled(0), key=lambda chunk: chunk.samples)
-    batch = source.batch(Order(len(source), job.seed, job.shuffle, agenda.cuts).indices(chunk), chunk.epoch)
     epoch = min(agenda.updates, agenda.updates_per_epoch)
-    sizes = sorted({each.samples for update in (0, epoch - 1) for each in agenda.filled(update)})
+    sizes = {each.samples: each for update in (epoch - 1, 0) for each in agenda.filled(update)}
+    order = Order(len(source), job.seed, job.shuffle, agenda.cuts)
+    chunks = [sizes[samples] for samples in sorted(sizes, key=lambda samples: (samples < max(sizes), samples))]
+    examples = [(each, source.batch(order.indices(each), each.epoch)) for each in chunks]
     cuts = plan.cuts.split("+") if plan.cuts else []
     with threads(plan.threads):
         made = blueprint(
-            job, module, chunk, batch, sizes, table, found.moving, cuts, plan.balance,
+            job, module, examples, table, found.moving, cuts, plan.balance,
             plan.recomputing(table.stages), flushes=plan.schedule.span == 1,
         )  # fmt: skip
         if plan.memory:
-            check_fit(plan, peaks_of(job, module, source, made, chunk, table))
+            check_fit(plan, peaks_of(job, module, source, made, chunks[0], table))
     return made
 
 

@@ -19,10 +19,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 from torch import Tensor
 
 from paceline.compute.layout import trainable
+from paceline.compute.parcel import pack
 from paceline.compute.segment import skeleton
 from paceline.core.events import Death
 from paceline.data.source import TensorSource
@@ -239,7 +239,7 @@ class Crew:
             setup.blueprint,
         )  # fmt: skip
         try:
-            pickled: bytes = cloudpickle.dumps(given)
+            pickled: bytes = pack(given)
         except Exception as error:
             raise JobError(
                 f"the job cannot be sent to another process: {error}. Something in its model, loss, optimizer or data "

@@ -1,0 +1,134 @@
+"""What torch.fx does not see of the code that it follows, and would lose: what a module changes about itself, regions
+without gradients, and autograd functions of the user's, of which it would write down the forward alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.autograd import Function
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointFunction
+
+from paceline.errors import JobError
+
+
+class Unseen(JobError):
+    """Why a module's code cannot be followed."""
+
+
+def region() -> bool:
+    """Whether gradients are off where the code stands."""
+    if torch.is_autocast_enabled("cpu"):
+        raise Unseen("it chooses its precision itself, by torch.autocast")
+    if torch.is_inference_mode_enabled():
+        raise Unseen("it uses torch.inference_mode")
+    return not torch.is_grad_enabled()
+
+
+# --- what a module changes about itself -----------------------------------------------------------------------------
+
+
+class AsItWas:
+    """A model before its code is followed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parts = {id(part): _Part(part) for part in model.modules()}
+
+    def check(self, module: nn.Module) -> None:
+        """Refuse what a graph would do but once. What is only left behind for others to look at is no harm."""
+        for part in module.modules():
+            self.parts[id(part)].check()
+
+    def restore(self, module: nn.Module) -> None:
+        for part in module.modules():
+            self.parts[id(part)].restore()
+
+
+class _Part:
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.attributes = {name: value for name, value in vars(module).items() if name not in ("_buffers", "_modules")}
+        self.buffers = dict(module._buffers)
+        self.kept = [(b, b.clone()) for b in module._buffers.values() if b is not None]
+        self.versions = [b._version for b, _ in self.kept]
+
+    def check(self) -> None:
+        moved = [b for (b, _), version in zip(self.kept, self.versions, strict=True) if b._version != version]
+        for name, value in self.module._buffers.items():
+            if value is not self.buffers.get(name) or any(value is each for each in moved):
+                raise Unseen(f"it changes its buffer {name}")
+        for name, value in vars(self.module).items():
+            usual = self.attributes.get(name, getattr(type(self.module), name, value))
+            if name not in ("_buffers", "_modules") and value is not usual and not _stands_in(value):
+                raise Unseen(f"it changes its own {name}")
+
+    def restore(self) -> None:
+        found = vars(self.module)
+        for name in [name for name in found if name not in (*self.attributes, "_buffers", "_modules")]:
+            if hasattr(type(self.module), name) or _stands_in(found[name]):
+                del found[name]
+        found.update(self.attributes)
+        self.module._buffers.clear()
+        self.module._buffers.update(self.buffers)
+        with torch.no_grad():
+            for (buffer, value), version in zip(self.kept, self.versions, strict=True):
+                if buffer._version != version:
+                    buffer.copy_(value)
+        self.versions = [b._version for b, _ in self.kept]
+
+
+def _stands_in(value: Any) -> bool:
+    return any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves(value))
+
+
+# --- autograd functions ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def functions_whole() -> Iterator[None]:
+    """Autograd functions that are applied to stand-ins are pieces, in place of what their forwards consist of."""
+    usual = Function.__dict__["apply"]
+
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        tracer = next((leaf.tracer for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, fx.Proxy)), None)
+        if tracer is None:
+            return usual.__get__(None, cls)(*args, **kwargs)
+        if cls is CheckpointFunction:
+            run, _, *rest = args
+            return run(*rest)
+        return tracer.create_proxy("call_function", _applied(cls), args, kwargs)
+
+    Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        Function.apply = usual  # type: ignore[method-assign]
+
+
+@cache
+def _applied(cls: type[Function]) -> Callable[..., Any]:
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        return cls.apply(*args, **kwargs)
+
+    applied.__name__, applied.__qualname__, applied.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    applied.draws = True  # type: ignore[attr-defined]  # for all that is known
+    return applied
+
+
+# --- what is changed in place ---------------------------------------------------------------------------------------
+
+
+def tensors_of(*values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def memory_of(value: Any) -> set[int]:
+    """Where its numbers lie."""
+    dense = [t for t in tensors_of(value) if t.layout == torch.strided]
+    return {t.untyped_storage().data_ptr() for t in dense} - {0}
