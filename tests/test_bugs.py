@@ -191,8 +191,11 @@ def test_a_gate_of_the_users_own_script_reaches_the_workers(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("plan", ["sequential", "ring"])
-def test_loader_processes_left_folders_behind(plan: str, tmp_path: Path) -> None:
-    script, scratch = tmp_path / "loads.py", tmp_path / "scratch"
+@pytest.mark.parametrize("name", ["short", "long" * 20])
+def test_loader_processes_left_folders_behind_and_sockets_had_too_long_names(
+    name: str, plan: str, tmp_path: Path
+) -> None:
+    script, scratch = tmp_path / "loads.py", tmp_path / name
     scratch.mkdir()
     script.write_text(
         "import sys, torch, paceline as pl\nfrom torch import nn\n"

@@ -33,7 +33,7 @@ from paceline.engines.local.keeping import Keeping
 from paceline.engines.local.lockers import Life
 from paceline.engines.local.main import main
 from paceline.engines.local.process import oom_kills, state_of
-from paceline.engines.local.servant import interrupts_wait, prepare
+from paceline.engines.local.servant import interrupts_wait, prepare, short_folder, too_long
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Outcome, Progress, Setup, Snapshot, Wish
 from paceline.engines.transports.shared_memory import Bell, RecordLock, SharedTensors, Waiter
@@ -41,7 +41,6 @@ from paceline.errors import JobError, RunFailed, RunStopped, WorkerDied, WorkerF
 from paceline.failure import Failure, Place
 from paceline.trace import Kind, Row, Trace, TraceWriter
 
-LONG = 60  # characters of a path in which sockets are made: their names may have 107
 HEARTBEAT = 0.1  # seconds between two looks at the workers
 
 
@@ -93,8 +92,7 @@ class Crew:
         wanted = bool(setup.placement.library) or setup.job.loader_workers > 0
         # In the run's folder, so that SIGKILL to all leaves nothing in /tmp; loaders make sockets, for which it may be
         # too deep.
-        fits = wish is not None and (setup.job.loader_workers == 0 or len(str(wish.run.absolute())) < LONG)
-        near = wish.run if wish and fits else None
+        near = short_folder() if wish is None or (setup.job.loader_workers and too_long(wish.run)) else wish.run
         self.scratch = tempfile.TemporaryDirectory(prefix="paceline-", dir=near) if wanted else None
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         if setup.plan.gate is not None:

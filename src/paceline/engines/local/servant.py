@@ -12,6 +12,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver, process, resource_tracker
+from pathlib import Path
 from typing import Any
 
 # What workers need, imported once for all of them; every optimizer takes half a second to import the second.
@@ -28,7 +29,7 @@ def prepare() -> None:
     this: Any = process.current_process()
     settings = this._config
     before = settings.pop("tempdir", None)
-    with interrupts_wait(), tempfile.TemporaryDirectory(prefix="pymp-") as place:
+    with interrupts_wait(), tempfile.TemporaryDirectory(prefix="pymp-", dir=short_folder()) as place:
         settings["tempdir"] = place
         try:
             server.ensure_running()
@@ -39,6 +40,17 @@ def prepare() -> None:
             settings.pop("tempdir")
             if before is not None:
                 settings["tempdir"] = before
+
+
+def short_folder() -> Path:
+    """For what lies somewhere for a moment, sockets too."""
+    usual = Path(tempfile.gettempdir())
+    return Path("/tmp") if too_long(usual) else usual
+
+
+def too_long(folder: Path) -> bool:
+    """For sockets: their names may have 107 characters."""
+    return len(str(folder.absolute())) > 60
 
 
 @contextlib.contextmanager
