@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from paceline.core.schedules import BACKWARD, FORWARD, SLOTS, UPDATE, WEIGHTS, Table, Work
@@ -127,7 +127,13 @@ def read(text: str, source: str = "table") -> Table:
     if keeps and len(keeps) != len(homes):
         raise PlanError(f"{source}: keeps has {len(keeps)} numbers, and there are {len(homes)} stages")
     lines = tuple(tuple(_versions(line, predicts)) for line in found)
-    return Table(homes, lines, tuple(keeps) or (1,) * len(homes), predicts, slots, name=source)
+    made = [
+        1 + sum(work.what == UPDATE and work.stage == stage for line in lines for work in line)
+        for stage in range(len(homes))
+    ]
+    held = tuple(map(min, keeps, made)) or (1,) * len(homes)  # more versions than there are take room for nothing
+    table = Table(homes, lines, held, predicts, name=source)
+    return replace(table, slots=min(slots, max(1, sum(work.what == FORWARD for line in lines for work in line))))
 
 
 NEWEST = -1  # in the place of a version: not given
