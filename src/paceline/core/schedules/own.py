@@ -17,8 +17,9 @@ table holds several updates, all is quiet only after the last of them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.core.schedules import BACKWARD, FORWARD, SLOTS, UPDATE, WEIGHTS, Table, Work
@@ -127,13 +128,11 @@ def read(text: str, source: str = "table") -> Table:
     if keeps and len(keeps) != len(homes):
         raise PlanError(f"{source}: keeps has {len(keeps)} numbers, and there are {len(homes)} stages")
     lines = tuple(tuple(_versions(line, predicts)) for line in found)
-    made = [
-        1 + sum(work.what == UPDATE and work.stage == stage for line in lines for work in line)
-        for stage in range(len(homes))
-    ]
-    held = tuple(map(min, keeps, made)) or (1,) * len(homes)  # more versions than there are take room for nothing
-    table = Table(homes, lines, held, predicts, name=source)
-    return replace(table, slots=min(slots, max(1, sum(work.what == FORWARD for line in lines for work in line))))
+    did = Counter((work.stage, work.what) for line in lines for work in line)
+    # More versions than are made, or slots than messages, would take room and be of no use.
+    held = tuple(min(versions, 1 + did[stage, UPDATE]) for stage, versions in enumerate(keeps)) or (1,) * len(homes)
+    lie = min(slots, max(1, *(did[stage, FORWARD] for stage in range(len(homes)))))
+    return Table(homes, lines, held, predicts, lie, name=source)
 
 
 NEWEST = -1  # in the place of a version: not given
