@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.core.meetings import Collective, Part, Shards, Step
 from paceline.core.meetings.neighbours import Neighbours
@@ -48,44 +48,51 @@ def draw(plan: Plan, colours: bool = False, more: Sequence[str] = ()) -> str:
     return "\n".join([f"{plan}: {RECIPES[plan.name].about}", "", *body, *more]).rstrip()
 
 
-def draw_run(folder: Path, colours: bool = False, more: Sequence[str] = ()) -> str:
+class Opened(NamedTuple):
+    """A run's folder, read once."""
+
+    plan: Plan
+    rows: Columns
+
+
+def opened(folder: Path) -> Opened:
+    from paceline.trace import Trace
+
+    if not (folder / "run.json").is_file():
+        raise RunFolderError(
+            f"{folder} is neither a plan nor a run's folder: it has no run.json. Give a run's folder; a table "
+            f"of your own is drawn as table:file={folder}"
+        )
+    try:
+        record = json.loads((folder / "run.json").read_text())
+        return Opened(Plan.parse(str(record["plan"])), Trace.open(folder / "trace.arrow").rows)
+    except (KeyError, TypeError, OSError, ValueError) as error:
+        raise RunFolderError(f"{folder} cannot be drawn, something of the run is missing or damaged: {error}") from None
+
+
+def draw_run(run: Opened, colours: bool = False, more: Sequence[str] = ()) -> str:
     """A run's plan; of a pipeline, with one table's time as it was measured under it."""
-    plan, rows = _opened(folder)
+    plan, rows = run
     if plan.schedule is None:
         return draw(plan, colours, more)
     return "\n".join([draw(plan, colours, more), "", *draw_measured(plan.table(shown_counts(plan)), rows, colours)])
 
 
-def plan_of(folder: Path) -> Plan:
-    """Of a run."""
-    try:
-        record = json.loads((folder / "run.json").read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        raise RunFolderError(f"{folder} is neither a plan nor a run's folder: it has no run.json") from None
-    return Plan.parse(record["plan"])
-
-
-def draw_page(what: Plan | Path, more: Sequence[str] = ()) -> str:
+def draw_page(what: Plan | Opened, more: Sequence[str] = ()) -> str:
     """The same of a pipeline as an HTML page."""
-    plan, rows = (what, None) if isinstance(what, Plan) else _opened(what)
+    plan, rows = (what, None) if isinstance(what, Plan) else what
     if plan.schedule is None:
         raise PlanError(f"plan {plan.name} has no timetable to write as a page; draw it without --page")
     table = plan.table(shown_counts(plan))
     return page(f"{plan}: {RECIPES[plan.name].about}", table, [] if rows is None else measured(rows, table), more)
 
 
-def write_page(what: Plan | Path, file: Path, more: Sequence[str] = ()) -> None:
+def write_page(what: Plan | Opened, file: Path, more: Sequence[str] = ()) -> None:
     text = draw_page(what, more)
     try:
         file.write_text(text)
     except OSError as error:
         raise UsageError(f"the page cannot be written to {file}: {error.strerror}; give another --page") from error
-
-
-def _opened(folder: Path) -> tuple[Plan, Columns]:
-    from paceline.trace import Trace
-
-    return plan_of(folder), Trace.open(folder / "trace.arrow").rows
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------

@@ -155,20 +155,23 @@ class Plan:
     def table(self, counts: Sequence[int]) -> Table:
         """What everybody does in as many updates, of so many micro-batches each."""
         assert self.schedule is not None
+        if (size := self.stages * sum(counts)) > LARGEST:
+            raise PlanError(
+                f"the table of plan {self} would have {size:,} places, micro-batches times stages, and at most "
+                f"{LARGEST:,} are walked; give fewer micro_batches or workers"
+            )
         return table_of(self.schedule, self.workers, counts)
 
-    def recomputing(self, stages: int) -> tuple[int, ...]:
+    @property
+    def stages(self) -> int:
+        """Of a pipeline."""
+        return len(self.schedule.homes(self.workers)) if self.schedule is not None else 0
+
+    @property
+    def recomputing(self) -> tuple[int, ...]:
         """The stages that compute their activations again."""
-        every = {"none": (), "all": tuple(range(stages))}
-        if self.recompute in every:
-            return every[self.recompute]
-        words = self.recompute.split("+")
-        if not all(word.isdigit() and int(word) < stages for word in words):
-            raise PlanError(
-                f"plan {self.name!r}: recompute={self.recompute!r} is neither 'none' nor 'all' nor stages from 0 to "
-                f"{stages - 1}, as in recompute=0+1"
-            )
-        return tuple(map(int, words))
+        every = {"none": (), "all": tuple(range(self.stages))}
+        return every[self.recompute] if self.recompute in every else tuple(map(int, self.recompute.split("+")))
 
     def cut_at(self, names: Sequence[str]) -> Plan:
         """With the places where it was cut, so that it is cut there again."""
@@ -198,6 +201,7 @@ class Plan:
         return f"{self.name}:{tail}" if tail else self.name
 
 
+LARGEST = 200_000  # places in a pipeline's table: half a minute of proving
 FIELDS = ("workers", "chunks", "threads", "cuts", "balance", "recompute", "memory")  # other options are for the axes
 SERVER = {**TEAM, "shards": Kind(1)}
 MODES = Kind("synchronous", words=("synchronous", "asynchronous"))
@@ -314,7 +318,23 @@ def make(name: str, **given: Option) -> Plan:
     chosen: dict[str, Any] = {**{key: kind.default for key, kind in recipe.options.items()}, **given}
     own = {key: chosen[key] for key in FIELDS if key in chosen}
     wanted = inspect.signature(recipe.axes).parameters if recipe.axes is not dict else {}
-    return Plan(name, **own, **recipe.axes(**{key: chosen[key] for key in wanted}), options=dict(given))
+    plan = Plan(name, **own, **recipe.axes(**{key: chosen[key] for key in wanted}), options=dict(given))
+    if plan.schedule is not None:
+        _check_stages(plan)
+    return plan
+
+
+def _check_stages(plan: Plan) -> None:
+    """What is said of a pipeline's stages must be said of stages that it has."""
+    cuts = plan.cuts.count("+") + 1 if plan.cuts else plan.stages - 1
+    if cuts + 1 != plan.stages:
+        raise PlanError(f"{cuts} cuts ({plan.cuts}) make {cuts + 1} stages, and the plan has {plan.stages}")
+    words = [] if plan.recompute in ("none", "all") else plan.recompute.split("+")
+    if not all(word.isdecimal() and int(word) < plan.stages for word in words):
+        raise PlanError(
+            f"plan {plan.name!r}: recompute={plan.recompute!r} is neither 'none' nor 'all' nor stages from 0 to "
+            f"{plan.stages - 1}, as in recompute=0+1"
+        )
 
 
 def make_again(plan: Plan, workers: int) -> Plan:
@@ -339,7 +359,8 @@ def plan_class(name: str) -> Callable[..., Plan] | None:
 
 def _recipe(name: str) -> Recipe:
     if name not in RECIPES:
-        raise PlanError(f"there is no plan {name!r}; {suggest(name, RECIPES)}")
+        own = f"for a table of your own in {name} write table:file={name}; " if "." in name else ""
+        raise PlanError(f"there is no plan {name!r}; {own}{suggest(name, RECIPES)}")
     return RECIPES[name]
 
 

@@ -21,6 +21,7 @@ from paceline.core.programmes import Programme
 from paceline.core.programmes.rehearsal import rehearse
 from paceline.core.proof import prove, prove_mixing, table_seconds
 from paceline.core.schedules.proof import prove_table
+from paceline.errors import PlanError
 from paceline.plan import Plan, make_again
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Proved:
 
 
 def prove_plan(plan: Plan) -> Proved:
-    """Prove what there is to prove. A table that is wrong raises PlanError with the first thing that is."""
+    """Prove what there is to prove. What is wrong with a pipeline's table is told, that of a collective is raised."""
     if plan.gate is not None:
         return _gate(plan)
     if plan.schedule is not None:
@@ -64,11 +65,15 @@ def prove_plan(plan: Plan) -> Proved:
 def _pipeline(plan: Plan) -> Proved:
     counts = (plan.chunks,) * (plan.schedule.span or ENDLESS)  # type: ignore[union-attr]
     table = plan.table(counts)
-    found = prove_table(table)
+    try:
+        found = prove_table(table)
+    except PlanError as wrong:
+        return Proved(str(plan), False, str(wrong).splitlines())
     updates = f"{len(counts)} updates" if len(counts) > 1 else "an update"
     says = [
-        f"{table.stages} stages at {table.workers} workers: {found.works} pieces of work and {found.messages} messages "
-        f"make {updates} of {plan.chunks} micro-batch{'es' * (plan.chunks > 1)}{' each' * (len(counts) > 1)}",
+        f"{_many(table.stages, 'stage')} at {_many(table.workers, 'worker')}: {found.works} pieces of work and "
+        f"{_many(found.messages, 'message')} make {updates} of {plan.chunks} "
+        f"micro-batch{'es' * (plan.chunks > 1)}{' each' * (len(counts) > 1)}",
         f"no circle of waits, with room for {table.slots} messages between two stages each way; none is left lying",
         "every micro-batch goes once forward and once backward through every stage, on what its neighbours made of it",
         "no version of weights is read before it is made or after it is dropped; forward and backward read "
@@ -81,6 +86,10 @@ def _pipeline(plan: Plan) -> Proved:
     ]
     figures = {"workers": table.workers, "stages": table.stages, "ticks": found.ticks, "messages": found.messages}
     return Proved(str(plan), True, says, {**figures, "staleness": found.staleness, "bubble": found.bubble})
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _collective(plan: Plan, meeting: Collective) -> Proved:

@@ -19,11 +19,12 @@ from paceline.compute.weighing import OPERATION, Live, weigh_all
 from paceline.core.schedules.own import Own, read
 from paceline.core.schedules.proof import prove_table
 from paceline.data.source import Reader
-from paceline.drawing import draw, draw_page, draw_run
+from paceline.drawing import draw, draw_page, draw_run, opened
 from paceline.engines.fitting import memory_line
 from paceline.engines.setup import set_up
-from paceline.errors import JobError, NotFinite, PlanError, UsageError, WorkerFailed
+from paceline.errors import JobError, NotFinite, PlanError, RunFolderError, UsageError, WorkerFailed
 from paceline.plan import Plan, make
+from paceline.proving import prove_plan
 from paceline.testing.conformance import ENGINES, check_run, difference, same_numbers
 from paceline.testing.jobs import JOBS, SAMPLES
 from paceline.timetable import MOVES, measured, said_of
@@ -88,7 +89,7 @@ def test_loaders_read_ahead_what_each_worker_needs(tmp_path: Path) -> None:
 def test_evaluation_on_the_way_is_of_one_version_of_all_stages() -> None:
     job = JOBS["mlp"]()
     job = job.with_(test=job.data, evaluate_every=4)
-    for plan in ("one_f_one_b:workers=3,cuts=2+4", "pipedream:workers=3,cuts=2+4"):
+    for plan in ("one_f_one_b:workers=3,cuts=2+4", "pipedream:workers=3,cuts=2+4", "interleaved:cuts=1+2+3"):
         runs = [train(job, plan, engine=engine, folder=None, updates=12) for engine in ENGINES]
         losses = [[(h["updates"], h["test_loss"]) for h in run.history] for run in runs]
         assert losses[0] == losses[1]
@@ -194,14 +195,14 @@ def test_a_wrong_table_is_refused_before_anything_starts(tmp_path: Path) -> None
 def test_a_run_is_drawn_as_it_was_measured_under_its_table(plan: str, tmp_path: Path) -> None:
     run = train(JOBS["mlp"](), plan, engine="virtual", folder=tmp_path, updates=20)
     assert run.path is not None
-    said = draw_run(run.path)
+    said = draw_run(opened(run.path))
     assert said.startswith(draw(Plan.parse(run.record["plan"])))
     below = said.partition("As it ran")[2]
     lines = [line for line in below.splitlines() if line.startswith("worker")]
     assert len(lines) == 2
     assert all("F" in line and ("B" in line or "I" in line) for line in lines)
     assert {len(line) for line in lines} == {120}
-    page = draw_page(run.path)
+    page = draw_page(opened(run.path))
     assert page.count("<svg") == 2
     assert page.count("<rect") > 40
     assert all(f">{name}</span>" in page for name in ("update", "waits"))
@@ -219,8 +220,8 @@ def test_what_a_worker_neither_works_nor_waits_it_moves_messages(tmp_path: Path)
         mine = [span for span in spans if span.worker == worker]
         assert all(one.end <= other.start for one, other in pairwise(mine))
     assert "moved messages for" in said_of(spans, 2)
-    assert ">messages</span>" in draw_page(run.path)
-    assert "~    moves messages" in draw_run(run.path)
+    assert ">messages</span>" in draw_page(opened(run.path))
+    assert "~    moves messages" in draw_run(opened(run.path))
 
 
 def test_a_picture_for_a_job_tells_the_memory_of_its_workers() -> None:
@@ -317,3 +318,48 @@ def test_what_does_not_fit_is_refused_before_anything_starts_and_fits_when_it_is
     run = train(job, "one_f_one_b:memory=24,balance=memory", folder=None, updates=3)
     assert len(run.summary()["peak_memory"]) == 2
     assert all(each > 8 << 20 for each in run.summary()["peak_memory"])
+
+
+def test_a_number_in_a_table_takes_no_more_room_than_it_can_use(tmp_path: Path) -> None:
+    text = "keeps 99999999999 1\nslots 99999999999\nworker 0 F0 F7 B0 B7U\nworker 1 F0 F7 B0 B7U\n"
+    plan = Plan.parse(table_file(tmp_path, text))
+    table = plan.table((2,))
+    assert (table.keeps, table.slots) == ((2, 1), 2)
+    same_numbers(JOBS["residual"](), plan, "local")
+
+
+def test_what_is_said_of_stages_is_said_of_stages_that_there_are() -> None:
+    for text, says in (
+        ("gpipe:cuts=a+b+c", r"3 cuts \(a\+b\+c\) make 4 stages, and the plan has 2"),
+        ("gpipe:recompute=7", "stages from 0 to 1"),
+        ("interleaved:recompute=0+x", "stages from 0 to 3"),
+        ("mine.txt", "for a table of your own in mine.txt write table:file=mine.txt"),
+    ):
+        with pytest.raises(PlanError, match=says):
+            Plan.parse(text)
+
+
+def test_a_table_that_is_too_large_to_be_walked_is_refused_at_once() -> None:
+    for text in ("gpipe:micro_batches=1000000000", "one_f_one_b:workers=1000000"):
+        with pytest.raises(PlanError, match=r"would have [\d,]+ places.*at most 200,000 are walked"):
+            prove_plan(Plan.parse(text))
+
+
+def test_a_wrong_table_is_a_proof_that_failed(tmp_path: Path) -> None:
+    found = prove_plan(Plan.parse(table_file(tmp_path, "worker 0 F0 F1 B0 B1 U\nworker 1 F1 F0 B0 B1 U\n")))
+    assert found.holds is False
+    assert found.says[-1] == "  => it wants micro-batch 1, and 0 is what comes next"
+
+
+def test_a_folder_that_is_no_run_or_a_damaged_one_is_told(tmp_path: Path) -> None:
+    run = train(JOBS["mlp"](), "gpipe:workers=2", engine="virtual", folder=tmp_path / "runs", updates=3)
+    assert run.path is not None
+    with pytest.raises(RunFolderError, match=r"has no run.json.*table:file="):
+        opened(tmp_path)
+    (run.path / "trace.arrow").write_text("xx")
+    with pytest.raises(RunFolderError, match="cannot be drawn, something of the run is missing or damaged"):
+        opened(run.path)
+    for text in ("{", "[]", "{}"):
+        (run.path / "run.json").write_text(text)
+        with pytest.raises(RunFolderError, match="damaged"):
+            opened(run.path)

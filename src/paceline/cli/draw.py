@@ -40,15 +40,16 @@ def draw(
     world in which some workers are slower than others.
     """
     from paceline.drawing import draw as picture
-    from paceline.drawing import draw_run, plan_of, write_page
+    from paceline.drawing import draw_run, opened, write_page
     from paceline.plan import Plan
 
-    run = Path(plan) if "/" in plan.partition(":")[0] or Path(plan).is_dir() else None
-    drawn, colours = Plan.parse(plan, workers) if run is None else plan_of(run), sys.stdout.isatty()
+    is_run = "/" in plan.partition(":")[0] or Path(plan).is_dir()
+    what, colours = opened(Path(plan)) if is_run else Plan.parse(plan, workers), sys.stdout.isatty()
+    drawn = what if isinstance(what, Plan) else what.plan
     more = [] if job is None else [memory_for(job, drawn)]
     if page is not None:
-        write_page(drawn if run is None else run, page, more)
-    sys.stdout.write((picture(drawn, colours, more) if run is None else draw_run(run, colours, more)) + "\n")
+        write_page(what, page, more)
+    sys.stdout.write((picture(what, colours, more) if isinstance(what, Plan) else draw_run(what, colours, more)) + "\n")
 
 
 def memory_for(job: str, plan: Plan) -> str:

@@ -42,10 +42,6 @@ def blueprint(
     twin = copy.deepcopy(module).train()
     replica = Replica(job, twin, ())
     call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
-    if cuts and len(cuts) + 1 != table.stages:
-        raise PlanError(
-            f"{len(cuts)} cuts ({'+'.join(cuts)}) make {len(cuts) + 1} stages, and the plan has {table.stages}"
-        )
     traced, places = _traced_and_cut(twin, call, tensors, Wanted(tuple(cuts), table.stages, by, moving))
     travels = rehearse(job, module, traced, places, examples)
     names = tuple(name_of(traced, place) for place in places)

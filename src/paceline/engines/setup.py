@@ -157,7 +157,7 @@ def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda
     with threads(plan.threads):
         made = blueprint(
             job, module, examples, table, found.moving, cuts, plan.balance,
-            plan.recomputing(table.stages), flushes=plan.schedule.span == 1,
+            plan.recomputing, flushes=plan.schedule.span == 1,
         )  # fmt: skip
         if plan.memory:
             check_fit(plan, peaks_of(job, module, source, made, chunks[0], table))

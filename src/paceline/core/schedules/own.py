@@ -17,6 +17,7 @@ table holds several updates, all is quiet only after the last of them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,7 +128,11 @@ def read(text: str, source: str = "table") -> Table:
     if keeps and len(keeps) != len(homes):
         raise PlanError(f"{source}: keeps has {len(keeps)} numbers, and there are {len(homes)} stages")
     lines = tuple(tuple(_versions(line, predicts)) for line in found)
-    return Table(homes, lines, tuple(keeps) or (1,) * len(homes), predicts, slots, name=source)
+    did = Counter((work.stage, work.what) for line in lines for work in line)
+    # More versions than are made, or slots than messages, would take room and be of no use.
+    held = tuple(min(versions, 1 + did[stage, UPDATE]) for stage, versions in enumerate(keeps)) or (1,) * len(homes)
+    lie = min(slots, max(1, *(did[stage, FORWARD] for stage in range(len(homes)))))
+    return Table(homes, lines, held, predicts, lie, name=source)
 
 
 NEWEST = -1  # in the place of a version: not given

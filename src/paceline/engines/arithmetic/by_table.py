@@ -97,7 +97,8 @@ class Piped(Snapshots):
         draft, segment = self.drafts[updates], self.segments[self.homes[done.stage]]
         draft.update({n: v.clone() for n, v in segment.named(done.stage)})
         if len(draft) == len(self.setup.names):
-            values = [self.drafts[updates][name] for name in self.setup.names]
+            del self.drafts[updates]  # or a stage without parameters would complete it again
+            values = [draft[name] for name in self.setup.names]
             self.snapshots.append(Snapshot(updates, seconds, lambda: values))
 
     def values(self) -> list[Tensor]:

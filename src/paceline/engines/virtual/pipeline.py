@@ -41,7 +41,7 @@ class _Run:
     def through(self, passing: Pass) -> None:
         """One table. A message is on its way while its receiver waits; its bytes stand with what it was sent by."""
         table = self.sums.setup.table(passing.counts) if self.sums is not None else self.plan.table(passing.counts)
-        self.recomputed = self.plan.recomputing(table.stages)
+        self.recomputed = self.plan.recomputing
         bases: dict[tuple[int, int], int] = {}  # (stage, update): version that its first forward read
         waited, sent = [0.0] * table.workers, [0] * table.workers
         for worker, work, start, end, wait in clocked(
