@@ -103,6 +103,35 @@ def test_hostile_shapes(arguments: tuple[int, ...], message: str) -> None:
         conv2d(torch.ones(1, 2, 4, 4), torch.ones(1, 3, 2, 2))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.zeros(1, 2, 9, 9, dtype=torch.double)}, "takes float32 on the CPU"),
+        ({"filters": torch.zeros(3, 2, 3, 3, dtype=torch.half)}, "takes float32 on the CPU"),
+        ({"algorithm": "magic"}, "there is no algorithm 'magic'"),
+        ({"algorithm": "winograd2", "stride": 2}, "winograd2 does not take"),
+        ({"stride": (1, 1)}, "whole numbers, the same both ways"),
+        ({"threads": -1}, "not at least 1"),
+        ({"memory": 0}, "makes do with 0 bytes"),
+    ],
+)
+def test_what_the_text_could_not_read_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        conv2d(**({"x": torch.zeros(1, 2, 9, 9), "filters": torch.zeros(3, 2, 3, 3)} | change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "null", "[]", '{"algorithm": "magic", "seconds": {}, "left_out": {}}', '{"algo']
+)
+def test_a_choice_that_was_spoilt_is_made_anew(content: str) -> None:
+    shape = Shape(1, 2, 9, 9, 3, 3, 3)
+    file = tuner._file(shape, None, 1)
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    assert choose(shape).algorithm in ALGORITHMS
+    assert tuner._read(file) == choose(shape)
+
+
 def test_a_bias_and_a_chosen_way() -> None:
     x, filters, bias = torch.randn(2, 3, 9, 9), torch.randn(4, 3, 3, 3), torch.randn(4)
     assert torch.allclose(
@@ -211,3 +240,9 @@ def test_an_lstm_of_another_kind_is_refused() -> None:
         Lstm(nn.LSTM(3, 3, bidirectional=True))
     with pytest.raises(JobError, match="neither of"):
         Lstm(nn.LSTM(3, 3), "diagonal")
+    with pytest.raises(JobError, match="GRU is not for the wavefront"):
+        Lstm(nn.GRU(3, 3))  # type: ignore[arg-type]
+    with pytest.raises(JobError, match=r"gets x of \(5, 1, 4\)"):
+        Lstm(nn.LSTM(3, 3))(torch.zeros(5, 1, 4))
+    with pytest.raises(JobError, match="takes float32 on the CPU"):
+        Lstm(nn.LSTM(3, 3).double())(torch.zeros(5, 1, 3).double())

@@ -124,12 +124,25 @@ def test_a_roofline_keeps_its_points_within_its_frame() -> None:
     assert all(0 < float(c.attrib["cx"]) < width and 0 < float(c.attrib["cy"]) < height for c in circles)
 
 
+def test_a_roofline_without_points_is_the_machines() -> None:
+    assert "200 GFLOP/s" in roofline([], 200.0, 40.0, "a title")
+
+
 def test_what_follows_a_layer_counts_to_it() -> None:
     times = [StepTime("1", "forward", "contract", 10, 4, 1e-6), StepTime("2", "forward", "apply", 0, 4, 1e-6)]
     assert by_layer(times) == {("convolution", "forward"): (2e-6, 10)}
 
 
-@pytest.mark.parametrize("wrong", [["rockets"], ["kernels", "--parts", "study,moon"], ["kernels", "--threads", "two"]])
+WRONG = (
+    ["rockets"],
+    ["kernels", "--parts", "study,moon"],
+    ["kernels", "--threads", "two"],
+    ["kernels", "--seconds", "inf"],
+    ["kernels", "--picture", "/no/such/folder/roofline.svg"],
+)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_words_are_refused(wrong: list[str]) -> None:
     register()
     found = CliRunner().invoke(app, ["bench", *wrong])

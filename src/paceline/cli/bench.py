@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +50,10 @@ def bench(
         raise UsageError(f"kernels has no part {wrong!r}; {suggest(wrong, measuring.PARTS)}")
     if picture is not None and "layers" not in wanted:
         raise UsageError("--picture draws the steps of part layers, which is not among --parts")
+    if picture is not None and not picture.parent.is_dir():
+        raise UsageError(f"--picture {picture}: there is no folder {picture.parent}")
+    if not math.isfinite(seconds):
+        raise UsageError(f"--seconds {seconds} never ends")
     counts = options.numbers(threads, "--threads")
     found = measuring.bench(
         wanted, seconds, counts, lambda line: None if quiet else console.print(line, style="dim", markup=False)

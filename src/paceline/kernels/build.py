@@ -2,11 +2,13 @@
 
 A library is cached by its text, the compiler and its version, the flags and the CPU's own abilities: a library made
 for this machine may be an illegal instruction on the next. Several processes may build the same one; the last to
-finish renames its file over the others', which are the same.
+finish renames its file over the others', which are the same. A file ends in the digest of all before, so one that was
+cut short is made anew. Where the cache cannot be written, the file lies in a folder of this process as long as it runs.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import hashlib
@@ -27,6 +29,7 @@ from paceline.errors import JobError
 ABI = 1  # of the structs that text and Python share
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 PATIENCE = 300.0  # seconds for one text
+DIGEST = 32  # bytes
 
 
 class NoCompiler(JobError):
@@ -73,10 +76,7 @@ def _known(command: tuple[str, ...], file: str) -> Compiler:
     except (OSError, ValueError):
         version, openmp = _version(command), _openmp(command)
         with contextlib.suppress(OSError):
-            note.parent.mkdir(parents=True, exist_ok=True)
-            draft = note.with_suffix(f".{os.getpid()}")
-            draft.write_text(json.dumps([version, openmp]))
-            os.replace(draft, note)
+            write(note, json.dumps([version, openmp]).encode())
     return Compiler(command, version, openmp)
 
 
@@ -119,6 +119,54 @@ def folder() -> Path:
     return base / "kernels"
 
 
+def write(file: Path, content: bytes) -> None:
+    """Whole, or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(f"{file.suffix}.{os.getpid()}")
+    draft.write_bytes(content)
+    os.replace(draft, file)
+
+
+_elsewhere: dict[Path, Path] = {}  # what could not be kept in the cache: where it lies
+
+
+@cache
+def _own() -> Path:
+    """A folder of this process."""
+    made = tempfile.mkdtemp(prefix="paceline-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return Path(made)
+
+
+def keep(file: Path, content: bytes, source: Path, text: str) -> Path:
+    """Where machine code lies from now on, its text beside it."""
+    sealed = content + hashlib.sha256(content).digest()
+    try:
+        write(source, text.encode())
+        write(file, sealed)
+        return file
+    except OSError:
+        _elsewhere[file] = _own() / file.name
+        write(_own() / source.name, text.encode())
+        write(_elsewhere[file], sealed)
+        return _elsewhere[file]
+
+
+def place_of(name: str) -> Path:
+    """Of a file of machine code, if there is one."""
+    return _elsewhere.get(folder() / name, folder() / name)
+
+
+def kept(file: Path) -> bytes | None:
+    """The machine code of a file, if it is whole."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    code, digest = content[:-DIGEST], content[-DIGEST:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
 def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, bool]:
     """(the library, its file, whether it was in the cache)"""
     made = compiler()
@@ -126,16 +174,14 @@ def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, 
     if made.openmp:
         flags = (*flags, "-fopenmp")
     key = "\0".join((str(ABI), text, *made.command, made.version, *flags, abilities()))
-    file = folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
-    cached = file.exists()
+    file = place_of(f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so")
+    cached = kept(file) is not None
     if not cached:
-        _compile(made, text, flags, file)
+        file = _compile(made, text, flags, file)
     return ctypes.CDLL(str(file)), file, cached
 
 
-def _compile(made: Compiler, text: str, flags: tuple[str, ...], file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    source = file.with_suffix(".cpp")
+def _compile(made: Compiler, text: str, flags: tuple[str, ...], file: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="paceline-") as place:
         draft, binary = Path(place) / "text.cpp", Path(place) / "text.so"
         draft.write_text(text)
@@ -150,7 +196,4 @@ def _compile(made: Compiler, text: str, flags: tuple[str, ...], file: Path) -> N
                 f"{made} refused the generated text; this is a fault of Paceline's, compute='autograd' goes on without."
                 f"\n{done.stderr[:2000]}"
             )
-        for made_file, target in ((draft, source), (binary, file)):
-            fresh = target.with_suffix(f"{target.suffix}.{os.getpid()}")
-            shutil.copy(made_file, fresh)
-            os.replace(fresh, target)
+        return keep(file, binary.read_bytes(), file.with_suffix(".cpp"), text)

@@ -18,6 +18,24 @@ def device_of(model: nn.Module) -> torch.device:
     return places.pop() if places else torch.device("cpu")
 
 
+def check_kinds(plan: Plan, labels: bool, y: Tensor, order: Tensor) -> None:
+    """Before they are turned into what the text takes, which would hide what they were."""
+    if order.is_floating_point() or order.dtype == torch.bool or order.dim() != (2 if plan.target.replicas else 1):
+        raise CannotFuse(
+            f"an order of {order.dtype} and shape {tuple(order.shape)}: it is the samples' numbers, in a row"
+        )
+    if labels and y.is_floating_point():
+        raise CannotFuse(f"targets of {y.dtype}: cross entropy has a kernel for class numbers, which are whole")
+
+
+def check_batches(plan: Plan, samples: int, batch: int) -> None:
+    if plan.program.meets and 1 in (min(batch, samples), samples % batch):
+        raise CannotFuse(
+            f"{samples} samples in batches of {batch} leave one sample alone, which has no variance for the batch-norm "
+            f"{plan.program.meets}; take another batch_size"
+        )
+
+
 def check_samples(plan: Plan, labels: bool, x: Tensor, y: Tensor, order: Tensor) -> None:
     """All that would lead the generated text astray. `labels`: targets are class numbers."""
     if len(x) != len(y) or not order.numel():
@@ -33,5 +51,5 @@ def check_samples(plan: Plan, labels: bool, x: Tensor, y: Tensor, order: Tensor)
         )
     if labels and y.dim() != 1:
         raise CannotFuse(f"targets of shape {tuple(y.shape)}: cross entropy has a kernel for one class per sample")
-    if not labels and y[0].numel() != plan.program.outputs:
-        raise CannotFuse(f"targets of {y[0].numel()} numbers, for a network of {plan.program.outputs} outputs")
+    if not labels and tuple(y.shape[1:]) != plan.program.result:
+        raise CannotFuse(f"targets of shape {tuple(y.shape[1:])}, for outputs of shape {plan.program.result}")

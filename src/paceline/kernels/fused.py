@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels.build import compiler, library
-from paceline.kernels.checks import check_samples, device_of
+from paceline.kernels.checks import check_batches, check_kinds, check_samples, device_of
 from paceline.kernels.compiled import Call, Compiled, canonical, plan_of, tensors_of, view_of
 from paceline.kernels.graph import describe
 from paceline.kernels.layers.base import CannotFuse
@@ -51,8 +51,8 @@ def fuse(
     threads    of the CPU, at most so many; default: the cores this process may use
     l1         weight of the sum of all weights' sizes, added to the loss
     """
-    if batch_size < 1:
-        raise CannotFuse(f"batch_size={batch_size} is not at least 1")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise CannotFuse(f"batch_size={batch_size} is not a whole number of at least 1")
     if (where := device_of(model)).type == "cuda":
         from paceline.kernels.cuda.network import on_device
 
@@ -158,6 +158,8 @@ class Fused:
         self._for(x)
 
     def _for(self, x: Tensor) -> Compiled:
+        if not x.dim():
+            raise CannotFuse("x is one number: its first dimension is the samples'")
         tokens = not x.is_floating_point()
         key = (tuple(x.shape[1:]), tokens)
         if key not in self._compiled:
@@ -272,6 +274,7 @@ class Fused:
         settings: Tensor,
         seed: int,
     ) -> float:
+        check_batches(made.plan, order.shape[-1], batch)
         call, given = self._prepared(made, x, y, order, settings)
         call.batch, call.updates, call.update, call.seed = batch, updates, update, seed
         self._room(made, batch)
@@ -311,6 +314,7 @@ class Fused:
         plan = made.plan
         tokens, labels = plan.program.tokens, self.loss == "cross_entropy"
         self._check_places(x, y, order)
+        check_kinds(plan, labels, y, order)
         x = x.to(self.where, torch.long if tokens else self.dtype).contiguous()
         y = y.to(self.where, torch.long if labels else self.dtype).contiguous()
         order, settings = order.to(self.where, torch.long).contiguous(), settings.to(self.where)

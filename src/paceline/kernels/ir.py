@@ -263,6 +263,8 @@ class Program:
     inputs: tuple[int, ...] = ()
     tokens: bool = False  # the input is whole numbers
     outputs: int = 0
+    result: tuple[int, ...] = ()  # how the outputs lie
+    meets: str = ""  # a layer to which one sample alone says nothing
 
     def new(self, name: str, shape: tuple[int, ...], kind: Kind = Kind.SAMPLE) -> str:
         self.buffers[name] = Buffer(name, shape, kind)

@@ -8,7 +8,7 @@ from math import prod
 from paceline.kernels.adjoint import derive
 from paceline.kernels.ir import Kind, Program, Score
 from paceline.kernels.layers import LOWER
-from paceline.kernels.layers.base import Graph, Shape
+from paceline.kernels.layers.base import CannotFuse, Graph, Shape
 
 
 def lower(graph: Graph, weights: Mapping[str, Shape], trained: set[str], loss: str) -> Program:
@@ -21,7 +21,12 @@ def lower(graph: Graph, weights: Mapping[str, Shape], trained: set[str], loss: s
     for number, layer in enumerate(graph.layers):
         values[layer.name] = LOWER[layer.kind](program, layer, [values[name] for name in layer.inputs], number)
     result = values[graph.result]
-    program.outputs = prod(program.shape(result))
+    program.result = program.shape(result)
+    program.outputs = prod(program.result)
+    if loss == "cross_entropy" and len(program.result) != 1:
+        raise CannotFuse(
+            f"the model gives scores of shape {program.result}; cross entropy has a kernel for a row of them per sample"
+        )
     scores = program.view("scores", result, (program.outputs,))
     program.forward.append(Score(loss, scores))
     derive(program, trained)

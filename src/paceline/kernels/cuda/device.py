@@ -7,7 +7,6 @@ numbers.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.kernels.build import ABI, CannotCompile, folder
+from paceline.kernels.build import ABI, CannotCompile, keep, kept, place_of
 from paceline.kernels.layers.base import CannotFuse
 
 OPTIONS = {"std": "c++17", "fma": True, "diag_suppress": [177]}  # a text does not use every word that it has
@@ -182,9 +181,9 @@ def cubin(text: str, architecture: str) -> tuple[bytes, Path, bool]:
             "nvidia-cuda-nvrtc, for the CUDA that PyTorch was built for; compute='autograd' does without"
         ) from error
     key = "\0".join((str(ABI), text, architecture, version, str(OPTIONS)))
-    file = folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
-    if file.exists():
-        return file.read_bytes(), file, True
+    file = place_of(f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin")
+    if (found := kept(file)) is not None:
+        return found, file, True
     try:
         made = core.Program(text, code_type="c++", options=core.ProgramOptions(arch=architecture, **OPTIONS))
         code = bytes(made.compile("cubin").code)
@@ -193,9 +192,4 @@ def cubin(text: str, architecture: str) -> tuple[bytes, Path, bool]:
             f"NVRTC {version} refused the generated text; this is a fault of Paceline's, compute='autograd' goes on "
             f"without.\n{str(error)[:2000]}"
         ) from error
-    file.parent.mkdir(parents=True, exist_ok=True)
-    for content, target in ((text.encode(), file.with_suffix(".cu")), (code, file)):
-        fresh = target.with_suffix(f"{target.suffix}.{os.getpid()}")
-        fresh.write_bytes(content)
-        os.replace(fresh, target)
-    return code, file, False
+    return code, keep(file, code, file.with_suffix(".cu"), text), False

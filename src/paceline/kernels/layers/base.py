@@ -57,6 +57,12 @@ class Seen:
     shapes: tuple[Shape, ...]
 
 
+def trains(part: nn.Module, seen: Seen) -> None:
+    """Kernels are for training: what computes otherwise meanwhile is refused when it is told not to."""
+    if not part.training:
+        raise CannotFuse(f"{seen.what} is in evaluation mode, and kernels are for training: call model.train() before")
+
+
 Found = tuple[str, Shape, dict[str, Any], tuple[str, ...]]  # kind, shape, options, parameters
 
 

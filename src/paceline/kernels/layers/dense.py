@@ -9,7 +9,7 @@ from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, start_o
 
 
 def recognise(part: nn.Linear, seen: Seen) -> Found:
-    *rest, size = seen.shapes[0]
+    *rest, size = seen.shapes[0] or (0,)
     if size != part.in_features:
         raise CannotFuse(f"{seen.what} gets {size} features, and wants {part.in_features}")
     if min(part.weight.shape) < 1:

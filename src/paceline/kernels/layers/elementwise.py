@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from paceline.kernels.ir import Apply, Call, Loop, Noise, Op, Program, Ref, at
-from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, Shape, everywhere
+from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, Shape, everywhere, trains
 
 
 def function(name: str) -> Callable[[Any, Seen], Found]:
@@ -25,7 +25,10 @@ def same(part: nn.Module, seen: Seen) -> Found:
 
 
 def dropout(part: nn.Dropout, seen: Seen) -> Found:
-    return ("dropout", seen.shapes[0], {"rate": part.p}, ()) if part.p > 0 else ("same", seen.shapes[0], {}, ())
+    if part.p == 0:
+        return same(part, seen)
+    trains(part, seen)
+    return "dropout", seen.shapes[0], {"rate": part.p}, ()
 
 
 def flatten(part: nn.Flatten, seen: Seen) -> Found:

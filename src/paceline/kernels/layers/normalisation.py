@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from paceline.kernels.ir import Apply, Call, Contract, Expression, Meet, Number, Op, Program, Ref, Track, at
-from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, everywhere, weights_of
+from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, everywhere, trains, weights_of
 
 
 def recognise(count: int) -> Callable[[Any, Seen], Found]:
@@ -15,6 +15,7 @@ def recognise(count: int) -> Callable[[Any, Seen], Found]:
         shape = seen.shapes[0]
         if count and len(shape) != count + 1:
             raise CannotFuse(f"{seen.what} gets samples of shape {shape}; it wants {count + 1} dimensions")
+        trains(part, seen)
         if part.momentum is None:
             raise CannotFuse(f"{seen.what}: momentum=None (a plain average) has no kernel")
         if shape[0] != part.num_features:
@@ -35,6 +36,8 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
     source, name = sources[0], layer.name
     loops, place = everywhere(program, source)
     channels, *sizes = program.shape(source)
+    if prod(sizes) == 1:
+        program.meets = name
     channel, here = (loops[0],), at("q0")
     steps = program.forward
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.errors import JobError
 from paceline.kernels.library.algorithms import ALGORITHMS
-from paceline.kernels.library.shapes import Shape
+from paceline.kernels.library.shapes import Shape, threads_of
 from paceline.kernels.library.tuner import choose
 
 
@@ -30,9 +31,15 @@ def conv2d(
     threads: int | None = None,
 ) -> Tensor:
     """As torch.nn.functional.conv2d does, in float32 on the CPU. Without `algorithm` the tuner chooses, for the way
-    back too, among those that need at most `memory` bytes beside.
+    back too, among those that need at most `memory` bytes beside. So it does for what `algorithm` does not take of the
+    way back.
     """
-    how = (algorithm, memory, threads or torch.get_num_threads())
+    if algorithm is not None and algorithm not in ALGORITHMS:
+        raise JobError(f"there is no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
+    shape = Shape.of(x, filters, stride, padding)
+    if algorithm is not None and not ALGORITHMS[algorithm].fits(shape):
+        raise JobError(f"{algorithm} does not take {shape}")
+    how = (algorithm, memory, threads_of(threads))
     y: Tensor = _Convolution.apply(x, filters, stride, padding, *how)  # type: ignore[no-untyped-call]
     return y if bias is None else y + bias[:, None, None]
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from paceline.errors import JobError
 from paceline.kernels.library.native import long, native, pointer
-from paceline.kernels.library.shapes import Shape
+from paceline.kernels.library.shapes import Shape, check_numbers
 
 FEW = 1 << 21  # products
 
@@ -27,6 +27,11 @@ def fixed(model: nn.Module, sample: Tensor) -> nn.Module:
     """A copy of the model for inference, whose Linear and Conv2d layers compute in fixed point. `sample`: inputs by
     which each layer's range is found; a hundred or so will do.
     """
+    check_numbers("fixed point", sample, *model.parameters())
+    if not sample.numel() or not bool(torch.isfinite(sample).all()):
+        raise JobError(
+            "fixed point takes its ranges from a sample of data: it may not be empty, and its numbers finite"
+        )
     twin = copy.deepcopy(model).eval()
     layers: dict[str, nn.Linear | nn.Conv2d] = {
         name: m for name, m in twin.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)

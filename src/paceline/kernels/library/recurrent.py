@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from paceline.errors import JobError
 from paceline.kernels.library.native import long, native, pointer
+from paceline.kernels.library.shapes import check_numbers, threads_of
 
 ORDERS = ("layers", "wavefront")
 
@@ -32,6 +33,9 @@ class Lstm(nn.Module):
 
     def __init__(self, given: nn.LSTM, order: str | None = None, threads: int | None = None) -> None:
         super().__init__()
+        if not isinstance(given, nn.LSTM):
+            raise JobError(f"{type(given).__name__} is not for the wavefront, nn.LSTM is; leave it to PyTorch")
+        threads_of(threads)
         refused = [
             what
             for what, there in {
@@ -50,7 +54,13 @@ class Lstm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The top layer's outputs; of x[t, b, i], or [b, t, i] where the LSTM is batch_first."""
-        threads = self.threads or torch.get_num_threads()
+        threads = threads_of(self.threads)
+        if x.dim() != 3 or x.shape[2] != self.given.input_size or not x.numel():
+            raise JobError(
+                f"an LSTM of {self.given.input_size} inputs gets x of {tuple(x.shape)}; it takes x[t, b, i], or "
+                "[b, t, i] where it is batch_first"
+            )
+        check_numbers("an LSTM", x, *self.given.parameters())
         first = x.transpose(0, 1) if self.given.batch_first else x
         wave = self.order == "wavefront" if self.order else threads > 1 and first.shape[1] < 2 * threads
         weights = [getattr(self.given, name) for name in self.given._flat_weights_names]

@@ -5,9 +5,23 @@ from __future__ import annotations
 import ctypes
 from dataclasses import astuple, dataclass
 
+import torch
 from torch import Tensor
 
 from paceline.errors import JobError
+
+
+def check_numbers(what: str, *tensors: Tensor) -> None:
+    """The C++ text takes addresses of float32, whatever lies there."""
+    for tensor in tensors:
+        if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+            raise JobError(f"{what} of this library takes float32 on the CPU, not {tensor.dtype} on {tensor.device}")
+
+
+def threads_of(asked: int | None) -> int:
+    if asked is not None and asked < 1:
+        raise JobError(f"threads={asked} is not at least 1")
+    return asked or torch.get_num_threads()
 
 
 @dataclass(frozen=True)
@@ -23,6 +37,8 @@ class Shape:
     pad: int = 0
 
     def __post_init__(self) -> None:
+        if not all(isinstance(number, int) for number in astuple(self)):
+            raise JobError(f"a convolution's sizes, stride and padding are whole numbers, the same both ways: {self}")
         if min(self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.stride) < 1 or self.pad < 0:
             raise JobError(f"a convolution needs sizes of at least one, and no negative padding: {self}")
         if self.p < 1 or self.q < 1:
@@ -35,6 +51,7 @@ class Shape:
                 f"a convolution takes x[n, c, h, w] and filters[k, c, r, s], not {tuple(x.shape)} and "
                 f"{tuple(filters.shape)}"
             )
+        check_numbers("a convolution", x, filters)
         (n, c, h, w), (k, _, r, s) = x.shape, filters.shape
         return cls(n, c, h, w, k, r, s, stride, pad)
 

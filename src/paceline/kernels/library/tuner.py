@@ -6,9 +6,9 @@ file a choice; what two processes choose at the same time, one of them overwrite
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import JobError
-from paceline.kernels.build import abilities, folder
+from paceline.kernels.build import abilities, folder, write
 from paceline.kernels.library.algorithms import ALGORITHMS
 from paceline.kernels.library.shapes import Shape
 
@@ -96,13 +96,13 @@ def _file(shape: Shape, memory: int | None, threads: int) -> Path:
 def _read(file: Path) -> Choice | None:
     try:
         found = json.loads(file.read_text())
-        return Choice(found["algorithm"], found["seconds"], found["left_out"])
-    except (OSError, ValueError, KeyError):
+        kept = Choice(found["algorithm"], found["seconds"], found["left_out"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
+    return kept if kept.algorithm in ALGORITHMS else None
 
 
 def _write(file: Path, choice: Choice) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps(vars(choice)))
-    os.replace(draft, file)
+    """Where the cache cannot be written, the choice holds for this process."""
+    with contextlib.suppress(OSError):
+        write(file, json.dumps(vars(choice)).encode())

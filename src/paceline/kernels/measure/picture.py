@@ -21,8 +21,8 @@ class Point:
 
 def roofline(points: Sequence[Point], gflops: float, gigabytes: float, title: str) -> str:
     """An SVG; both axes are logarithmic."""
-    low_x, high_x = 0.25, max(64.0, *(p.intensity for p in points)) * 1.5
-    low_y, high_y = min(1.0, *(p.gflops for p in points)) * 0.7, gflops * 1.6
+    low_x, high_x = 0.25, max([64.0, *(p.intensity for p in points)]) * 1.5
+    low_y, high_y = min([1.0, *(p.gflops for p in points)]) * 0.7, gflops * 1.6
 
     def x(value: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * math.log(max(value, low_x) / low_x) / math.log(high_x / low_x)

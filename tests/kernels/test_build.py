@@ -1,0 +1,84 @@
+"""Machine code is kept: whole or not at all, and elsewhere where the cache cannot be written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.kernels import CannotFuse, build, fuse
+
+TEXT = 'extern "C" int answer() { return 42; }\n'
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+@pytest.mark.parametrize("length", [0, 20, 1000, 8000])
+def test_a_file_that_was_cut_short_is_made_anew(length: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "whole"))
+    _, file, cached = build.library(TEXT)
+    assert not cached
+    cut = tmp_path / "cut" / "kernels" / file.name
+    cut.parent.mkdir(parents=True)
+    cut.write_bytes(file.read_bytes()[:length])
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cut"))
+    loaded, again, cached = build.library(TEXT)
+    assert (loaded.answer(), again, cached) == (42, cut, False)
+    assert build.library(TEXT)[2]
+
+
+def test_where_the_cache_cannot_be_written_a_process_keeps_its_own(tmp_path: Path) -> None:
+    (tmp_path / "no-folder").write_text("")
+    script = (
+        "from paceline.kernels import build\n"
+        f"loaded, file, cached = build.library({TEXT!r})\n"
+        f"again = build.library({TEXT!r})\n"
+        "print(loaded.answer(), file.parent, cached, again[1:] == (file, True))\n"
+    )
+    environment = {"PACELINE_CACHE": str(tmp_path / "no-folder"), "TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    environment["PYTHONPATH"] = ":".join(filter(None, sys.path))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    answer, folder, *rest = done.stdout.split()
+    assert (answer, rest) == ("42", ["False", "True"]), done.stderr
+    assert not Path(folder).exists()  # it goes with the process
+    assert {each.name for each in tmp_path.iterdir()} == {"no-folder"}
+
+
+# --- what would lead a text astray, or to numbers that PyTorch would not give ---
+
+
+def network(*more: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), *more, nn.Linear(5, 4))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": torch.zeros(20)}, "class numbers, which are whole"),
+        ({"order": torch.ones(20, dtype=torch.bool)}, "samples' numbers, in a row"),
+        ({"order": torch.arange(20).view(4, 5)}, "samples' numbers, in a row"),
+        ({"model": network(nn.Dropout(0.5)).eval()}, "in evaluation mode"),
+        ({"model": network(nn.BatchNorm1d(5)).eval()}, "in evaluation mode"),
+        ({"model": network(nn.BatchNorm1d(5)), "batch": 19}, "leave one sample alone"),
+        ({"model": nn.Unflatten(1, (2, 3))}, "parameters of type none"),
+        ({"model": nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (2, 3)))}, "a row of them per sample"),
+        ({"loss": nn.MSELoss(), "y": torch.zeros(20)}, r"targets of shape \(\), for outputs of shape \(4,\)"),
+        ({"batch": 2.5}, "not a whole number"),
+        ({"x": torch.tensor(1.0)}, "first dimension is the samples'"),
+        ({"x": torch.randn(20)}, "gets 0 features"),
+    ],
+)
+def test_what_cannot_be_trained_as_pytorch_would_is_refused(change: dict[str, object], message: str) -> None:
+    given = {"model": network(), "loss": nn.CrossEntropyLoss(), "batch": 8, "x": torch.randn(20, 6)}
+    given |= {"y": torch.randint(4, (20,)), "order": torch.arange(20)} | change
+
+    def trained() -> None:
+        fused = fuse(given["model"], given["loss"], SGD, given["batch"])  # type: ignore[arg-type]
+        fused.train_epoch(given["x"], given["y"], given["order"])  # type: ignore[arg-type]
+
+    with pytest.raises(CannotFuse, match=message):
+        trained()
