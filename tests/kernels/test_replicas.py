@@ -15,8 +15,8 @@ from tests.kernels.test_fused import data, small_cnn
 
 @pytest.mark.parametrize(("batch", "count"), [(1, 8), (20, 5)])
 def test_each_is_the_model_it_would_be_alone(batch: int, count: int) -> None:
-    """Seeds and learning rates, as many as this machine has lanes for; in float64, where rounding cannot hide a lane that
-    took another's number.
+    """Seeds and learning rates, as many as there are lanes; in float64, where rounding cannot hide a lane that took
+    another's number.
     """
     count = min(count, machine.target("double").lanes)
     x, y = data(60)
