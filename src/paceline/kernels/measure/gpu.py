@@ -63,8 +63,11 @@ def ways_of(network: Network, device: Device) -> list[str]:
 
 
 def pytorch_on(network: Network, device: Device, captured: bool, seconds: float) -> float:
-    """Seconds of an epoch: an update at a time, or each update a replay of one CUDA graph; data on the GPU."""
+    """Seconds of an epoch: an update at a time, or each update a replay of one CUDA graph; data on the GPU, float32 as
+    ours is.
+    """
     where = device.where
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     model, loss = network.make().to(where), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, fused=True)
     x, y = (numbers.to(where) for numbers in network.data(min(network.samples, 20_000)))

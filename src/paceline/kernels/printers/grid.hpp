@@ -22,6 +22,8 @@ FUNCTION void compute(const Call& c, int phase, int64_t update, int64_t chunk, i
     if (THREAD == 0) c.losses[chunk] = (phase ? c.losses[chunk] : 0) + loss;
 }
 
+static_assert(sizeof(Call) <= OWN_CALL, "room for the call");
+
 // The call comes near. Borders are never written, and stay zero: so is memory that the host gives, but a block's own
 // holds anything.
 FUNCTION const Call& begin(const Call* c) {
