@@ -140,8 +140,10 @@ def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda
     if agrees(job) and plan.schedule.span != 1:
         what = "on_nan='skip'" if job.clip_norm is None else f"clip_norm={job.clip_norm}"
         raise PlanError(
-            f"plan {plan.name} cannot honour {what}: it never has the gradient of the whole model at one time; leave "
-            "it out, or use a pipeline that flushes, such as one_f_one_b"
+            f"plan {plan.name} cannot honour {what}: it never has the gradient of the whole model at one time. The "
+            "last stage makes its update before the first has a gradient of the same batch, so nobody knows the norm "
+            "of all yet; to wait for it would be a flush. Leave it out (with a smaller learning rate), or use a "
+            "pipeline that flushes, such as one_f_one_b"
         )
     stop = min(agenda.updates, agenda.updates_per_epoch * max(1, plan.schedule.span))  # what follows repeats itself
     kinds = {passing.counts[:PROVED] for passing in passes(plan.schedule.span, agenda, stop=stop)}
