@@ -65,7 +65,7 @@ def opened(folder: Path) -> Opened:
         )
     try:
         record = json.loads((folder / "run.json").read_text())
-        return Opened(Plan.parse(str(record["plan"])), Trace.open(folder / "trace.arrow").rows)
+        return Opened(Plan.recorded(record), Trace.open(folder / "trace.arrow").rows)
     except (KeyError, TypeError, OSError, ValueError) as error:
         raise RunFolderError(f"{folder} cannot be drawn, something of the run is missing or damaged: {error}") from None
 

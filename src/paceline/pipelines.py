@@ -50,9 +50,9 @@ def _pipedream(workers: int, mode: str, micro_batches: int) -> dict[str, Any]:
     return _pipeline(Pipedream(mode == "two_buffers"), micro_batches)
 
 
-def _own(file: str) -> dict[str, Any]:
-    schedule = Own()
-    if file:
+def _own(file: str, kept: str) -> dict[str, Any]:
+    schedule = Own(kept, file or Own.name) if kept else Own()
+    if file and not kept:
         try:
             schedule = Own(Path(file).read_text(), file)
         except (OSError, UnicodeDecodeError) as error:

@@ -22,7 +22,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,6 +52,7 @@ from paceline.core.rules.map_reduce import MapReduce
 from paceline.core.rules.model_averaging import ModelAveraging
 from paceline.core.rules.plain import Plain
 from paceline.core.schedules import Schedule, Table, table_of
+from paceline.core.schedules.own import Own
 from paceline.errors import PlanError, suggest
 from paceline.pipelines import PIPELINES
 from paceline.recipe import TEAM, THREADS, Kind, Option, Recipe
@@ -196,6 +197,17 @@ class Plan:
             options.setdefault("workers", workers)
         return make(name, **options)
 
+    @staticmethod
+    def recorded(record: Mapping[str, Any]) -> Plan:
+        """That of a run. A table of the user's own is kept with the run: by now its file may hold another."""
+        name, _, tail = str(record["plan"]).partition(":")
+        return _made(name, _options(name, tail), record.get("table", ""))
+
+    @property
+    def kept(self) -> str:
+        """What a run has to keep of it, besides its name and options."""
+        return self.schedule.text if isinstance(self.schedule, Own) else ""
+
     def __str__(self) -> str:
         tail = ",".join(f"{key}={value}" for key, value in self.options.items())
         return f"{self.name}:{tail}" if tail else self.name
@@ -309,13 +321,17 @@ RECIPES: dict[str, Recipe] = {
 
 def make(name: str, **given: Option) -> Plan:
     """The plan called `name`; unknown options and impossible values are refused."""
+    return _made(name, given)
+
+
+def _made(name: str, given: Mapping[str, Option], kept: str = "") -> Plan:
     recipe = _recipe(name)
     for key, value in given.items():
         if key not in recipe.options:
             raise PlanError(f"plan {name!r} has no option {key!r}; {suggest(key, recipe.options)}")
         if refusal := recipe.options[key].refusal(value):
             raise PlanError(f"plan {name!r}: {key}={value!r} {refusal}")
-    chosen: dict[str, Any] = {**{key: kind.default for key, kind in recipe.options.items()}, **given}
+    chosen: dict[str, Any] = {"kept": kept, **{key: kind.default for key, kind in recipe.options.items()}, **given}
     own = {key: chosen[key] for key in FIELDS if key in chosen}
     wanted = inspect.signature(recipe.axes).parameters if recipe.axes is not dict else {}
     plan = Plan(name, **own, **recipe.axes(**{key: chosen[key] for key in wanted}), options=dict(given))

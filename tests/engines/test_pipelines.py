@@ -21,6 +21,7 @@ from paceline.core.schedules.proof import prove_table
 from paceline.data.source import Reader
 from paceline.drawing import draw, draw_page, draw_run, opened
 from paceline.engines.fitting import memory_line
+from paceline.engines.replay import replay
 from paceline.engines.setup import set_up
 from paceline.errors import JobError, NotFinite, PlanError, RunFolderError, UsageError, WorkerFailed
 from paceline.plan import Plan, make
@@ -146,6 +147,17 @@ def test_a_table_may_hold_several_updates_and_stale_weights(tmp_path: Path) -> N
     rows = runs[0].trace.rows
     stale = [int(r["version"] - 1 - r["base"]) for r in rows if r["kind"] == 3 and r["shard"] == 0]
     assert stale == [0, 1, 1, 1, 0, 1, 1, 1, 0, 1]  # quiet after every four
+
+
+def test_a_run_keeps_its_table_whatever_becomes_of_the_file(tmp_path: Path) -> None:
+    run = train(JOBS["mlp"](), table_file(tmp_path, STASHING) + ",cuts=3", folder=tmp_path / "runs", updates=10)
+    picture = draw(Plan.recorded(run.record))
+    table_file(tmp_path, "worker 0 F0 B0U\nworker 1 F0 B0U\n")
+    assert run.path is not None
+    assert replay(run.path).matches
+    (tmp_path / "mine.txt").unlink()
+    assert replay(run.path).matches
+    assert picture in draw_run(opened(run.path))
 
 
 def test_what_drawing_prints_can_be_handed_in_again() -> None:

@@ -52,7 +52,7 @@ def replay(
     if isinstance(until, str) and until not in ("nan", "failure") and not until.isdigit():
         raise UsageError(f"until={until!r} is neither an update number nor 'nan' nor 'failure'")
     opened, record, trace = _open(run, data, job)
-    plan = Plan.parse(record["plan"])
+    plan = Plan.recorded(record)
     if not plan.replayable:
         why = (
             "without locks its updates have no order"
@@ -69,7 +69,7 @@ def replay(
             engine = "mpi" if record["engine"] == "mpi" else "replay"  # steps in generated code, or PyTorch's
             setup = set_up(opened.with_(compute=record["compute"]), plan, engine, record["limit"])
         _check_same_start(setup, record)
-        plans = [Plan.parse(life["plan"]) for life in record["lives"]]
+        plans = [Plan.recorded({**record, **life}) for life in record["lives"]]
         shard, stop = 0, None if until in (None, "nan", "failure") else int(until)
         if until == "failure":
             stop = _before_failure(record)
@@ -89,7 +89,7 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, dict[
     path = Path(run)
     record = read_record(path)
     file = path / "trace.arrow"
-    if not file.exists() and Plan.parse(record["plan"]).gate is not None:
+    if not file.exists() and Plan.recorded(record).gate is not None:
         raise UsageError(f"{path} has no trace, so nobody knows in which order its updates were made: no replay")
     return job or kept_job(path, data), record, Trace.open(file) if file.exists() else Trace.of([])
 

@@ -28,7 +28,7 @@ def open_run(
         raise UsageError(f"{path} keeps no checkpoints: it was begun without --checkpoint-every; train it again")
     if limit is not None and limit != record["limit"]:
         raise UsageError(f"the run was begun with updates={record['limit']}; it cannot go on with updates={limit}")
-    plan = next_plan(Plan.parse(record["plan"]), given, workers)
+    plan = next_plan(Plan.recorded(record), given, workers)
     return job or kept_job(path, to_go_on=True), plan, record
 
 

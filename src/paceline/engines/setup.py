@@ -275,6 +275,7 @@ def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
         "status": "running",
         "started": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "plan": str(plan),
+        **({"table": plan.kept} if plan.kept else {}),
         "engine": setup.engine,
         "compute": job.compute,
         "workers": plan.workers,
