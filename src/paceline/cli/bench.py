@@ -50,8 +50,6 @@ def bench(
         raise UsageError(f"kernels has no part {wrong!r}; {suggest(wrong, measuring.PARTS)}")
     if picture is not None and "layers" not in wanted:
         raise UsageError("--picture draws the steps of part layers, which is not among --parts")
-    if picture is not None and not picture.parent.is_dir():
-        raise UsageError(f"--picture {picture}: there is no folder {picture.parent}")
     if not math.isfinite(seconds):
         raise UsageError(f"--seconds {seconds} never ends")
     counts = options.numbers(threads, "--threads")

@@ -16,8 +16,6 @@ from paceline.kernels.ir import Apply, Contract, Loops, Ref
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.nests import Nests
 
-KEEPS = ("outputs", "inputs")
-
 
 class Layerwise(Nests):
     """The same nests as published: OpenMP loops collapsed over the places of the result."""
