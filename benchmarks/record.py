@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.run import machine
+from paceline.runs.run import machine
 
 
 def write(folder: Path, figures: dict[str, Any], name: str = "result.json") -> None:

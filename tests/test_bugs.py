@@ -178,8 +178,9 @@ def test_a_job_file_that_fails_when_it_is_read_is_wrong_use(tmp_path: Path) -> N
 
 def test_a_gate_of_the_users_own_script_reaches_the_workers(tmp_path: Path) -> None:
     (tmp_path / "own_gate.py").write_text(
-        "import torch, paceline as pl\nfrom torch import nn\nfrom paceline import plan\n"
-        "from paceline.core.gates.asynchronous import Asynchronous\nfrom paceline.core.meetings import Shards\n"
+        "import torch, paceline as pl\nfrom torch import nn\nfrom paceline.plans import plan\n"
+        "from paceline.core.server.gates.asynchronous import Asynchronous\n"
+        "from paceline.core.collectives import Shards\n"
         "class Own(Asynchronous):\n    pass\n"
         "plan.RECIPES['own'] = plan.Recipe('mine', lambda: {'meeting': Shards(1), 'gate': Own()}, plan.TEAM)\n"
         "job = pl.Job(model=lambda: nn.Linear(6, 2), data=(torch.randn(40, 6), torch.zeros(40).long()),\n"

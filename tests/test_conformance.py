@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.plan import Plan, make
+from paceline.api.train import train
+from paceline.plans.plan import Plan, make
 from paceline.testing.conformance import ENGINES, PLANS, check_run, difference, replays, same_numbers
 from paceline.testing.jobs import DEEP_JOBS, JOBS, OPTIMIZERS
-from paceline.training import train
 
 ALL = [plan for member in PLANS for plan in member.plans()]
 SYNCHRONOUS = [  # a chunk of every batch from each worker, and the user's optimizer
-    plan for plan in ALL if plan.parts == plan.workers > 1 and not (plan.averaging or plan.programme or plan.schedule)
+    plan for plan in ALL if plan.parts == plan.workers > 1 and not (plan.averaging or plan.coordinator or plan.schedule)
 ]
 FLUSHED = [plan for plan in ALL if plan.schedule is not None and not plan.endless]
 

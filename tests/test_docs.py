@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.drawing import draw
-from paceline.plan import RECIPES, Plan
+from paceline.explain.drawing import draw
+from paceline.plans.plan import RECIPES, Plan
 from tests.test_adapters import EXAMPLES as ADAPTED
 
 ROOT = Path(__file__).parents[1]

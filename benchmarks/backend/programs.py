@@ -362,14 +362,14 @@ def play(
     context: Any, target: Callable[..., None], ranks: int, store: str, arguments: tuple[Any, ...], patience: float
 ) -> tuple[float, list[int | None], list[str]]:
     """How long it took, the exit codes (None for who did not end), and what the ranks wrote."""
-    crew = [context.Process(target=target, args=(rank, ranks, store, *arguments)) for rank in range(ranks)]
-    for process in crew:
+    pool = [context.Process(target=target, args=(rank, ranks, store, *arguments)) for rank in range(ranks)]
+    for process in pool:
         process.start()
     begun = time.monotonic()
-    for process in crew:
+    for process in pool:
         process.join(max(0.0, begun + patience - time.monotonic()))
-    seconds, codes = time.monotonic() - begun, [process.exitcode for process in crew]
-    for process in crew:
+    seconds, codes = time.monotonic() - begun, [process.exitcode for process in pool]
+    for process in pool:
         process.kill()
         process.join()
     files = [Path(f"{store} {rank}") for rank in range(ranks)]

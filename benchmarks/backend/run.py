@@ -149,9 +149,9 @@ def measure(ranks: int, what: str, options: argparse.Namespace) -> dict[str, Any
         return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     with tempfile.TemporaryDirectory() as folder:
         command = [*common, "--store", f"{folder}/store", "--rank"]
-        crew = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(ranks)]
-        said = [process.communicate()[0] for process in crew]
-        assert not any(process.returncode for process in crew)
+        pool = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(ranks)]
+        said = [process.communicate()[0] for process in pool]
+        assert not any(process.returncode for process in pool)
     return json.loads(said[0])
 
 

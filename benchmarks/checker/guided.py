@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from paceline.core.actions import Action, Lease
-from paceline.core.events import Event
-from paceline.core.gates.asynchronous import Asynchronous
-from paceline.core.gates.backup import Backup
-from paceline.core.gates.stale_synchronous import StaleSynchronous
-from paceline.core.meetings import Shards
-from paceline.core.server import NONE, Desk
+from paceline.core.collectives import Shards
+from paceline.core.server.actions import Action, Lease
+from paceline.core.server.events import Event
+from paceline.core.server.gates.asynchronous import Asynchronous
+from paceline.core.server.gates.backup import Backup
+from paceline.core.server.gates.stale_synchronous import StaleSynchronous
+from paceline.core.server.machines import NONE, Desk
 from paceline.engines.virtual.explore import _Explorer, _World
 
 sys.path[:0] = [str(Path(__file__).parents[1])]

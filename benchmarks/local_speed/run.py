@@ -24,8 +24,8 @@ from torch import nn
 
 import paceline as pl
 from paceline.errors import JobWarning
-from paceline.jobs import IdxMissing, mnist
-from paceline.plan import RECIPES, Plan
+from paceline.jobs.built_in import IdxMissing, mnist
+from paceline.plans.plan import RECIPES, Plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write
@@ -80,11 +80,11 @@ def plain(
         start, done = context.Barrier(processes), context.Queue()
         model = network(hidden).share_memory() if shared else network(hidden)
         args = (model, updates, threads, start, done, indexing)
-        crew = [context.Process(target=plain_loop, args=args) for _ in range(processes)]
-        for process in crew:
+        pool = [context.Process(target=plain_loop, args=args) for _ in range(processes)]
+        for process in pool:
             process.start()
-        found = [done.get() for _ in crew]
-        for process in crew:
+        found = [done.get() for _ in pool]
+        for process in pool:
             process.join()
         return max(found)
 

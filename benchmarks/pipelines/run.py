@@ -173,11 +173,11 @@ def torch_pipeline(net: str, name: str, micro: int) -> Seconds:
 def together(work: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> float:
     context = multiprocessing.get_context("spawn")
     done = context.Queue()
-    crew = [context.Process(target=what, args=(*args, done)) for what, args in work]
-    for process in crew:
+    pool = [context.Process(target=what, args=(*args, done)) for what, args in work]
+    for process in pool:
         process.start()
-    found = [done.get(timeout=120) for _ in crew]
-    for process in crew:
+    found = [done.get(timeout=120) for _ in pool]
+    for process in pool:
         process.join()
     return max(found)
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import paceline as pl
 from paceline.errors import UsageError
-from paceline.plan import Plan, make
+from paceline.plans.plan import Plan, make
 from paceline.testing.conformance import difference
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -21,11 +21,11 @@ import torch
 
 import paceline as pl
 from paceline.core.agenda import Agenda
-from paceline.engines.transports.shared_memory import Locks, RecordLock, Waiter
 from paceline.engines.virtual import simulate
-from paceline.job import load_job
-from paceline.plan import Plan
-from paceline.trace import Kind
+from paceline.jobs.job import load_job
+from paceline.links.shared_memory import Locks, RecordLock, Waiter
+from paceline.plans.plan import Plan
+from paceline.runs.trace import Kind
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write
@@ -36,7 +36,7 @@ PARAMETER_BYTES = 55_050 * 4
 CHILD = """
 import sys
 import paceline as pl
-from paceline.job import load_job
+from paceline.jobs.job import load_job
 sys.path.insert(0, sys.argv[4])
 from tree import nanoseconds
 plan, updates, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

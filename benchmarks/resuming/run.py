@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 import paceline as pl
-from paceline.job import load_job
+from paceline.jobs.job import load_job
 from paceline.testing.conformance import each_sample_once, no_update_lost, replays, staleness_identity
 from paceline.testing.killing import kill_tree
 

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 import paceline as pl
-from paceline.compute.payload import Payload
 from paceline.engines.setup import set_up
 from paceline.engines.virtual import simulate
 from paceline.errors import JobWarning
-from paceline.job import load_job
-from paceline.jobs import patterns
-from paceline.plan import Plan
-from paceline.run import Run
-from paceline.trace import Kind
+from paceline.gradients.payload import Payload
+from paceline.jobs.built_in import patterns
+from paceline.jobs.job import load_job
+from paceline.plans.plan import Plan
+from paceline.runs.run import Run
+from paceline.runs.trace import Kind
 
 TUNING_SEEDS, SEEDS = (1000, 1001, 1002), tuple(range(10))
 EVERY = 10  # local steps between two meetings, of all methods with local steps

@@ -9,7 +9,7 @@ import typer
 
 import paceline
 from paceline.cli import app, register
-from paceline.plan import RECIPES
+from paceline.plans.plan import RECIPES
 
 
 def python() -> str:

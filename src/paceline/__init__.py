@@ -25,27 +25,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.comparison import compare as compare
-    from paceline.compute.through_time import ThroughTime as ThroughTime
-    from paceline.engines.replay import replay as replay
-    from paceline.job import Job as Job
-    from paceline.own_loop import parallel as parallel
-    from paceline.plan import Plan as Plan
-    from paceline.run import Run as Run
-    from paceline.training import train as train
+    from paceline.api.compare import compare as compare
+    from paceline.api.parallel import parallel as parallel
+    from paceline.api.train import train as train
+    from paceline.engines.replay.replay import replay as replay
+    from paceline.jobs.job import Job as Job
+    from paceline.plans.plan import Plan as Plan
+    from paceline.runs.run import Run as Run
+    from paceline.stages.through_time import ThroughTime as ThroughTime
 
 __version__ = "0.1.0"
 
 _FACE = {
-    "Job": "paceline.job",
-    "Plan": "paceline.plan",
-    "Run": "paceline.run",
-    "train": "paceline.training",
-    "compare": "paceline.comparison",
-    "replay": "paceline.engines.replay",
-    "parallel": "paceline.own_loop",
+    "Job": "paceline.jobs.job",
+    "Plan": "paceline.plans.plan",
+    "Run": "paceline.runs.run",
+    "train": "paceline.api.train",
+    "compare": "paceline.api.compare",
+    "replay": "paceline.engines.replay.replay",
+    "parallel": "paceline.api.parallel",
     "World": "paceline.engines.virtual",
-    "ThroughTime": "paceline.compute.through_time",
+    "ThroughTime": "paceline.stages.through_time",
 }
 
 
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
     if name in _FACE:
         return getattr(importlib.import_module(_FACE[name]), name)
     if name[:1].isupper():
-        from paceline.plan import plan_class
+        from paceline.plans.plan import plan_class
 
         if (build := plan_class(name)) is not None:
             return build

@@ -50,13 +50,13 @@ def test_groups_of_some(tmp_path: Path) -> None:
 
 
 def test_beside_nccl(tmp_path: Path) -> None:
-    crew = start(scenes.training, 2, tmp_path, backend="cpu:paceline,cuda:nccl")
+    pool = start(scenes.training, 2, tmp_path, backend="cpu:paceline,cuda:nccl")
     try:
-        for rank in crew:
+        for rank in pool:
             text = rank.end()
             assert rank.process.exitcode == 0, text
     finally:
-        stop(crew)
+        stop(pool)
 
 
 @pytest.mark.parametrize("slip", ["reduction", "length", "dtype", "operation", "root"])
@@ -71,32 +71,32 @@ def test_a_mismatch_is_told_to_all_with_all_lines(slip: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("scene", ["waits", "waits_for_a_letter", "trains_for_ever"])
 def test_a_killed_rank_is_named_at_once(scene: str, tmp_path: Path) -> None:
-    crew = start(getattr(scenes, scene), 3 if scene == "waits" else 2, tmp_path)
+    pool = start(getattr(scenes, scene), 3 if scene == "waits" else 2, tmp_path)
     try:
         deadline = time.monotonic() + 60
-        while not all(rank.said.exists() and "ready" in rank.said.read_text() for rank in crew):
+        while not all(rank.said.exists() and "ready" in rank.said.read_text() for rank in pool):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        crew[1].process.kill()
+        pool[1].process.kill()
         killed = time.monotonic()
-        for rank in crew[:1] + crew[2:]:
+        for rank in pool[:1] + pool[2:]:
             text = rank.end()
             assert time.monotonic() - killed < 20.0  # not by the deadline of 30
             assert rank.process.exitcode == 1
             assert re.search(r"RankGone: .* for rank 1, which is gone: its process \d+ has ended", text), text
             assert re.search("rank 1 was last in (all_reduce|broadcast) of", text)
     finally:
-        stop(crew)
+        stop(pool)
 
 
 def test_a_failure_reaches_ddp_through_a_future_that_was_not_set(tmp_path: Path) -> None:
-    crew = start(scenes.fails_late, 2, tmp_path)
+    pool = start(scenes.fails_late, 2, tmp_path)
     try:
-        text = crew[0].end()
-        assert crew[0].process.exitcode == 1
+        text = pool[0].end()
+        assert pool[0].process.exitcode == 1
         assert re.search(r"RankGone: .* for rank 1, which is gone", text), text
     finally:
-        stop(crew)
+        stop(pool)
 
 
 def test_a_rank_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_a_rank_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
         "if rank: raise ValueError('too hot')\n"
         "dist.all_reduce(torch.ones(3))\n"
     )
-    crew = [subprocess.Popen([sys.executable, script, str(rank)], stderr=subprocess.PIPE, text=True) for rank in (0, 1)]
-    said = [process.communicate(timeout=60)[1] for process in crew]
+    pool = [subprocess.Popen([sys.executable, script, str(rank)], stderr=subprocess.PIPE, text=True) for rank in (0, 1)]
+    said = [process.communicate(timeout=60)[1] for process in pool]
     assert "RankGone: rank 0 waited in all_reduce of 3 float32 (sum) at" in said[0]
     assert "script.py:5 for rank 1, which has left the group" in said[0]
     assert "rank 1: ended with ValueError: too hot" in said[0]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import paceline.backend
-from paceline.engines.local.servant import PRELOAD
+from paceline.engines.local.forkserver import PRELOAD
 
 SECONDS = 60.0
 context = multiprocessing.get_context("forkserver")
@@ -41,30 +41,30 @@ class Rank:
 
 
 def start(scene: Callable[[], None], ranks: int, folder: Path, backend: str = paceline.backend.NAME) -> list[Rank]:
-    crew = []
+    pool = []
     for rank in range(ranks):
         said = folder / f"rank {rank}"
         arguments = (scene, rank, ranks, folder / "store", said, backend)
         process = context.Process(target=_be, args=arguments, daemon=True)
         process.start()
-        crew.append(Rank(process, said))
-    return crew
+        pool.append(Rank(process, said))
+    return pool
 
 
 def play(scene: Callable[[], None], ranks: int, folder: Path, fails: bool = False) -> list[str]:
     """What each rank said: its output, and its errors if it is to fail."""
-    crew = start(scene, ranks, folder)
+    pool = start(scene, ranks, folder)
     try:
-        said = [rank.end() for rank in crew]
-        for rank, text in zip(crew, said, strict=True):
+        said = [rank.end() for rank in pool]
+        for rank, text in zip(pool, said, strict=True):
             assert (rank.process.exitcode != 0) == fails, text
     finally:
-        stop(crew)
+        stop(pool)
     return said
 
 
-def stop(crew: list[Rank]) -> None:
-    for rank in crew:
+def stop(pool: list[Rank]) -> None:
+    for rank in pool:
         rank.process.kill()
         rank.process.join()
         rank.process.close()

@@ -11,7 +11,7 @@ import torch
 import paceline as pl
 from paceline.core.codecs.dense import Dense
 from paceline.engines.virtual import World, simulate
-from paceline.plan import Plan
+from paceline.plans.plan import Plan
 from paceline.testing.conformance import difference
 from paceline.testing.jobs import JOBS
 

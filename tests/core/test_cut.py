@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from paceline.core.actions import Apply, Noted
-from paceline.core.cut import Cut, UnderWay, take_cut
-from paceline.core.events import Compute, Death, Finish, Pull, Push
-from paceline.core.gates import Gate
-from paceline.core.gates.asynchronous import Asynchronous
-from paceline.core.gates.backup import Backup
-from paceline.core.gates.stale_synchronous import StaleSynchronous
-from paceline.core.meetings import Shards
-from paceline.core.server import Desk
-from paceline.core.worker import Worker
+from paceline.core.collectives import Shards
+from paceline.core.server.actions import Apply, Noted
+from paceline.core.server.cut import Cut, UnderWay, take_cut
+from paceline.core.server.events import Compute, Death, Finish, Pull, Push
+from paceline.core.server.gates import Gate
+from paceline.core.server.gates.asynchronous import Asynchronous
+from paceline.core.server.gates.backup import Backup
+from paceline.core.server.gates.stale_synchronous import StaleSynchronous
+from paceline.core.server.machines import Desk
+from paceline.core.server.worker import Worker
 
 
-class Life:
+class ResumePoint:
     """Desk, shards and workers, run in an order that chance decides; what every shard took is in `applied`."""
 
     def __init__(
@@ -81,7 +81,7 @@ def test_every_batch_is_taken_once_however_often_the_run_is_cut(place: Shards, g
     applied: list[Counter[int]] = [Counter() for _ in range(place.count)]
     cut: Cut | None = None
     for _ in range(5):
-        life = Life(chance.randint(least, 4), batches, place, gate, applied, cut)
+        life = ResumePoint(chance.randint(least, 4), batches, place, gate, applied, cut)
         for _ in range(chance.randrange(60)):
             life.step(chance)
             if chance.random() < 0.02 and len(life.workers) - len(life.dead) > least:
@@ -91,7 +91,7 @@ def test_every_batch_is_taken_once_however_often_the_run_is_cut(place: Shards, g
         cut = life.cut()
         assert [sum(taken.values()) for taken in applied] == [version * least for version in cut.versions]
         assert cut.finished <= min(sum(taken.values()) for taken in applied)
-    life, steps = Life(3, batches, place, gate, applied, cut), 0
+    life, steps = ResumePoint(3, batches, place, gate, applied, cut), 0
     while life.step(chance):
         steps += 1
         assert steps < 10**5, "nobody gets any further"
@@ -99,7 +99,7 @@ def test_every_batch_is_taken_once_however_often_the_run_is_cut(place: Shards, g
 
 
 def test_a_batch_that_all_shards_have_is_done_and_one_that_some_have_is_not() -> None:
-    life = Life(2, 9, Shards(2), Asynchronous(), [Counter(), Counter()], None)
+    life = ResumePoint(2, 9, Shards(2), Asynchronous(), [Counter(), Counter()], None)
     zero, one = life.workers
     for _ in range(4):  # asks, computes, pushes to both shards, and is about to say so
         life.do(zero)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from paceline.core.actions import Action, Apply, Late, Lease
 from paceline.core.agenda import Agenda
-from paceline.core.events import Death, Finish
-from paceline.core.gates.backup import Backup
-from paceline.core.gates.stale_synchronous import StaleSynchronous
-from paceline.core.gathering import Gathering
-from paceline.core.server import Desk
+from paceline.core.server.actions import Action, Apply, Late, Lease
+from paceline.core.server.events import Death, Finish
+from paceline.core.server.gates.backup import Backup
+from paceline.core.server.gates.stale_synchronous import StaleSynchronous
+from paceline.core.server.gathering import Gathering
+from paceline.core.server.machines import Desk
 from paceline.engines.virtual import World, explore, simulate
-from paceline.plan import Plan
-from paceline.trace import Kind, Trace
+from paceline.plans.plan import Plan
+from paceline.runs.trace import Kind, Trace
 
 if TYPE_CHECKING:
     from paceline.core.state import State

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.core.meetings.neighbours import GRAPHS
+from paceline.core.collectives.neighbours import GRAPHS
 from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.data.order import Order
 from paceline.engines.virtual import World
 from paceline.errors import PlanError
-from paceline.plan import Plan
-from paceline.trace import Kind
+from paceline.plans.plan import Plan
+from paceline.runs.trace import Kind
 
 Vector = npt.NDArray[np.float64]
 SAMPLES, SIZE, BATCH, RATE, UPDATES = 60, 7, 12, 0.05, 23
@@ -166,7 +166,7 @@ def test_hogwild_with_one_worker_is_sequential_to_the_bit() -> None:
 
 
 def test_a_synchronous_gradient_is_clipped_without_touching_what_others_still_read() -> None:
-    from paceline.compute.autograd import clipped
+    from paceline.gradients.replica import clipped
 
     shared = torch.ones(4)
     (scaled,) = clipped([shared], 0.5)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.compute.weighing import Live
 from paceline.core.schedules.through_time import Advance, Back, Drop, Keep, forwards, orders
 from paceline.errors import JobError
+from paceline.stages.memory_estimate import Live
 
 
 @cache

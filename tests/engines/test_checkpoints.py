@@ -26,7 +26,7 @@ from torch import nn
 import paceline as pl
 from paceline.engines import checkpoints
 from paceline.errors import CheckpointWarning, PlanError, RunFolderError, RunStopped, UsageError
-from paceline.run import Run
+from paceline.runs.run import Run
 from paceline.testing.conformance import each_sample_once, no_update_lost, replays, staleness_identity
 from paceline.testing.killing import kill_tree
 
@@ -70,7 +70,7 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_of(file: Path) -> pl.Job:
-    from paceline.job import load_job
+    from paceline.jobs.job import load_job
 
     return load_job(str(file))
 

@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.compute.abroad import Abroad, Crossing
-from paceline.compute.autograd import Replica
+from paceline.api.train import train
 from paceline.core.agenda import Chunk
 from paceline.engines import setup
 from paceline.engines.devices import CPU, Placement, place
 from paceline.errors import JobError, UsageError
-from paceline.job import Job
-from paceline.plan import Plan
+from paceline.gradients.device_replica import DeviceReplica, HostDeviceCopy
+from paceline.gradients.replica import Replica
+from paceline.jobs.job import Job
+from paceline.plans.plan import Plan
 from paceline.testing.conformance import PLANS, check_run, difference, same_numbers
 from paceline.testing.jobs import JOBS, SPARSE_JOBS
-from paceline.training import train
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 ROWS = [plan for member in PLANS for plan in member.plans()[-1:] if plan.schedule is None]
@@ -91,7 +91,7 @@ def test_a_crossing_keeps_kinds_and_holes_apart() -> None:
         ]
 
     here, there = made(), made()
-    crossing = Crossing(here, there)
+    crossing = HostDeviceCopy(here, there)
     with torch.no_grad():
         for parameter in here:
             parameter.mul_(3)
@@ -111,7 +111,7 @@ def test_a_replica_abroad_draws_the_same_chance() -> None:
     module = made.make_model()
     chunk, batch = Chunk(3, 1, 0, 0, 8, 1.0), tuple(t[:8] for t in made.data)
     found = []
-    for kind in (Replica, Abroad):
+    for kind in (Replica, DeviceReplica):
         replica = kind(made, made.make_model().train(), (), CPU)
         loss = replica.backward(chunk, batch, 0.5)
         found.append((loss, [g.sum().item() for g in replica.take()]))

@@ -135,7 +135,7 @@ def test_the_folder_opens_after_a_crash(tmp_path: Path) -> None:
     record = json.loads((folder / "run.json").read_text())
     assert record["status"] == "failed"
     assert "SIGKILL" in record["error"]
-    from paceline.trace import Trace
+    from paceline.runs.trace import Trace
 
     assert len(Trace.open(folder / "trace.arrow")) > 10
 

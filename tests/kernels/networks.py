@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from paceline.modules import Subsampling
+from paceline.jobs.modules import Subsampling
 
 
 class Residual(nn.Module):

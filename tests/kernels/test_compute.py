@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.compute import fused as compute
-from paceline.compute.autograd import CPU
+from paceline.api.train import train
 from paceline.engines import setup
 from paceline.engines.devices import Placement
 from paceline.errors import JobError, JobWarning
-from paceline.job import Job
+from paceline.gradients import fused_replica as compute
+from paceline.gradients.replica import CPU
+from paceline.jobs.job import Job
 from paceline.kernels import build
 from paceline.kernels.fused import Fused, loss_kind
-from paceline.plan import Plan
+from paceline.plans.plan import Plan
 from paceline.testing.conformance import check_run, difference
-from paceline.training import train
 from tests.kernels.played import Played
 from tests.kernels.test_cuda import Narrow
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.engines.replay import replay
+from paceline.engines.replay.replay import replay
 
 pytest.importorskip("mpi4py")
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))

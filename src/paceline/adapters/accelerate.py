@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.api.parallel import parallel
 from paceline.errors import UsageError
-from paceline.own_loop import parallel
-from paceline.plan import Plan
+from paceline.plans.plan import Plan
 
 __all__ = ["Accelerator"]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import nn
 
+from paceline.api.parallel import parallel
 from paceline.errors import UsageError
-from paceline.own_loop import parallel
-from paceline.plan import Plan
+from paceline.plans.plan import Plan
 
 if "lightning" in sys.modules:  # Lightning has two names, and a Trainer takes only strategies of its own name
     from lightning.pytorch.strategies import DDPStrategy

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.backend.board import SLOT, Board
 from paceline.backend.vectors import settle
-from paceline.core.meetings import segment_cuts
+from paceline.core.collectives import segment_cuts
 from paceline.errors import UsageError
 
 Combine = Callable[..., Tensor]

@@ -20,8 +20,8 @@ from paceline.backend.mover import MOVER
 from paceline.backend.traffic import Traffic
 from paceline.backend.vectors import NotOurs, flat
 from paceline.backend.works import Operation, Underway
-from paceline.engines.transports.shared_memory import Memory
 from paceline.errors import UsageError
+from paceline.links.shared_memory import Memory
 
 _ALLREDUCE = dist.AllreduceOptions()
 _SCATTERED = dist.ReduceScatterOptions()

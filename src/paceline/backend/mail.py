@@ -17,8 +17,8 @@ from torch import Tensor
 from paceline.backend import calls
 from paceline.backend.vectors import flat, settle
 from paceline.backend.works import Underway
-from paceline.engines.transports.shared_memory import Memory
 from paceline.errors import CollectiveFailed, CollectivesDiffer
+from paceline.links.shared_memory import Memory
 
 if TYPE_CHECKING:
     from paceline.backend.traffic import Traffic

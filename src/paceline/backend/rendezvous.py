@@ -19,9 +19,9 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from paceline.engines.transports.shared_memory import Memory
-from paceline.engines.transports.sharing import machine
 from paceline.errors import RankMissing
+from paceline.links.rendezvous import machine
+from paceline.links.shared_memory import Memory
 
 
 def unfit() -> str:

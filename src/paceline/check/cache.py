@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.check.findings import Finding, Step
-from paceline.story import Wait
+from paceline.narrative import Wait
 
 FOLDER = ".paceline_cache"
 

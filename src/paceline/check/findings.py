@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.story import Scene, Wait, tell, tell_waits
+from paceline.narrative import Scene, Wait, tell, tell_waits
 
 
 class Step(NamedTuple):

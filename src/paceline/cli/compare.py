@@ -43,8 +43,8 @@ def compare(
         compare_scripts(script, workers or 2, quiet, json)
         return
     assert job is not None
+    from paceline.api.compare import compare as run_comparison
     from paceline.cli.tables import show_comparison
-    from paceline.comparison import compare as run_comparison
 
     chosen = options.open_job(job, data_dir, device=device, epochs=epochs, batch_size=batch_size, seed=seed)
     found = run_comparison(
@@ -64,8 +64,8 @@ def compare(
 
 
 def compare_scripts(script: str, workers: int, quiet: bool, json: bool) -> None:
+    from paceline.api.compare_scripts import compare_script
     from paceline.cli.tables import show_scripts
-    from paceline.scripts import compare_script
 
     found = compare_script(
         script, workers, say=lambda line: None if quiet else console.print(line, style="dim", markup=False)

@@ -12,7 +12,7 @@ from paceline.cli import options
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.plan import Plan
+    from paceline.plans.plan import Plan
 
 
 def draw(
@@ -39,9 +39,9 @@ def draw(
     under it; with --job, how much memory its workers take. Other plans are drawn as a timeline of a small made-up
     world in which some workers are slower than others.
     """
-    from paceline.drawing import draw as picture
-    from paceline.drawing import draw_run, opened, write_page
-    from paceline.plan import Plan
+    from paceline.explain.drawing import draw as picture
+    from paceline.explain.drawing import draw_run, opened, write_page
+    from paceline.plans.plan import Plan
 
     is_run = "/" in plan.partition(":")[0] or Path(plan).is_dir()
     what, colours = opened(Path(plan)) if is_run else Plan.parse(plan, workers), sys.stdout.isatty()
@@ -53,7 +53,7 @@ def draw(
 
 
 def memory_for(job: str, plan: Plan) -> str:
-    from paceline.engines.fitting import memory_line
+    from paceline.engines.memory_check import memory_line
     from paceline.engines.setup import set_up
 
     if plan.schedule is None:

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from paceline.plain import strict
+from paceline.runs.strict_json import strict
 
 _kept: int | None = None
 

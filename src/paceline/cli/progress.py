@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from paceline.board import Board, Worker
 from paceline.cli import console
+from paceline.runs.live_status import Board, Worker
 
 REDRAW = 0.25  # seconds
 PLAIN = 5.0, 60.0  # seconds between plain lines: at first, and after doubling again and again

@@ -16,8 +16,8 @@ def prove(plan: options.PlanArgument, workers: options.Workers = None, json: opt
     taken, no version of weights is read that is not there, every gradient is in one update. Of a plan with a server,
     its gate, in every interleaving of a world of at most three workers, any one of which may die at any point.
     """
-    from paceline.plan import Plan
-    from paceline.proving import prove_plan
+    from paceline.explain.proving import prove_plan
+    from paceline.plans.plan import Plan
 
     found = prove_plan(Plan.parse(plan, workers))
     if json:

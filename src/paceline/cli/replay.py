@@ -31,7 +31,7 @@ def replay(
     """
     import torch
 
-    from paceline.engines.replay import replay as run_again
+    from paceline.engines.replay.replay import replay as run_again
 
     found = run_again(run, until)
     if save is not None:

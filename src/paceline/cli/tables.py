@@ -9,8 +9,8 @@ from rich.table import Table
 from paceline.cli import console
 
 if TYPE_CHECKING:
-    from paceline.comparison import Comparison, Row
-    from paceline.scripts import ScriptComparison
+    from paceline.api.compare import Comparison, Row
+    from paceline.api.compare_scripts import ScriptComparison
 
 
 def show_summary(summary: dict[str, Any]) -> None:

@@ -46,9 +46,9 @@ def train(
     Ctrl-C and SIGTERM have a checkpoint written and end the run, which --resume RUN goes on with; SIGUSR1 only has it
     written. With --checkpoint-every a run that was killed can go on, too. Ctrl-C twice ends it at once.
     """
+    from paceline.api.train import train as run_training
     from paceline.cli.progress import Progress
     from paceline.engines import mpi
-    from paceline.training import train as run_training
 
     if mpi.ranks() > 1:
         engine = "mpi"

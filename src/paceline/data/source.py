@@ -21,7 +21,7 @@ from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
 from paceline.data.order import Order
 from paceline.errors import JobError
-from paceline.job import Batch
+from paceline.jobs.job import Batch
 
 
 class Source(Protocol):

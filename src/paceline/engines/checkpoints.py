@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compute.belongings import Belongings, Place, pack, places, unpacked
 from paceline.core.agenda import Agenda
-from paceline.core.cut import Cut, UnderWay
+from paceline.core.server.cut import Cut, UnderWay
 from paceline.errors import RunFolderError
-from paceline.trace import Columns, Kind, Trace
+from paceline.parameters.worker_state import Place, WorkerState, pack, places, unpacked
+from paceline.runs.trace import Columns, Kind, Trace
 
 FORMAT = 1
 PAD = 4096  # bytes: so that a file that says a little more has the same length
@@ -41,9 +41,9 @@ class Checkpoint:
     nanoseconds: int  # of training so far
     lives: list[dict[str, Any]]  # so far, as in run.json
     cut: Cut | None  # under plans with a server
-    holders: dict[str, Belongings] = field(default_factory=dict)
+    holders: dict[str, WorkerState] = field(default_factory=dict)
 
-    def workers(self) -> list[Belongings]:
+    def workers(self) -> list[WorkerState]:
         """In the order of their numbers."""
         count = sum(name.startswith("worker.") for name in self.holders)
         return [self.holders[f"worker.{number}"] for number in range(count)]
@@ -61,10 +61,10 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
         return
     old = _make_room(base, draft)
     state, where = dict[str, Tensor](), dict[str, list[Place]]()
-    for holder, belongings in checkpoint.holders.items():
-        where[holder], size = places(belongings.tensors)
+    for holder, worker_state in checkpoint.holders.items():
+        where[holder], size = places(worker_state.tensors)
         state[holder] = torch.empty(size, dtype=torch.uint8)
-        pack(list(belongings.tensors.values()), where[holder], state[holder])
+        pack(list(worker_state.tensors.values()), where[holder], state[holder])
     _save_state({holder: raw for holder, raw in state.items() if len(raw)}, draft)
     _save_model(model, draft / "model.safetensors")
     record = {
@@ -74,7 +74,7 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
         "nanoseconds": checkpoint.nanoseconds,
         "lives": checkpoint.lives,
         "cut": checkpoint.cut,
-        "facts": {holder: belongings.facts for holder, belongings in checkpoint.holders.items()},
+        "facts": {holder: worker_state.facts for holder, worker_state in checkpoint.holders.items()},
         "where": where,
     }
     told = json.dumps(record, default=str).encode()
@@ -200,7 +200,7 @@ def _read(place: Path) -> Checkpoint:
             load({name: raw for name, raw in state.items() if len(raw)}, checkpoint_id=place, no_dist=True)
     except (OSError, ValueError, KeyError, CheckpointException) as error:
         raise RunFolderError(f"the checkpoint {place} cannot be read: {type(error).__name__}: {error}") from error
-    holders = {name: Belongings(unpacked(state[name], where[name]), facts) for name, facts in record["facts"].items()}
+    holders = {name: WorkerState(unpacked(state[name], where[name]), facts) for name, facts in record["facts"].items()}
     return Checkpoint(record["updates"], record["nanoseconds"], record["lives"], _cut(record["cut"]), holders)
 
 

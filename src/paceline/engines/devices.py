@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from paceline.compute.abroad import Abroad
-from paceline.compute.autograd import CPU, Replica
-from paceline.compute.fused import FusedReplica
-from paceline.core.meetings.neighbours import Neighbours
+from paceline.core.collectives.neighbours import Neighbours
 from paceline.errors import JobError
-from paceline.job import Job
-from paceline.plan import Plan
+from paceline.gradients.device_replica import DeviceReplica
+from paceline.gradients.fused_replica import FusedReplica
+from paceline.gradients.replica import CPU, Replica
+from paceline.jobs.job import Job
+from paceline.plans.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Placement:
         device = self.devices[worker]
         settle(device)
         kind = FusedReplica if job.compute == "fused" else Replica
-        return kind(job, module, moving, device) if self.at_home else Abroad(job, module, moving, device, kind)
+        return kind(job, module, moving, device) if self.at_home else DeviceReplica(job, module, moving, device, kind)
 
     def __str__(self) -> str:
         return ", ".join(dict.fromkeys(map(str, self.devices)))
@@ -57,7 +57,7 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
     one_each = len(set(devices)) == plan.workers > 1
     if plan.native:
         return Placement(devices, True, "nccl" if one_each else "gloo")
-    adds_up = plan.synchronous and not isinstance(plan.meeting, Neighbours) and plan.programme is None
+    adds_up = plan.synchronous and not isinstance(plan.meeting, Neighbours) and plan.coordinator is None
     if one_each and adds_up:
         return Placement(devices, True, "nccl")
     return Placement(devices, at_home=plan.meeting is None)

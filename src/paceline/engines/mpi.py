@@ -17,14 +17,14 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from paceline.compute.fused import by_ranks
 from paceline.data.source import TensorSource
-from paceline.engines.arithmetic.as_team import Team
+from paceline.engines.arithmetic.fused_team import Team
 from paceline.engines.setup import Outcome, Setup, Snapshot
 from paceline.errors import JobError, NotFinite, PlanError
-from paceline.job import Job
-from paceline.plan import Plan
-from paceline.trace import Kind, Row, Trace
+from paceline.gradients.fused_replica import by_ranks
+from paceline.jobs.job import Job
+from paceline.plans.plan import Plan
+from paceline.runs.trace import Kind, Row, Trace
 
 
 def rank() -> int:

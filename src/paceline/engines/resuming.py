@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.core.gates.backup import Backup
-from paceline.engines.kept import kept_job
+from paceline.core.server.gates.backup import Backup
+from paceline.engines.job_file import load_job_file
 from paceline.engines.setup import Setup
 from paceline.errors import PlanError, RunFolderError, UsageError
-from paceline.job import Job
-from paceline.plan import Plan, make, make_again
-from paceline.run import read_record
+from paceline.jobs.job import Job
+from paceline.plans.plan import Plan, make, make_again
+from paceline.runs.run import read_record
 
 
 def open_run(
@@ -29,7 +29,7 @@ def open_run(
     if limit is not None and limit != record["limit"]:
         raise UsageError(f"the run was begun with updates={record['limit']}; it cannot go on with updates={limit}")
     plan = next_plan(Plan.recorded(record), given, workers)
-    return job or kept_job(path, to_go_on=True), plan, record
+    return job or load_job_file(path, to_go_on=True), plan, record
 
 
 def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Plan:

@@ -13,17 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paceline.compute.blueprint import agrees, blueprint
-from paceline.compute.evaluate import evaluate
-from paceline.compute.fused import fused_if_possible
-from paceline.compute.layout import Layout, check_trainable, lay_out, sha256, trainable
-from paceline.compute.outline import outline
-from paceline.compute.probe import Probe, probe
-from paceline.compute.segment import Blueprint
-from paceline.compute.tables import check_optimizer
 from paceline.core.agenda import Agenda
-from paceline.core.meetings.neighbours import Neighbours
-from paceline.core.proof import prove, prove_mixing
+from paceline.core.collectives.neighbours import Neighbours
+from paceline.core.collectives.proof import prove, prove_mixing
 from paceline.core.schedules import Table
 from paceline.core.schedules.passes import passes
 from paceline.core.schedules.proof import prove_table
@@ -31,13 +23,21 @@ from paceline.data.order import Order
 from paceline.data.source import Source, open_source
 from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.devices import Placement, place
-from paceline.engines.fitting import check_fit, peaks_of
+from paceline.engines.memory_check import check_fit, peaks_of
 from paceline.engines.threads import threads
 from paceline.errors import CrowdedWarning, JobWarning, PlanError, RunFailed, users_code
-from paceline.job import Job
-from paceline.plan import Plan
-from paceline.run import Run, RunFolder, machine, summarise, writing
-from paceline.trace import Trace
+from paceline.gradients.evaluate import evaluate
+from paceline.gradients.fused_replica import fused_if_possible
+from paceline.gradients.outline import outline
+from paceline.gradients.probe import Probe, probe
+from paceline.jobs.job import Job
+from paceline.parameters.layout import Layout, check_trainable, lay_out, sha256, trainable
+from paceline.parameters.sparse_tables import check_optimizer
+from paceline.plans.plan import Plan
+from paceline.runs.run import Run, RunFolder, machine, summarise, writing
+from paceline.runs.trace import Trace
+from paceline.stages.planning import agrees, blueprint
+from paceline.stages.segment import Blueprint
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -195,13 +195,13 @@ def _judging(job: Job, plan: Plan, engine: str) -> Job:
     if plan.native and job.on_nan == "skip":
         raise PlanError("plan ddp cannot honour on_nan='skip': PyTorch adds gradients up while they are computed")
     # A line search tries steps that are too long, and a replay goes as far as it is told.
-    judged_elsewhere = plan.programme is not None or (engine == "replay" and job.on_nan == "stop")
+    judged_elsewhere = plan.coordinator is not None or (engine == "replay" and job.on_nan == "stop")
     return job.with_(on_nan="ignore") if judged_elsewhere else job
 
 
 def _unused(job: Job, plan: Plan) -> list[str]:
     """What a programme has no use for, in one sentence; what it cannot honour is refused."""
-    if plan.programme is None:
+    if plan.coordinator is None:
         return []
     if job.clip_norm is not None:
         raise PlanError(
@@ -234,7 +234,7 @@ class Snapshot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wish:
+class CheckpointRequest:
     """What checkpoints the user asked for, and where this life of the run begins."""
 
     run: Path

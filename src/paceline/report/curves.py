@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.report.reading import Reading
-from paceline.trace import Kind, Trace
+from paceline.runs.trace import Kind, Trace
 
 Floats = npt.NDArray[np.float64]
 AXES = ("seconds", "updates", "samples")

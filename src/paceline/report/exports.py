@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.plain import strict
 from paceline.report.curves import as_dict, evaluation_curve, loss_curve, metrics, staleness_curve
 from paceline.report.figures import figures, lanes_of
 from paceline.report.reading import Reading
+from paceline.runs.strict_json import strict
 
 
 def write_json(readings: Sequence[Reading], output: Path) -> list[Path]:

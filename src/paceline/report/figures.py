@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.report.lanes import Lane, lanes
 from paceline.report.reading import Reading
-from paceline.tally import Time, straggling
+from paceline.runs.time_accounting import Time, straggling
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.tally import Time, spans
-from paceline.trace import Trace
+from paceline.runs.time_accounting import Time, spans
+from paceline.runs.trace import Trace
 
 
 class Lane(NamedTuple):

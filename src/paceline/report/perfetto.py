@@ -13,8 +13,8 @@ from typing import Any
 
 from paceline.report.curves import loss_curve, staleness_curve
 from paceline.report.reading import Reading
-from paceline.tally import Time, spans
-from paceline.trace import Columns, Kind
+from paceline.runs.time_accounting import Time, spans
+from paceline.runs.trace import Columns, Kind
 
 Event = dict[str, Any]
 NAMES = {

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunFolderError
-from paceline.run import read_json, read_record
-from paceline.trace import Trace
+from paceline.runs.run import read_json, read_record
+from paceline.runs.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from paceline.report.overview import colours_of, section
 from paceline.report.reading import Reading
 from paceline.report.timeline import time_bars, timeline
 from paceline.report.words import duration, number, share
-from paceline.tally import Time
-from paceline.trace import Kind
+from paceline.runs.time_accounting import Time
+from paceline.runs.trace import Kind
 
 POINTS = 4000  # of all curves of a chart
 INSIDE_DDP = "PyTorch's DDP meets while it computes: its waiting and communicating are within compute."

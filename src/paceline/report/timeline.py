@@ -10,7 +10,7 @@ from html import escape
 from paceline.report.charts import legend, ticks
 from paceline.report.lanes import Lane, binned, merged, packed
 from paceline.report.words import duration, share
-from paceline.tally import Time
+from paceline.runs.time_accounting import Time
 
 BINS = 180  # stretches of a static strip
 MOST_LANES = 32

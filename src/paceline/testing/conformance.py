@@ -18,16 +18,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.api.train import train
 from paceline.core.agenda import Agenda
-from paceline.core.meetings import Shards
+from paceline.core.collectives import Shards
 from paceline.core.schedules import FORWARD
-from paceline.core.server import Taken
-from paceline.engines.replay import replay
-from paceline.job import Job
-from paceline.plan import Plan, make
-from paceline.run import Run
-from paceline.trace import Kind
-from paceline.training import train
+from paceline.core.server.machines import Taken
+from paceline.engines.replay.replay import replay
+from paceline.jobs.job import Job
+from paceline.plans.plan import Plan, make
+from paceline.runs.run import Run
+from paceline.runs.trace import Kind
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.job import Job
+from paceline.jobs.job import Job
 
 SAMPLES = 61  # odd, so that nothing divides
 

@@ -15,7 +15,7 @@ from paceline.check.findings import Finding, Step
 from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
-from paceline.story import Wait
+from paceline.narrative import Wait
 
 
 def find(facts: Facts) -> Iterator[Finding]:

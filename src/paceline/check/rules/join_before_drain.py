@@ -16,7 +16,7 @@ from paceline.check.marks import has_timeout
 from paceline.check.names import dotted, keyword, last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
-from paceline.story import Wait
+from paceline.narrative import Wait
 
 READS = ("get", "get_nowait", "recv", "recv_bytes")
 

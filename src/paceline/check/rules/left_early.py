@@ -18,7 +18,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.sequences import Item, flattened
 from paceline.check.summaries import Facts
-from paceline.story import Wait
+from paceline.narrative import Wait
 
 # An exception that comes on one rank alone; a missing module is missing everywhere.
 ITS_OWN = ("Exception", "BaseException", "RuntimeError", "OSError", "IOError", "FileNotFoundError", "StopIteration")

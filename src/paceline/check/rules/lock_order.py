@@ -19,7 +19,7 @@ from paceline.check.findings import Finding, Step
 from paceline.check.marks import said
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, led, runs_now
-from paceline.story import Wait
+from paceline.narrative import Wait
 
 WITNESSES = 6  # ways kept from one lock to another
 LONGEST = 4  # locks of a circle

@@ -14,7 +14,7 @@ from paceline.check.marks import said
 from paceline.check.names import last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
-from paceline.story import Wait
+from paceline.narrative import Wait
 
 DEPTH = 3
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from paceline.check.declared import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.summaries import Facts
-from paceline.story import Wait
+from paceline.narrative import Wait
 
 
 class Rule(NamedTuple):

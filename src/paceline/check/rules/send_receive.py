@@ -18,7 +18,7 @@ from paceline.check.ranks import condition, of_rank
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
-from paceline.story import Wait
+from paceline.narrative import Wait
 
 SENDS, RECEIVES = ("send", "Send", "ssend", "Ssend"), ("recv", "Recv")
 

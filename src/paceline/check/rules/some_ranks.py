@@ -18,7 +18,7 @@ from paceline.check.marks import said
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.sequences import Difference, Item
 from paceline.check.summaries import Facts
-from paceline.story import Wait
+from paceline.narrative import Wait
 
 RANK_WORDS = ("torch", "mpi4py", "accelerat", "lightning", "horovod", "deepspeed", "dist.", "distributed", "fabric")
 

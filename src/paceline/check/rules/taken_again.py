@@ -17,7 +17,7 @@ from paceline.check.names import dotted
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, led, runs_now, same_object
 from paceline.check.walk import Held
-from paceline.story import Wait
+from paceline.narrative import Wait
 
 
 def find(facts: Facts) -> Iterator[Finding]:

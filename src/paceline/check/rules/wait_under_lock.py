@@ -17,7 +17,7 @@ from paceline.check.names import is_constant, keyword, last
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, led, runs_now
 from paceline.check.walk import Held
-from paceline.story import Wait
+from paceline.narrative import Wait
 
 Steps = tuple[tuple[Function, ast.expr], ...]
 DOES = {"Event": "set", "ProcessEvent": "set", "Queue": "put", "SimpleQueue": "put", "ProcessQueue": "put"}

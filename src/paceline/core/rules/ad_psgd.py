@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.core.chance import mix
-from paceline.core.meetings.neighbours import Neighbours
+from paceline.core.collectives.neighbours import Neighbours
 
 if TYPE_CHECKING:
     from torch import Tensor

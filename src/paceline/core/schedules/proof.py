@@ -33,7 +33,7 @@ from paceline.core.schedules import (
 )
 from paceline.core.schedules.clock import Channel, Walk, channel_of, clocked, sends, takes
 from paceline.errors import PlanError
-from paceline.story import Scene, Wait, tell, tell_waits
+from paceline.narrative import Scene, Wait, tell, tell_waits
 
 
 @dataclass

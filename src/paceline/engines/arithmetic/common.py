@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.compute.learner import Learner
-from paceline.compute.sender import Sender
 from paceline.data.source import Reader
 from paceline.engines.setup import Setup, Snapshot
+from paceline.gradients.encoder import GradientEncoder
+from paceline.gradients.learner import Learner
 
 
 class Snapshots:
@@ -35,5 +35,5 @@ def make_learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:
     return Learner(replica, Reader(setup.source, setup.order(), 0, lambda _: None)), optimizer
 
 
-def make_senders(setup: Setup, parameters: Sequence[Tensor]) -> list[Sender]:
-    return [Sender(setup.plan.wire, parameters) for _ in range(setup.plan.workers)]
+def make_encoders(setup: Setup, parameters: Sequence[Tensor]) -> list[GradientEncoder]:
+    return [GradientEncoder(setup.plan.wire, parameters) for _ in range(setup.plan.workers)]

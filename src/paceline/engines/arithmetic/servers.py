@@ -7,24 +7,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.compute.averaging import Commuter, Peer, middle
-from paceline.compute.home import (
-    ReplicaHome,
-    Room,
-    ShardHome,
-    optimizer_over,
-    room_shape,
-)
-from paceline.compute.payload import Computed, Payload
-from paceline.compute.row_home import shard_home
-from paceline.compute.rows import Journal
-from paceline.compute.slots import Slots
 from paceline.core.agenda import Chunk
-from paceline.core.events import Push
-from paceline.core.rooms import Replicas, Rooms
 from paceline.core.rules import Arrival
-from paceline.engines.arithmetic.common import Snapshots, make_learner, make_senders
+from paceline.core.server.events import Push
+from paceline.core.server.version_slots import Replicas, VersionSlots
+from paceline.engines.arithmetic.common import Snapshots, make_encoders, make_learner
 from paceline.engines.setup import Setup
+from paceline.gradients.gather_buffers import GatherBuffers
+from paceline.gradients.payload import GradientSum, Payload
+from paceline.parameters.replicas import ExchangingReplica, GossipReplica, middle
+from paceline.parameters.row_store import shard_store
+from paceline.parameters.rows import Journal
+from paceline.parameters.store import (
+    LocalStore,
+    ShardStore,
+    ShardVersion,
+    optimizer_over,
+    version_shape,
+)
 
 
 class Apart(Snapshots):
@@ -36,18 +36,18 @@ class Apart(Snapshots):
         replica = self.learner.replica
         named = dict(replica.module.named_parameters())
         place = {id(p): number for number, p in enumerate(replica.parameters)}
-        self.homes: list[list[ShardHome]] = []  # [worker][shard]
+        self.homes: list[list[ShardStore]] = []  # [worker][shard]
         self.which: list[list[int]] = []  # [shard] -> places of its parameters in the module
-        self.rooms = Rooms(workers)
+        self.rooms = VersionSlots(workers)
         self.states = [[0] * self.rooms.ints for _ in setup.layout.shards]
         columns, schedule, rule = [], setup.job.schedule, setup.plan.rule
         for layout, state in zip(setup.layout.shards, self.states, strict=True):
             mine = [named[p.name] for p in layout.parameters]
             self.which.append([place[id(p)] for p in mine])
             twin = optimizer_over(optimizer, {p: p for p in mine})
-            shape = room_shape(layout, setup.layout.dtype, mine, twin, rule, setup.probe.tables)
+            shape = version_shape(layout, setup.layout.dtype, mine, twin, rule, setup.probe.tables)
             self.rooms.init(state)
-            rooms = [Room(shape, torch.zeros(shape.size, dtype=torch.uint8)) for _ in range(self.rooms.count)]
+            rooms = [ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8)) for _ in range(self.rooms.count)]
             for room in rooms:
                 buffers = [b.to(setup.layout.dtype) for b in replica.moving] if layout.buffers else []
                 room.start(mine, buffers, rule)
@@ -55,7 +55,7 @@ class Apart(Snapshots):
             journal = Journal(shape.heights, len(rooms), ints)
             columns.append(
                 [
-                    shard_home(mine, optimizer_over(twin, {p: p for p in mine}), schedule, rooms, journal)
+                    shard_store(mine, optimizer_over(twin, {p: p for p in mine}), schedule, rooms, journal)
                     for _ in range(workers)
                 ]
             )
@@ -63,7 +63,7 @@ class Apart(Snapshots):
         self.buffers = [[b.clone() for b in replica.moving] for _ in range(workers)]
         self.newest_buffers = [b.clone() for b in replica.moving]
         self.gradients: list[Sequence[Tensor | None]] = [()] * workers
-        self.senders = make_senders(setup, replica.parameters)
+        self.encoders = make_encoders(setup, replica.parameters)
 
     def go_on(self, before: Apart) -> None:
         """Begin where an earlier life ended: everybody holds the newest version of every shard."""
@@ -76,12 +76,12 @@ class Apart(Snapshots):
         self.newest_buffers = [b.clone() for b in self.learner.replica.moving]
         self.buffers = [[b.clone() for b in self.newest_buffers] for _ in self.buffers]
 
-    def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
+    def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
         """The gradient of a whole batch, from what this worker holds."""
         for home, state in zip(self.homes[worker], self.states, strict=True):
             home.look(self.rooms.of(state, worker))
         self.learner.set_buffers(self.buffers[worker])
-        computed = self.senders[worker].sent(self.learner.compute(chunks))
+        computed = self.encoders[worker].sent(self.learner.compute(chunks))
         self.gradients[worker] = self.learner.settle(computed)
         self.buffers[worker] = [b.clone() for b in self.learner.replica.moving]
         return computed
@@ -102,7 +102,7 @@ class Apart(Snapshots):
         home.move(*self.rooms.move(self.states[shard], worker))
         self.setup.plan.rule.update(home, arrival)
 
-    def newest(self, shard: int) -> Room:
+    def newest(self, shard: int) -> ShardVersion:
         return self.homes[0][shard].rooms[self.rooms.newest(self.states[shard])]
 
     def values(self) -> list[Tensor]:
@@ -119,19 +119,19 @@ class Gathered(Apart):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         length, layout, self.needed = Payload.length(setup.layout), setup.layout, setup.plan.gathers
-        self.slots = Slots(layout, [torch.zeros(length, dtype=layout.dtype) for _ in range(self.needed)])
+        self.slots = GatherBuffers(layout, [torch.zeros(length, dtype=layout.dtype) for _ in range(self.needed)])
         self.round: list[tuple[int, int]] = []  # (batch, slot)
-        self.computed: dict[int, Computed] = {}
+        self.computed: dict[int, GradientSum] = {}
 
     def pull(self, worker: int) -> None:
         self.homes[worker][0].fetch(*self.rooms.fetch(self.states[0], worker))
         self.buffers[worker] = self.newest_buffers
 
-    def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
+    def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
         """The gradient of a share of a batch, from what this worker holds."""
         self.homes[worker][0].look(self.rooms.of(self.states[0], worker))
         self.learner.set_buffers(self.buffers[worker])
-        self.computed[worker] = self.senders[worker].sent(self.learner.compute(chunks))
+        self.computed[worker] = self.encoders[worker].sent(self.learner.compute(chunks))
         return self.computed[worker]
 
     def push(self, event: Push, version: int) -> int:
@@ -158,14 +158,14 @@ class Unlocked(Snapshots):
         parameters = self.learner.replica.parameters
         same = {p: p for p in parameters}
         self.homes = [
-            ReplicaHome(parameters, optimizer_over(optimizer, same), setup.job.schedule, setup.plan.rule)
+            LocalStore(parameters, optimizer_over(optimizer, same), setup.job.schedule, setup.plan.rule)
             for _ in range(workers)
         ]
         self.gradients: list[list[Tensor | None]] = [[] for _ in range(workers)]
-        self.senders = make_senders(setup, parameters)
+        self.encoders = make_encoders(setup, parameters)
 
-    def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
-        computed = self.senders[worker].sent(self.learner.compute(chunks))
+    def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
+        computed = self.encoders[worker].sent(self.learner.compute(chunks))
         self.homes[worker].updates = chunks[0].update
         self.gradients[worker] = self.learner.settle(computed)
         return computed
@@ -184,37 +184,37 @@ class Commuting(Snapshots):
         self.setup, self.snapshots, workers = setup, [], setup.plan.workers
         rule, (layout,) = setup.plan.exchanging, setup.layout.shards
         assert rule is not None
-        self.commuters = []
+        self.exchanging_replicas = []
         for _ in range(workers):
             learner, optimizer = make_learner(setup)
-            self.commuters.append(Commuter(learner, optimizer, rule))
-        replica = self.commuters[0].learner.replica
-        shape = room_shape(layout, setup.layout.dtype, replica.parameters, None, rule)
-        self.centre = Room(shape, torch.zeros(shape.size, dtype=torch.uint8))
+            self.exchanging_replicas.append(ExchangingReplica(learner, optimizer, rule))
+        replica = self.exchanging_replicas[0].learner.replica
+        shape = version_shape(layout, setup.layout.dtype, replica.parameters, None, rule)
+        self.centre = ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8))
         self.centre.start(replica.parameters, [b.to(setup.layout.dtype) for b in replica.moving], rule)
 
     def go_on(self, before: Commuting) -> None:
         """Begin where an earlier life ended: each worker as it left the centre, and new ones at the centre."""
         self.centre.raw.copy_(before.centre.raw)
-        for number, commuter in enumerate(self.commuters):
-            if number < len(before.commuters):
-                commuter.restore(before.commuters[number].belongings())
+        for number, exchanging in enumerate(self.exchanging_replicas):
+            if number < len(before.exchanging_replicas):
+                exchanging.restore(before.exchanging_replicas[number].worker_state())
             else:
-                commuter.join(self.centre)
+                exchanging.join(self.centre)
 
-    def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
+    def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
         """One local step."""
-        commuter = self.commuters[worker]
+        exchanging = self.exchanging_replicas[worker]
         if self.setup.agenda.begins(chunks[0].update):
-            commuter.begin()
-        computed = commuter.learner.compute(chunks)
-        commuter.step(chunks[0].update, computed)
+            exchanging.begin()
+        computed = exchanging.learner.compute(chunks)
+        exchanging.step(chunks[0].update, computed)
         return computed
 
     def push(self, event: Push, version: int) -> None:
-        self.commuters[event.worker].exchange(self.centre)
+        self.exchanging_replicas[event.worker].exchange(self.centre)
 
-    def newest(self, shard: int) -> Room:
+    def newest(self, shard: int) -> ShardVersion:
         return self.centre
 
     def values(self) -> list[Tensor]:
@@ -232,15 +232,17 @@ class Paired(Snapshots):
         self.state = [0] * self.replicas.ints
         self.replicas.init(self.state)
         replica = make_learner(setup)[0].replica
-        shape = room_shape(layout, setup.layout.dtype, replica.parameters, None, setup.plan.rule)
-        self.rooms = [Room(shape, torch.zeros(shape.size, dtype=torch.uint8)) for _ in range(self.replicas.count)]
+        shape = version_shape(layout, setup.layout.dtype, replica.parameters, None, setup.plan.rule)
+        self.rooms = [
+            ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8)) for _ in range(self.replicas.count)
+        ]
         for room in self.rooms:
             room.start(replica.parameters, [b.to(setup.layout.dtype) for b in replica.moving], setup.plan.rule)
         self.peers = []
         for worker in range(workers):
             learner, optimizer = make_learner(setup)
-            home = ReplicaHome(learner.replica.parameters, optimizer, setup.job.schedule, setup.plan.rule)
-            self.peers.append(Peer(learner, home, rule, self.rooms))
+            home = LocalStore(learner.replica.parameters, optimizer, setup.job.schedule, setup.plan.rule)
+            self.peers.append(GossipReplica(learner, home, rule, self.rooms))
             self.peers[worker].look(self.replicas.of(self.state, worker))
         self.gradients: list[list[Tensor | None]] = [[] for _ in range(workers)]
         self.last = 0
@@ -253,9 +255,9 @@ class Paired(Snapshots):
         for number, peer in enumerate(self.peers):
             peer.learner.set_buffers(self.rooms[self.replicas.of(self.state, number)].buffers)
             if number < len(before.peers):
-                peer.restore(before.peers[number].belongings())
+                peer.restore(before.peers[number].worker_state())
 
-    def compute(self, worker: int, chunks: list[Chunk]) -> Computed:
+    def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
         learner = self.peers[worker].learner
         computed = learner.compute(chunks)
         self.gradients[worker] = learner.settle(computed)
@@ -268,7 +270,7 @@ class Paired(Snapshots):
         self.peers[worker].step(version, self.gradients[worker], self.replicas.move(self.state, worker), theirs)
         self.last = worker
 
-    def newest(self, shard: int) -> Room:
+    def newest(self, shard: int) -> ShardVersion:
         return self.rooms[self.replicas.newest(self.state, self.last)]
 
     def values(self) -> list[Tensor]:

@@ -9,6 +9,6 @@
 There is no server process: the server's machines are integers in the arena, run by whoever holds the lock.
 """
 
-from paceline.engines.local.engine import train
+from paceline.engines.local.worker_pool import train
 
 __all__ = ["train"]

@@ -27,23 +27,23 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from paceline.compute.averaging import middle
-from paceline.compute.home import Optimizer, Room, RoomShape, optimizer_over, room_shape
-from paceline.compute.layout import Layout
-from paceline.compute.payload import Payload
-from paceline.compute.rows import Journal
-from paceline.compute.segment import Blueprint
-from paceline.core.gathering import Gathering
-from paceline.core.meetings import Shards
-from paceline.core.rooms import Replicas, Rooms
+from paceline.core.collectives import Shards
 from paceline.core.rules import Exchanging, Rule
 from paceline.core.rules.ad_psgd import AdPsgd
-from paceline.core.server import Desk, Shard
+from paceline.core.server.gathering import Gathering
+from paceline.core.server.machines import Desk, Shard
+from paceline.core.server.version_slots import Replicas, VersionSlots
 from paceline.engines.checkpoints import Checkpoint
-from paceline.engines.transports.mailbox import Mailbox, MailShape, mail_of
-from paceline.engines.transports.shared_memory import BellDescriptor, Locks, Memory, Twin
-from paceline.plan import Plan
-from paceline.trace import TraceRing
+from paceline.gradients.payload import Payload
+from paceline.links.mailbox import Mailbox, MailShape, mail_of
+from paceline.links.shared_memory import DoorbellDescriptor, DoubleBuffer, Locks, Memory
+from paceline.parameters.layout import Layout
+from paceline.parameters.replicas import middle
+from paceline.parameters.rows import Journal
+from paceline.parameters.store import Optimizer, ShardVersion, VersionShape, optimizer_over, version_shape
+from paceline.plans.plan import Plan
+from paceline.runs.trace import TraceRing
+from paceline.stages.segment import Blueprint
 
 CONTROL = 4
 ABORT, GO = 0, 1
@@ -58,8 +58,8 @@ class ArenaShape:
     kind: str  # "alone", "collective", "pipeline" or "shards"
     desk: Desk | None
     place: Shards
-    rooms: tuple[RoomShape, ...]  # per shard
-    places: type[Rooms] | type[Replicas]  # which room is whose
+    rooms: tuple[VersionShape, ...]  # per shard
+    places: type[VersionSlots] | type[Replicas]  # which room is whose
     results: int  # workers whose replicas make the result
     ghosts: int = 0  # leases that were under way when an earlier life of the run ended
     mail: tuple[MailShape, ...] = ()
@@ -78,19 +78,19 @@ class ArenaShape:
         """What a plan needs for these parameters."""
         if blueprint is not None:
             mail = tuple(mail_of(blueprint))
-            return ArenaShape(plan.workers, layout, "pipeline", None, Shards(), (), Rooms, 1, 0, mail)
+            return ArenaShape(plan.workers, layout, "pipeline", None, Shards(), (), VersionSlots, 1, 0, mail)
         if plan.gate is None:
             kind = "alone" if plan.meeting is None else "collective"
-            return ArenaShape(plan.workers, layout, kind, None, Shards(), (), Rooms, plan.results)
+            return ArenaShape(plan.workers, layout, kind, None, Shards(), (), VersionSlots, plan.results)
         rule = plan.exchanging or plan.rule
         rooms = []
         for shard in layout.shards:
             mine = [named[place.name] for place in shard.parameters]
             twin = optimizer_over(optimizer, {p: p for p in mine}) if plan.steps_at_shards else None
-            rooms.append(room_shape(shard, layout.dtype, mine, twin, rule, tables))
+            rooms.append(version_shape(shard, layout.dtype, mine, twin, rule, tables))
         desk = Desk(plan.workers, leases, plan.gate, ghosts)
         assert isinstance(plan.meeting, Shards)
-        places = Rooms if plan.pairing is None else Replicas
+        places = VersionSlots if plan.pairing is None else Replicas
         return ArenaShape(plan.workers, layout, "shards", desk, plan.meeting, tuple(rooms), places, 0, ghosts)
 
 
@@ -99,25 +99,25 @@ class ShardMemory:
     """The machine's integers and the rooms' lie in the same twin, so one store commits both."""
 
     machine: Shard | Gathering
-    places: Rooms | Replicas
-    twin: Twin
-    rooms: list[Room]
+    places: VersionSlots | Replicas
+    twin: DoubleBuffer
+    rooms: list[ShardVersion]
     journal: Journal
 
     @property
-    def newest(self) -> Room:
+    def newest(self) -> ShardVersion:
         return self.rooms[self.places.newest(self.twin.current)]
 
     @property
-    def all_newest(self) -> list[Room]:
+    def all_newest(self) -> list[ShardVersion]:
         """Of every replica, where each worker has one."""
         assert isinstance(self.places, Replicas)
         return [self.rooms[self.places.newest(self.twin.current, r)] for r in range(self.places.workers)]
 
 
 class Arena:
-    def __init__(self, shape: ArenaShape, memory: Memory, locks: Locks, bells: list[BellDescriptor]) -> None:
-        self.shape, self.memory, self.locks, self.bells = shape, memory, locks, bells
+    def __init__(self, shape: ArenaShape, memory: Memory, locks: Locks, doorbells: list[DoorbellDescriptor]) -> None:
+        self.shape, self.memory, self.locks, self.doorbells = shape, memory, locks, doorbells
         workers = shape.workers
         self.control = memory.ints(CONTROL)
         self.doing = memory.ints(workers)  # update or batch, -1 before the first
@@ -125,7 +125,7 @@ class Arena:
         self.asleep = [memory.ints(1) for _ in range(workers)]
         self.offers = [memory.ints(1) for _ in range(workers)]
         self.traces = [TraceRing(memory.take(TraceRing.size())) for _ in range(workers)]
-        self.desk = Twin(memory, shape.desk.ints) if shape.desk else None
+        self.desk = DoubleBuffer(memory, shape.desk.ints) if shape.desk else None
         self.shards = [self._shard(number) for number in range(len(shape.layout.shards))] if shape.desk else []
         length = Payload.length(shape.layout) if shape.kind == "collective" else 0
         self.payloads = [[memory.tensor(length, shape.layout.dtype) for _ in range(2)] for _ in range(workers)]
@@ -150,7 +150,7 @@ class Arena:
                     if parameter in remembered:
                         room.state.keep(number, remembered[parameter])
 
-    def put_back(self, begin: Checkpoint, pairing: AdPsgd | None) -> None:
+    def copy_into(self, begin: Checkpoint, pairing: AdPsgd | None) -> None:
         """Every worker holds the newest version of each shard, and what was under way is handed out again."""
         assert begin.cut is not None
         assert self.shape.desk is not None
@@ -190,8 +190,8 @@ class Arena:
 
     def close(self) -> None:
         """Let go of every descriptor. The memory goes with the last tensor that looks at it."""
-        for bell in self.bells:
-            os.close(bell.descriptor)
+        for doorbell in self.doorbells:
+            os.close(doorbell.descriptor)
         os.close(self.locks.descriptor)
         self.memory.close()
 
@@ -199,16 +199,16 @@ class Arena:
         memory, workers = self.memory, self.shape.workers
         machine = self.shape.place.machine(workers, self.shape.ghosts)
         places = self.shape.places(workers, at=machine.ints)
-        twin = Twin(memory, machine.ints + places.ints)
+        twin = DoubleBuffer(memory, machine.ints + places.ints)
         shape = self.shape.rooms[number]
-        rooms = [Room(shape, memory.tensor(shape.size, torch.uint8)) for _ in range(places.count)]
+        rooms = [ShardVersion(shape, memory.tensor(shape.size, torch.uint8)) for _ in range(places.count)]
         heights, count = shape.heights, places.count
         journal = Journal(heights, count, memory.tensor(Journal.size(heights, count), torch.int64))
         return ShardMemory(machine, places, twin, rooms, journal)
 
     @staticmethod
     def create(shape: ArenaShape) -> Arena:
-        arena = Arena(shape, Memory(_size(shape)), Locks(), [BellDescriptor() for _ in range(shape.workers)])
+        arena = Arena(shape, Memory(_size(shape)), Locks(), [DoorbellDescriptor() for _ in range(shape.workers)])
         if shape.desk and arena.desk:
             shape.desk.init(arena.desk.current)
         for shard in arena.shards:
@@ -221,11 +221,11 @@ class Arena:
 
     def __reduce__(self) -> tuple[object, ...]:
         # The shape holds the gate, which may be a class of the user's own script: it travels by value.
-        return _arena, (cloudpickle.dumps(self.shape), self.memory, self.locks, self.bells)
+        return _arena, (cloudpickle.dumps(self.shape), self.memory, self.locks, self.doorbells)
 
 
-def _arena(shape: bytes, memory: Memory, locks: Locks, bells: list[BellDescriptor]) -> Arena:
-    return Arena(pickle.loads(shape), memory, locks, bells)
+def _arena(shape: bytes, memory: Memory, locks: Locks, doorbells: list[DoorbellDescriptor]) -> Arena:
+    return Arena(pickle.loads(shape), memory, locks, doorbells)
 
 
 def _size(shape: ArenaShape) -> int:

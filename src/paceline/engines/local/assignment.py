@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns as now
 
-from paceline.compute.segment import Blueprint
 from paceline.core.agenda import Agenda
 from paceline.engines.devices import Placement
-from paceline.engines.local.lockers import Life
+from paceline.engines.local.state_buffers import ResumePoint
 from paceline.errors import NotFinite, PacelineError, WaitedTooLong
-from paceline.failure import Place, users_traceback
-from paceline.job import Job
-from paceline.plan import Plan
+from paceline.errors.failure import Place, users_traceback
+from paceline.jobs.job import Job
+from paceline.plans.plan import Plan
+from paceline.stages.segment import Blueprint
 
 
 @dataclass
@@ -31,12 +31,12 @@ class Assignment:
     initial_sha256: str
     scratch: Path | None  # a folder that the parent takes away at the end
     deadline: float
-    life: Life
+    life: ResumePoint
     blueprint: Blueprint | None = None  # of a pipeline; `job.model` is then a skeleton with what this worker holds
 
 
 @dataclass
-class Account:
+class FailureReport:
     """Of what a worker failed with."""
 
     what: str
@@ -48,7 +48,7 @@ class Account:
     when: int
 
     @staticmethod
-    def of(error: BaseException, place: Place) -> Account:
+    def of(error: BaseException, place: Place) -> FailureReport:
         what, advice = f"{type(error).__name__}: {error}".rstrip(": "), ""
         if not isinstance(error, PacelineError):
             what = what.splitlines()[0]  # the traceback has it all
@@ -56,7 +56,7 @@ class Account:
             what, advice = f"the loss is {error.loss}", error.REMEDY
         elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             advice = "memory has run out: a smaller batch_size, or fewer workers"
-        return Account(
+        return FailureReport(
             what=what,
             place=place,
             traceback="" if isinstance(error, PacelineError) else users_traceback(error),

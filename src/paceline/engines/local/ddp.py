@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import NotFinite, WaitedTooLong
-from paceline.trace import Kind
+from paceline.runs.trace import Kind
 
 if TYPE_CHECKING:
     from paceline.engines.local.worker import LocalWorker
@@ -38,7 +38,7 @@ def _slowest(me: int, doing: list[int]) -> str:
 
 def _train(worker: LocalWorker) -> None:
     workers, agenda, replica = worker.plan.workers, worker.agenda, worker.replica
-    home = worker.replica_home()
+    home = worker.local_store()
     own = worker.go_on(home)
     wrapped = DistributedDataParallel(replica.module)
     pace = home.pace
@@ -66,7 +66,7 @@ def _train(worker: LocalWorker) -> None:
         worker.record(Kind.APPLY, update, 0, update, update + 1, start, now(), 0, 0, 0, 0.0)
         if worker.number == 0:
             worker.snapshot(update + 1, worker.values)
-        worker.keeper.in_step(update, update + 1, own)
+        worker.state_writer.in_step(update, update + 1, own)
     worker.hand_in(worker.values())
     # Ending the group, or DDP's own destructor, now and then waits for ever (torch 2.13, gloo). The process ends
     # instead.

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from time import perf_counter_ns as now
 
-from paceline.compute.segment import Segment
-from paceline.compute.stage import Sums
 from paceline.core.agenda import Chunk
 from paceline.core.schedules import FORWARD, MEET, UPDATE, Table, Work, program_of
 from paceline.core.schedules.clock import channel_of, sends, takes
@@ -17,20 +15,22 @@ from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.engines.local.arena import Arena
 from paceline.engines.local.assignment import Assignment
-from paceline.engines.local.lockers import Keeper, Locker
-from paceline.engines.local.post import Post
 from paceline.engines.local.process import die_with_parent
 from paceline.engines.local.snapshots import SnapshotFile
-from paceline.failure import Place
-from paceline.trace import Kind
+from paceline.engines.local.state_buffers import StateBuffer, StateWriter
+from paceline.engines.local.worker_context import WorkerContext
+from paceline.errors.failure import Place
+from paceline.runs.trace import Kind
+from paceline.stages.segment import Segment
+from paceline.stages.stage import Sums
 
 
-class PipelineWorker(Post):
+class PipelineWorker(WorkerContext):
     def __init__(
-        self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None, locker: Locker | None,
-        wake: Callable[[], None],
+        self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None,
+        state_buffer: StateBuffer | None, wake: Callable[[], None],
     ) -> None:  # fmt: skip
-        life = replace(given.life, locker=locker, wake=wake)
+        life = replace(given.life, state_buffer=state_buffer, wake=wake)
         super().__init__(given.number, arena, given.plan, given.agenda, given.deadline, life)
         assert given.blueprint is not None
         self.blueprint, self.snapshots = given.blueprint, snapshots
@@ -39,9 +39,9 @@ class PipelineWorker(Post):
             source, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts), job.loader_workers, die_with_parent
         )
         self.segment = Segment(given.number, job, job.model, given.blueprint, self.reader)  # type: ignore[arg-type]
-        self.keeper = Keeper(self)
-        if self.keeper.found is not None:
-            self.segment.restore(self.keeper.found)
+        self.state_writer = StateWriter(self)
+        if self.state_writer.found is not None:
+            self.segment.restore(self.state_writer.found)
         self.meetings = 0
         self.waited = self.sent = 0  # nanoseconds and bytes since the last piece of work
         self.doing: Chunk | None = None
@@ -65,7 +65,7 @@ class PipelineWorker(Post):
                 if passing.counts not in programs:
                     programs[passing.counts] = self._table(passing).programs[self.number]
                 self._follow(programs[passing.counts], passing)
-            self.keeper.in_step(passing.first, passing.stop, self.segment.belongings)
+            self.state_writer.in_step(passing.first, passing.stop, self.segment.worker_state)
         self._hand_in()
 
     def _table(self, passing: Pass) -> Table:
@@ -101,7 +101,7 @@ class PipelineWorker(Post):
         if box.full:
             self.waited += self.waiter.until(lambda: not box.full, lambda: f"worker {other}")
         self.sent += box.put(self.segment.fetch(work))
-        self.bells[other].ring()
+        self.doorbells[other].ring()
 
     def _take(self, work: Work) -> None:
         channel = channel_of(work)
@@ -109,7 +109,7 @@ class PipelineWorker(Post):
         if box.empty:
             self.waited += self.waiter.until(lambda: not box.empty, lambda: f"worker {other}")
         self.segment.hand(work, box.take())
-        self.bells[other].ring()
+        self.doorbells[other].ring()
 
     def _meet(self) -> None:
         """Everybody adds up everybody's number, in the same order."""
@@ -117,8 +117,8 @@ class PipelineWorker(Post):
         self.meetings += 1
         arena.numbers[self.number][turn][0] = self.segment.squares()
         arena.offers[self.number][0] = self.meetings
-        for bell in self.bells:
-            bell.ring()
+        for doorbell in self.doorbells:
+            doorbell.ring()
         for other, offer in enumerate(arena.offers):
             if offer[0] < self.meetings:
                 self.waited += self._until_offered(other)

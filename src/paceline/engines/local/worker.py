@@ -8,28 +8,28 @@ from time import perf_counter_ns as now
 
 from torch import Tensor
 
-from paceline.compute.layout import sha256
-from paceline.compute.learner import Learner
-from paceline.compute.payload import Computed
 from paceline.core.agenda import Chunk
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.engines.local.arena import Arena
 from paceline.engines.local.assignment import Assignment
-from paceline.engines.local.lockers import Locker
+from paceline.engines.local.coordinated import train_coordinated
+from paceline.engines.local.plan_runner import Algorithm, GradientRequest, PlanRunner
 from paceline.engines.local.process import die_with_parent
-from paceline.engines.local.programme import train_by_programme
 from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.station import Algorithm, Due, Station
+from paceline.engines.local.state_buffers import StateBuffer
 from paceline.errors import JobError
-from paceline.failure import Place
-from paceline.trace import Kind
+from paceline.errors.failure import Place
+from paceline.gradients.learner import Learner
+from paceline.gradients.payload import GradientSum
+from paceline.parameters.layout import sha256
+from paceline.runs.trace import Kind
 
 
-class LocalWorker(Station):
+class LocalWorker(PlanRunner):
     def __init__(
-        self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None, locker: Locker | None,
-        wake: Callable[[], None],
+        self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None,
+        state_buffer: StateBuffer | None, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self.given, self.snapshots = given, snapshots
         self.kept_alive: object = None
@@ -45,13 +45,13 @@ class LocalWorker(Station):
         order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
         reader = Reader(source, order, job.loader_workers, die_with_parent)
         learner = Learner(replica, reader)
-        life = replace(given.life, locker=locker, wake=wake)
+        life = replace(given.life, state_buffer=state_buffer, wake=wake)
         super().__init__(
             given.number, arena, given.plan, given.agenda, learner, optimizer, given.deadline, life,
             given.placement.library,
         )  # fmt: skip
         self.reader = reader
-        self.due = Due(-1, [], -1)
+        self.due = GradientRequest(-1, [], -1)
 
     def place(self, update: int) -> Place:
         """Where it is, as far as it is known: what it computes, or only the update."""
@@ -62,7 +62,7 @@ class LocalWorker(Station):
 
     def train(self) -> None:
         if self.given.placement.library:
-            from paceline.engines.local.group import join
+            from paceline.engines.local.process_group import join
 
             assert self.given.scratch is not None
             place, deadline = self.given.scratch / "group", self.given.deadline
@@ -73,8 +73,8 @@ class LocalWorker(Station):
             )  # half a second of imports that others need not pay
 
             train_by_ddp(self)
-        elif self.plan.programme is not None:
-            train_by_programme(self, self.plan.programme)
+        elif self.plan.coordinator is not None:
+            train_coordinated(self, self.plan.coordinator)
         else:
             self._follow(self.algorithm())
 
@@ -95,9 +95,9 @@ class LocalWorker(Station):
             return (c for u in self.ahead for c in self.agenda.filled(u))
         return (c for u in self.ahead for c in self.agenda.mine(u, self.number))
 
-    def compute(self, update: int, chunks: list[Chunk], version: int, again: bool = False) -> Computed:
+    def compute(self, update: int, chunks: list[Chunk], version: int, again: bool = False) -> GradientSum:
         self.arena.doing[self.number] = update // self.agenda.shares
-        self.due = Due(update, chunks, version)
+        self.due = GradientRequest(update, chunks, version)
         start = now()
         computed = self.sender.sent(self.learner.compute(chunks))
         samples = 0 if again else computed.samples  # of another evaluation of the same chunks

@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core.actions import Action, Apply, Done, Drop, Held, Late, Lease, Noted, Wait
-from paceline.core.events import Command, Compute, Death, Finish, Pull, Push
-from paceline.core.gates import Gate
-from paceline.core.gates.asynchronous import Asynchronous
-from paceline.core.meetings import Shards
-from paceline.core.server import Desk, Taken
-from paceline.core.worker import HOME, Worker
-from paceline.story import Scene, tell
+from paceline.core.collectives import Shards
+from paceline.core.server.actions import Action, Apply, Done, Drop, Held, Late, Lease, Noted, Wait
+from paceline.core.server.events import Command, Compute, Death, Finish, Pull, Push
+from paceline.core.server.gates import Gate
+from paceline.core.server.gates.asynchronous import Asynchronous
+from paceline.core.server.machines import Desk, Taken
+from paceline.core.server.worker import HOME, Worker
+from paceline.narrative import Scene, tell
 
 Move = tuple[str, int]  # ("goes on" or "dies", worker)
 

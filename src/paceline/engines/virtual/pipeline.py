@@ -12,18 +12,18 @@ from paceline.core.agenda import Agenda
 from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, MEET, UPDATE, WEIGHTS, Work
 from paceline.core.schedules.clock import clocked, sends, takes
 from paceline.core.schedules.passes import Pass, passes
-from paceline.engines.arithmetic.by_table import Done, Piped
+from paceline.engines.arithmetic.pipeline import Done, StagedPipeline
 from paceline.engines.virtual.world import Fate, World
 from paceline.errors import WorkerDied
-from paceline.failure import Failure, Place
-from paceline.plan import Plan
-from paceline.trace import Kind, Row
+from paceline.errors.failure import Failure, Place
+from paceline.plans.plan import Plan
+from paceline.runs.trace import Kind, Row
 
 PART = {FORWARD: 1 / 3, BACKWARD: 2 / 3, INPUTS: 1 / 3, WEIGHTS: 1 / 3}
 ACTIVATIONS = 1024  # bytes a sample, where there is no model to ask
 
 
-def by_schedule(plan: Plan, agenda: Agenda, world: World, sums: Piped | None) -> list[Row]:
+def by_schedule(plan: Plan, agenda: Agenda, world: World, sums: StagedPipeline | None) -> list[Row]:
     run = _Run(plan, agenda, world, sums)
     for passing in passes(plan.schedule.span, agenda) if sums is None else ():  # type: ignore[union-attr]
         run.through(passing)
@@ -33,7 +33,7 @@ def by_schedule(plan: Plan, agenda: Agenda, world: World, sums: Piped | None) ->
 
 
 class _Run:
-    def __init__(self, plan: Plan, agenda: Agenda, world: World, sums: Piped | None) -> None:
+    def __init__(self, plan: Plan, agenda: Agenda, world: World, sums: StagedPipeline | None) -> None:
         self.plan, self.agenda, self.world, self.sums = plan, agenda, world, sums
         self.fate, self.rows, self.free = Fate(world, plan.workers), list[Row](), [0.0] * plan.workers
         self.recomputed: tuple[int, ...] = ()

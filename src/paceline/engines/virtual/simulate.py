@@ -7,25 +7,25 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from paceline.compute.payload import Payload
-from paceline.core.actions import Apply, Held, Lease, Noted, Wait
 from paceline.core.agenda import Agenda
-from paceline.core.events import Compute, Death, Finish, Pull, Push
-from paceline.core.meetings import Collective, Shards, advance
-from paceline.core.server import Desk
-from paceline.core.worker import HOME, Worker
-from paceline.engines.arithmetic.by_table import Piped
-from paceline.engines.arithmetic.in_step import Commanded, InStep, in_step
+from paceline.core.collectives import Collective, Shards, advance
+from paceline.core.server.actions import Apply, Held, Lease, Noted, Wait
+from paceline.core.server.events import Compute, Death, Finish, Pull, Push
+from paceline.core.server.machines import Desk
+from paceline.core.server.worker import HOME, Worker
+from paceline.engines.arithmetic.pipeline import StagedPipeline
 from paceline.engines.arithmetic.servers import Gathered, Server, by_shards
+from paceline.engines.arithmetic.synchronous import Coordinated, InStep, in_step
 from paceline.engines.setup import Outcome, Setup, Snapshot
 from paceline.engines.threads import threads
 from paceline.engines.virtual.clock import Clock
 from paceline.engines.virtual.pipeline import by_schedule
 from paceline.engines.virtual.world import Fate, World
 from paceline.errors import RunFailed, WorkerDied
-from paceline.failure import Failure, Place
-from paceline.plan import Plan
-from paceline.trace import Kind, Row, Trace
+from paceline.errors.failure import Failure, Place
+from paceline.gradients.payload import Payload
+from paceline.plans.plan import Plan
+from paceline.runs.trace import Kind, Row, Trace
 
 CLOSED_FORM_FROM = 65  # workers: up to 64 the closed form is proved equal to the table, which is then executed
 
@@ -43,7 +43,7 @@ def _train(setup: Setup, world: World) -> Outcome:
         rows = _by_shards(setup.plan, setup.agenda, world, numbers, apart)
         return _outcome(rows, apart.values(), apart.snapshots)
     if setup.blueprint is not None:
-        piped = Piped(setup)
+        piped = StagedPipeline(setup)
         return _outcome(by_schedule(setup.plan, setup.agenda, world, piped), piped.values(), piped.snapshots)
     together = in_step(setup)
     if setup.plan.meeting is not None:
@@ -89,7 +89,7 @@ def _in_step(plan: Plan, agenda: Agenda, world: World, size: int, sums: InStep |
             rows.append(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, value=loss))
         rows.extend(_meet(meeting, plan.workers, world, size, ready, update))
 
-    if isinstance(sums, Commanded):
+    if isinstance(sums, Coordinated):
         sums.heard = heard
     for update in range(agenda.updates):
         if alone:
@@ -107,7 +107,7 @@ def _in_step(plan: Plan, agenda: Agenda, world: World, size: int, sums: InStep |
             rows.append(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, samples=samples, value=loss))
         if meeting is not None and plan.meets_after(update, agenda.updates):
             rows += _meet(meeting, plan.workers, world, size, ready, update)
-        if plan.programme is not None and sums is None:  # without numbers to decide by: the first trial is taken
+        if plan.coordinator is not None and sums is None:  # without numbers to decide by: the first trial is taken
             heard(update, size, [])
             heard(update, size, [math.nan] * plan.workers)
         if shares and sums is not None:

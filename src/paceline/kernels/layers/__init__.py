@@ -10,10 +10,10 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from paceline.jobs.modules import Subsampling
 from paceline.kernels.ir import Program
 from paceline.kernels.layers import convolution, dense, elementwise, embedding, normalisation, pooling, recurrent
 from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen
-from paceline.modules import Subsampling
 
 MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
     nn.Conv1d: convolution.recognise,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from paceline.jobs.modules import Subsampling
 from paceline.kernels.ir import Apply, Contract, Highest, Number, Op, Program, Ref, at
 from paceline.kernels.layers.base import (
     CannotFuse,
@@ -18,7 +19,6 @@ from paceline.kernels.layers.base import (
     pair,
     windows,
 )
-from paceline.modules import Subsampling
 
 
 def fixed(kind: str, count: int) -> Callable[[Any, Seen], Found]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from paceline.modules import Subsampling
+from paceline.jobs.modules import Subsampling
 
 
 @dataclass(frozen=True)

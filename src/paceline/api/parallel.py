@@ -1,0 +1,353 @@
+"""`parallel`: a user's own loop, in processes that `torchrun` started, under any plan that keeps to its batches.
+
+    with pl.parallel(model, optimizer, plan="downpour") as (model, optimizer):
+        for inputs, target in loader:
+            optimizer.zero_grad()
+            loss_function(model(inputs), target).backward()
+            optimizer.step()
+
+Nothing in the loop changes. `optimizer.step()` does what the plan says: it meets the other processes, or pushes to what
+they share, and the parameters are then those that the next gradient is due for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.core.collectives.neighbours import Neighbours
+from paceline.core.collectives.proof import prove, prove_mixing
+from paceline.engines.local.arena import Arena, ArenaShape
+from paceline.engines.local.loop_worker import LoopWorker, PeerProcesses, put, statistics, tables
+from paceline.engines.local.process import quicken
+from paceline.errors import PlanError, UsageError
+from paceline.gradients.learner import Learner
+from paceline.gradients.replica import Replica
+from paceline.jobs.job import Job
+from paceline.links.rendezvous import share
+from paceline.links.shared_memory import DoorbellDescriptor, Locks, Memory, SharedTensors
+from paceline.parameters.layout import lay_out, trainable
+from paceline.parameters.sparse_tables import check_optimizer
+from paceline.plans.plan import Plan
+from paceline.runs.run import RunFolder, machine, new_folder, summarise
+from paceline.runs.trace import Kind, Trace
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+FOREVER = 1 << 40  # updates: the user's loop says when it is enough
+
+
+@contextmanager
+def parallel(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    plan: str | Plan = "ring",
+    *,
+    folder: str | Path | None = None,
+    deadline: float = 120.0,
+) -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
+    """Train `model` in a loop of one's own, together with the other processes of this `torchrun` on this machine.
+
+    Everyone starts from the parameters and buffers of rank 0. Within the block `optimizer.step()` follows the plan.
+    After it, all ranks hold the model that the plan has made, and the optimizer's state that belongs to it.
+
+    plan      its `workers` are the processes there are
+    folder    where rank 0 puts a run folder, for `paceline report`; None keeps nothing
+    deadline  seconds a worker may wait for another before it gives up, naming whom it waited for
+    """
+    chosen, store, rank = _resolve_world(plan)
+    _refuse(model, chosen)
+    block = _Block(model, optimizer, chosen, store, rank, deadline, folder)
+    before = vars(optimizer).get("step")  # what a schedule has put there, if there is one
+    optimizer.step = types.MethodType(_in_the_hands_of(block), optimizer)  # type: ignore[method-assign]
+    try:
+        yield model, optimizer
+        block.finish()
+    except BaseException as error:
+        block.fail(error)
+        raise
+    finally:
+        block.close()
+        del optimizer.step
+        if before is not None:
+            optimizer.step = before  # type: ignore[method-assign]
+
+
+def _in_the_hands_of(block: _Block) -> Callable[..., Any]:
+    def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        block.step()
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        return loss
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # or a schedule warns that it does not see steps
+    return step
+
+
+class Rendezvous:
+    """Where the processes of a `torchrun` find each other, kept as long as this one lives: rank 0 is the host."""
+
+    store: Store | None = None
+    rank = 0
+    blocks = 0  # entered so far; the same on all ranks
+
+    def next_block(self) -> Store:
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
+        if self.store is None and dist.is_initialized():
+            self.store, self.rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+        elif self.store is None:
+            self.store, self.rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=120)))
+        self.blocks += 1
+        return PrefixStore(f"paceline.parallel {self.blocks}", self.store)
+
+
+_town = Rendezvous()
+
+
+def _resolve_world(plan: str | Plan) -> tuple[Plan, Store, int]:
+    """The plan for as many workers as there are processes, where they find each other, and which of them this is."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    ranks = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 0))
+    if here and here != ranks:
+        raise UsageError(f"{ranks} processes on several machines ({here} here): this works on one machine, as yet")
+    chosen = Plan.parse(plan, ranks)
+    if chosen.workers != ranks:
+        raise PlanError(
+            f"plan {chosen} is for {chosen.workers} workers, but there are {ranks} processes; start as many with "
+            f"`torchrun --nproc-per-node {chosen.workers}`, or leave `workers` out"
+        )
+    if ranks == 1:
+        return chosen, HashStore(), 0
+    store = _town.next_block()
+    return chosen, store, _town.rank
+
+
+def _refuse(model: nn.Module, plan: Plan) -> None:
+    why = None
+    if plan.native:
+        why = "is what your script does without Paceline"
+    elif plan.coordinator is not None:
+        why = "evaluates a batch several times in one step; use `paceline.train` for it"
+    elif plan.schedule is not None:
+        why = "cuts the model into stages, and your loop has it whole; use `paceline.train` for it"
+    elif plan.gathers:
+        why = "computes late batches again, and only your loop has them; use `paceline.train` for it"
+    elif plan.exchanging is not None and plan.exchanging.parts:
+        why = "shares out parts of the data, and only your loop has them; use `paceline.train` for it"
+    if why:
+        raise PlanError(f"plan {plan.name} {why}")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise UsageError("this model is wrapped in DistributedDataParallel, which meets by itself: give model.module")
+    elsewhere = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
+    if elsewhere is not None:
+        raise UsageError(f"the model is on {elsewhere}: this works on the CPU, where processes share memory")
+
+
+class _Block:
+    """One stay of a model and its optimizer in the hands of a plan."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, store: Store, rank: int, deadline: float,
+        folder: str | Path | None,
+    ) -> None:  # fmt: skip
+        quicken()
+        self.model, self.optimizer, self.rank = model, optimizer, rank
+        moving, sparse = statistics(model), tables(model)
+        if sparse and not plan.takes_sparse:
+            raise PlanError(
+                f"parameter {sparse[0]} gets a sparse gradient, and what meets under plan {plan.name} is dense; use "
+                "downpour or ssp, where only touched rows travel, or sparse=False"
+            )
+        if sparse:
+            check_optimizer(optimizer, model, sparse, plan.steps_at_shards)
+        layout = lay_out(model, plan.shards, moving)
+        plan = plan.fitted(len(layout.shards))
+        if plan.synchronous:
+            check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove
+            check(plan.meeting, plan.workers)  # type: ignore[arg-type]
+        self.plan, self.names = plan, (*trainable(model), *moving)
+        followers: list[torch.optim.Optimizer] = []
+        job = Job(model, (), step=_no_rank, optimizer=lambda _: optimizer, schedule=followers.append, name=_script())
+        agenda = plan.agenda(plan.parts, plan.parts, FOREVER)
+        shape = ArenaShape.of(plan, layout, agenda.leases, trainable(model), optimizer, sparse)
+        self.arena, self.said = self._meet(shape, store, folder, deadline)
+        trouble = self._difference(self.said)
+        store.set(f"rank {rank}", json.dumps([os.getpid(), trouble]))
+        everybody = [json.loads(store.get(f"rank {other}")) for other in range(plan.workers)]
+        troubles = [trouble for _, trouble in everybody if trouble]
+        if troubles:
+            raise UsageError(troubles[0])
+        self._start_alike()
+        pids = [pid for pid, _ in everybody]
+        self.own = [tensor.data for tensor in self._tensors()]
+        learner = Learner(Replica(job, model, moving))
+        self.guest = LoopWorker(
+            self.arena, plan, agenda, learner, optimizer, followers, PeerProcesses(pids, rank), deadline
+        )
+        if plan.exchanging:  # what steps alone in the optimizer's place goes on with its memory
+            for follower in followers:
+                follower.state = optimizer.state
+        self.place: RunFolder | None = None
+        if self.said["folder"] and rank == 0:
+            self.place = RunFolder(Path(self.said["folder"]))
+            self.place.write(self._record("running"))
+
+    def _tensors(self) -> list[Tensor]:
+        named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        return [named[name] for name in self.names]
+
+    def _meet(
+        self, shape: ArenaShape, store: Store, folder: str | Path | None, deadline: float
+    ) -> tuple[Arena, dict[str, Any]]:
+        """The arena, in which rank 0 has put where all start from."""
+        everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
+        kept: list[Any] = []  # until all have looked
+
+        def make() -> tuple[list[int], dict[str, Any]]:
+            arena, start = Arena.create(shape), SharedTensors(everything)
+            if self.plan.gate is not None:
+                arena.put_version_0(self.model, self.plan.exchanging or self.plan.rule, self.optimizer.state)
+            kept.extend([arena, start])
+            path = str(new_folder(Path(folder), f"{_script()}-{self.plan.name}")) if folder is not None else None
+            said = {
+                "plan": str(self.plan), "model": _outline(self.model), "size": arena.memory.size,
+                "start": start.memory.size, "folder": path, "origin": time.perf_counter_ns(),
+            }  # fmt: skip
+            doorbells = [doorbell.descriptor for doorbell in arena.doorbells]
+            return [arena.memory.descriptor, start.memory.descriptor, arena.locks.descriptor, *doorbells], said
+
+        descriptors, said = share(store, self.rank, self.plan.workers, make, deadline)
+        memory, start, locks, *doorbells = descriptors
+        if self.rank == 0:
+            arena, self.start = kept
+        else:
+            arena = Arena(
+                shape, Memory.of(memory, said["size"]), Locks(locks), [DoorbellDescriptor(b) for b in doorbells]
+            )
+            self.start = SharedTensors(everything, Memory.of(start, said["start"]))
+        return arena, said
+
+    def _difference(self, said: dict[str, Any]) -> str | None:
+        """What keeps this rank from joining rank 0."""
+        mine, theirs = _outline(self.model), said["model"]
+        if said["plan"] != str(self.plan):
+            return f"rank 0 follows plan {said['plan']}, and rank {self.rank} {self.plan}"
+        if mine != theirs:
+            pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing")
+            here, there = next(pair for pair in pairs if pair[0] != pair[1])
+            return f"rank 0 has another model than rank {self.rank}: there it has {there}, and here {here}"
+        return None
+
+    def _start_alike(self) -> None:
+        everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
+        with torch.no_grad():
+            for own, value in zip(everything, self.start.open(), strict=True):
+                own.copy_(value)
+        self.start.memory.close()
+
+    def step(self) -> None:
+        with torch.no_grad():
+            self.guest.step()
+
+    def finish(self) -> None:
+        with torch.no_grad():
+            self.guest.conclude()
+            part = self._part(self.rank)
+            if part is not None:
+                np.save(part, self.guest.told())
+            self.guest.leave()
+            values = self.arena.values(self.names)
+            self._give_back()
+            put(values, self._tensors())
+            if self.plan.steps_at_shards:
+                self.optimizer.state.update(self.arena.remembered(trainable(self.model)))
+        if self.place is not None:
+            self._write(self.place)
+
+    def fail(self, error: BaseException) -> None:
+        """The user's loop has ended with an exception: as it is, the model is his again."""
+        self.guest.fail()
+        self._give_back()
+        if self.place is not None:
+            self.place.write({**self._record("failed"), "error": f"{type(error).__name__}: {error}"})
+
+    def close(self) -> None:
+        self.guest.others.close()
+        self.arena.close()
+        if self.place is not None:
+            self.place.close()
+
+    def _give_back(self) -> None:
+        """Into the model's own memory what lies in memory that others see."""
+        with torch.no_grad():
+            for tensor, own in zip(self._tensors(), self.own, strict=True):
+                own.copy_(tensor)
+                tensor.data = own
+
+    # --- the run folder ---------------------------------------------------------------------------------------------
+
+    def _part(self, rank: int) -> Path | None:
+        return Path(self.said["folder"]) / f"trace-{rank}.npy" if self.said["folder"] else None
+
+    def _write(self, place: RunFolder) -> None:
+        """Rank 0, when all are home: one trace of everybody's, and what follows from it."""
+        parts = [part for rank in range(self.plan.workers) if (part := self._part(rank)) and part.exists()]
+        rows = np.concatenate([*(np.load(part) for part in parts), self.guest.death_rows()])
+        rows["start"] -= self.said["origin"]
+        rows["end"] -= self.said["origin"]
+        trace = Trace(rows[np.argsort(rows["end"], kind="stable")])
+        place.keep_trace(trace)
+        for part in parts:
+            part.unlink()
+        steps = int((rows["kind"] == Kind.COMPUTE).sum())
+        seconds = (max(self.arena.ended) - self.said["origin"]) / 1e9
+        summary = {
+            "plan": str(self.plan), "engine": "script", "workers": self.plan.workers,
+            **summarise(trace, seconds, steps, steps, self.guest.plan.workers), "run": str(place.path),
+        }  # fmt: skip
+        place.write({**self._record("done"), "summary": summary})
+
+    def _record(self, status: str) -> dict[str, Any]:
+        parameters = sum(p.numel() for p in trainable(self.model).values())
+        job = {"name": _script(), "origin": sys.argv[0], "parameters": parameters}
+        return {
+            "status": status, "plan": str(self.plan), "engine": "script", "compute": "script",
+            "workers": self.plan.workers, "threads": torch.get_num_threads(), "shards": self.plan.shards, "job": job,
+            "notes": ["a sample is one batch of the script's own loop; its loss is not known"], "machine": machine(),
+        }  # fmt: skip
+
+
+def _no_rank(model: nn.Module, batch: Any) -> Tensor:
+    raise AssertionError("the user's loop computes")
+
+
+def _script() -> str:
+    return Path(sys.argv[0]).stem or "script"
+
+
+def _outline(model: nn.Module) -> list[list[Any]]:
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return [[name, list(t.shape), str(t.dtype), t.requires_grad] for name, t in named]

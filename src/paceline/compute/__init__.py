@@ -1,1 +1,0 @@
-"""How a worker gets its gradient, and how parameters lie in memory."""

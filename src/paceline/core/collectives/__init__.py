@@ -1,0 +1,84 @@
+"""Meetings: where workers meet. A collective is a table; a server is a place (its machines are in `core.server`).
+
+A collective's table lists, for one worker, what it sends and receives, step by step, over a vector cut into as many
+segments as it says. The same table is executed by the local engine, timed by the virtual one, drawn as a picture and
+proved free of deadlock by `core.proof`. One file per published method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from paceline.core.server.gathering import Gathering
+from paceline.core.server.machines import Shard
+
+
+class Part(NamedTuple):
+    """Neighbouring segments, and the worker they go to or come from."""
+
+    other: int
+    first: int
+    stop: int
+
+
+class Step(NamedTuple):
+    """At this step, offer a part to one worker and take one from another; either may be nobody.
+
+    A segment that was offered may be read until its taker offers something later: `core.proof` proves that its owner
+    does not change it before that.
+    """
+
+    send: Part | None
+    receive: Part | None
+    reduce: bool = True  # add what is received to one's own; else replace one's own by it
+
+
+SIT_OUT = Step(None, None)
+
+
+class Collective(Protocol):
+    def segments(self, workers: int) -> int: ...
+
+    def steps(self, worker: int, workers: int) -> Iterator[Step]:
+        """As many steps for every worker of a world."""
+
+    def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
+        """Closed form of the table's time: `size` bytes over links of `latency` seconds and `bandwidth` bytes/s."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The parameters lie in `count` shards, each updated under one lock (or by one server)."""
+
+    count: int = 1
+    gathers: int = 0  # gradients that together make a version; 0: each makes one, however old it is
+
+    def machine(self, workers: int, ghosts: int = 0) -> Shard | Gathering:
+        return Gathering(workers, self.gathers) if self.gathers else Shard(workers, ghosts)
+
+
+def segment_cuts(length: int, count: int, bytes_per_number: int) -> list[int]:
+    """Where a vector is cut into segments: on cache lines, so that two workers never write the same one."""
+    line = 64 // bytes_per_number
+    return [length * segment // count // line * line for segment in range(count)] + [length]
+
+
+def advance(
+    clocks: Sequence[float], row: Sequence[Step], piece: float, latency: float, bandwidth: float
+) -> list[float]:
+    """Every worker's clock after one step, when a segment has `piece` bytes.
+
+    Links are full duplex; a worker's outgoing link carries one part at a time, and so does its incoming one.
+    """
+    after = []
+    for worker, step in enumerate(row):
+        end = start = clocks[worker]
+        if step.send is not None:
+            end = start + (step.send.stop - step.send.first) * piece / bandwidth
+        if step.receive is not None:
+            begins = max(start, clocks[step.receive.other] + latency)
+            end = max(end, begins + (step.receive.stop - step.receive.first) * piece / bandwidth)
+        after.append(end)
+    return after

@@ -1,0 +1,57 @@
+"""A cut: where the history of a plan with a server is closed, so that other workers can go on from there.
+
+    desk       given out 0 1 2 3 4 5      workers hold 3, 5; an orphan 4
+    shard 0    has      0 1 2 3 . 5       version 5
+    shard 1    has      0 1 2 . . 5       version 4
+    the cut    under way: 3 (shard 0 has it), 4;  5 needs only its "Finish": it is done
+
+The cut is taken while nobody is inside a step: with every shard's lock held, and the desk's. In the next life a batch
+that is under way is an orphan of a *ghost*, a worker that is dead from the start: it is leased again, and dropped by
+the shards that already have it. So each shard takes each batch once, whoever was killed and however many go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.core.server.gathering import Gathering
+from paceline.core.server.machines import NONE, Desk, Shard
+
+if TYPE_CHECKING:
+    from paceline.core.state import State
+
+
+class UnderWay(NamedTuple):
+    batch: int
+    shards: tuple[int, ...]  # those that already have it
+
+
+class Cut(NamedTuple):
+    given_out: int  # batches
+    versions: tuple[int, ...]  # of each shard
+    under_way: tuple[UnderWay, ...]
+
+    @property
+    def finished(self) -> int:
+        return self.given_out - len(self.under_way)
+
+    @property
+    def ghosts(self) -> int:
+        return len(self.under_way)
+
+    def go_on(self, desk: Desk, state: State, machine: Shard | Gathering, shards: Sequence[State]) -> None:
+        """Put desk and shards, made for as many ghosts, where they were."""
+        desk.init(state, self.given_out, [batch for batch, _ in self.under_way])
+        for number, (shard, version) in enumerate(zip(shards, self.versions, strict=True)):
+            machine.init(shard, version, [batch if number in there else NONE for batch, there in self.under_way])
+
+
+def take_cut(desk: Desk, state: State, machine: Shard | Gathering, shards: Sequence[State]) -> Cut:
+    held = {batch for shard in shards for batch in machine.held(shard)}
+    under_way = []
+    for batch in sorted({*desk.under_way(state), *held}):
+        there = tuple(n for n, shard in enumerate(shards) if batch not in held and machine.has(shard, batch))
+        if len(there) < len(shards):
+            under_way.append(UnderWay(batch, there))
+    return Cut(desk.given_out(state), tuple(shard[0] for shard in shards), tuple(under_way))

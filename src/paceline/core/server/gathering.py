@@ -1,0 +1,105 @@
+"""A shard that makes a version only of enough gradients that were all computed from the version before.
+
+                  Push            too old     Late: the worker pulls and computes its share again
+        worker ---------> shard   fresh       Held: it lies in the shard's hands until the round is full
+                                  the last    Apply: the sum of all that are held is the next version
+
+A gradient lies in a slot. Whoever brings one leaves his slot to the round and goes on with the one that was free in
+its place, so slots are written before the lock is taken, and a round whose last contributor is killed while he adds up
+still has all the others.
+
+    slots of worker 0, worker 1 | of the round      0 1 | 2 3
+    worker 1 is the first to bring                  0 2 | 1 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.core.server.actions import Apply, Drop, Held, Late, Noted
+from paceline.core.server.events import Pull, Push
+from paceline.core.server.machines import NONE, Taken
+
+if TYPE_CHECKING:
+    from paceline.core.state import State
+
+
+class Contribution(NamedTuple):
+    batch: int
+    slot: int
+
+
+class Gathering:
+    """state: version | per worker: base, last batch pushed, slot | held | per place in the round: batch, slot"""
+
+    def __init__(self, workers: int, needed: int) -> None:
+        self.workers, self.needed = workers, needed
+        self._base, self._pushed, self._slot, self._held = 1, 1 + workers, 1 + 2 * workers, 1 + 3 * workers
+        self._batches, self._slots = self._held + 1, self._held + 1 + needed
+        self.ints = self._slots + needed
+        self.slots = workers + needed
+
+    def init(self, state: State, version: int = 0, pushed: Sequence[int] = ()) -> None:
+        """`pushed` by ghosts is of no use here: what was brought is in a version, or lost with the round."""
+        state[0], state[self._held] = version, 0
+        for worker in range(self.workers):
+            state[self._base + worker], state[self._pushed + worker] = version, NONE
+            state[self._slot + worker] = worker
+        for place in range(self.needed):
+            state[self._batches + place], state[self._slots + place] = NONE, self.workers + place
+
+    def handle(self, state: State, event: Push | Pull) -> Apply | Drop | Held | Late | Noted:
+        worker = event.worker
+        if isinstance(event, Pull):
+            state[self._base + worker] = state[0]
+            return Noted()
+        if event.again and self.has(state, event.batch):
+            return Drop()
+        base = state[self._base + worker]
+        if base != state[0]:
+            return Late()
+        self._hold(state, worker, event.batch)
+        if state[self._held] < self.needed:
+            return Held(base + 1, base)
+        state[0] = state[self._base + worker] = base + 1
+        state[self._held] = 0
+        return Apply(base + 1, base)
+
+    def _hold(self, state: State, worker: int, batch: int) -> None:
+        held, own = state[self._held], self._slot + worker
+        place = self._slots + held
+        state[own], state[place] = state[place], state[own]
+        state[self._batches + held] = state[self._pushed + worker] = batch
+        state[self._held] = held + 1
+
+    def has(self, state: State, batch: int) -> bool:
+        """Whether a batch that is under way has been brought here."""
+        return batch in list(state[self._pushed : self._slot])
+
+    def held(self, state: State) -> list[int]:
+        """Batches that were brought and are in no version yet."""
+        return list(state[self._batches : self._batches + state[self._held]])
+
+    def base(self, state: State, worker: int) -> int:
+        return state[self._base + worker]
+
+    def slot(self, state: State, worker: int) -> int:
+        """Where this worker may lay down its next gradient."""
+        return state[self._slot + worker]
+
+    def full_round(self, state: State) -> list[Contribution]:
+        """Those that the newest version is made of, in the order of their batches; to be asked right after Apply."""
+        batches, slots = state[self._batches : self._slots], state[self._slots : self._slots + self.needed]
+        return sorted(map(Contribution, batches, slots))
+
+    def fault(self, pushes: Sequence[Taken], version: int) -> str | None:
+        for number, (worker, base) in enumerate(pushes):
+            if base != number // self.needed:
+                return f"push {number}, of worker {worker}, was computed from version {base}: too old for its round"
+        if version != len(pushes) // self.needed:
+            return f"it is at version {version} after {len(pushes)} pushes, {self.needed} to a version"
+        return None
+
+    def key(self, state: State) -> tuple[int, ...]:
+        return tuple(state[: self.ints])

@@ -1,0 +1,93 @@
+"""Where versions lie in memory that several workers see, so that nothing has to be undone when one is killed.
+
+**Rooms**, of a shard: one for each worker, and a spare.
+
+A worker computes with the version in its own room. The next version is made where nobody looks: in the pusher's own
+room, since its gradient is ready and it will not compute with the old version again; in the spare room when the
+newest version lies in its own, because it must stay whole until the next one is.
+
+    push by     rooms 0 1 2 | newest    makes the next in
+    worker 0          a b .   b (1)     its own room 0, from 1
+    worker 0          c b .   c (0)     the spare room 2, from 0; room 0 is then the spare
+
+The room that a killed worker was changing is nobody's.
+
+**Replicas**, a replica per worker that the others may change: three rooms each. One holds the newest version; the
+owner may still be computing with an older one in another; the next is made in one that is neither.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.core.state import State
+
+
+class VersionSlots:
+    """state, from `at`: the newest version's room | the spare room | the room of each worker"""
+
+    def __init__(self, workers: int, at: int = 0) -> None:
+        self.workers, self.at = workers, at
+        self.count, self.ints = workers + 1, workers + 2
+
+    def init(self, state: State) -> None:
+        """Version 0 lies in every room."""
+        state[self.at] = state[self.at + 1] = self.workers
+        for worker in range(self.workers):
+            state[self.at + 2 + worker] = worker
+
+    def move(self, state: State, worker: int) -> tuple[int, int]:
+        """(the newest version's room, the room for this worker's next version), which is then newest and its own."""
+        at, own = self.at, self.at + 2 + worker
+        source, target = state[at], state[own]
+        if target == source:
+            target = state[at + 1]
+            state[at + 1] = source
+        state[at] = state[own] = target
+        return source, target
+
+    def fetch(self, state: State, worker: int) -> tuple[int, int]:
+        """(the newest version's room, the room for this worker's copy of it); the same where it is there already."""
+        return state[self.at], state[self.at + 2 + worker]
+
+    def of(self, state: State, worker: int) -> int:
+        return state[self.at + 2 + worker]
+
+    def newest(self, state: State) -> int:
+        return state[self.at]
+
+
+class Replicas:
+    """state, from `at`: per replica, the newest version's room | the room its owner computes with"""
+
+    def __init__(self, workers: int, at: int = 0) -> None:
+        self.workers, self.at = workers, at
+        self.count, self.ints = 3 * workers, 2 * workers
+
+    def init(self, state: State) -> None:
+        for replica in range(self.workers):
+            state[self.at + 2 * replica] = state[self.at + 2 * replica + 1] = 3 * replica
+
+    def move(self, state: State, replica: int) -> tuple[int, int]:
+        """(the newest version's room, the room for the next one), where its owner will then compute."""
+        source, own = state[self.at + 2 * replica], state[self.at + 2 * replica + 1]
+        target = own if own != source else self._free(state, replica)
+        state[self.at + 2 * replica] = state[self.at + 2 * replica + 1] = target
+        return source, target
+
+    def change(self, state: State, replica: int) -> tuple[int, int]:
+        """(the newest version's room, the room for the next one), made by somebody else: its owner computes on."""
+        source, target = state[self.at + 2 * replica], self._free(state, replica)
+        state[self.at + 2 * replica] = target
+        return source, target
+
+    def of(self, state: State, replica: int) -> int:
+        return state[self.at + 2 * replica + 1]
+
+    def newest(self, state: State, replica: int = 0) -> int:
+        return state[self.at + 2 * replica]
+
+    def _free(self, state: State, replica: int) -> int:
+        taken = (state[self.at + 2 * replica], state[self.at + 2 * replica + 1])
+        return next(room for room in range(3 * replica, 3 * replica + 3) if room not in taken)

@@ -1,0 +1,57 @@
+"""A run in generated code, optimizer and all. Ranks and threads of a machine are one team, and one process has its
+bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic
+
+import torch
+from torch import Tensor, nn
+
+from paceline.data.source import TensorSource
+from paceline.engines.setup import Setup
+from paceline.gradients.fused_replica import Whole
+from paceline.jobs.job import Job
+from paceline.parameters.layout import trainable
+
+
+class Team(Generic[Whole]):
+    """The network of this process alone, or of all ranks, which then call everything here together."""
+
+    def __init__(self, setup: Setup, make: Callable[[Job, nn.Module], Whole]) -> None:
+        assert isinstance(setup.source, TensorSource)
+        self.setup, self.order = setup, setup.order()
+        self.x, self.y = setup.source.tensors
+        self.module = setup.fresh_module().train()
+        self.fused = make(setup.job, self.module)
+        optimizer, schedule = self.fused.optimizer, setup.job.schedule
+        self.schedule = schedule(optimizer) if schedule is not None and optimizer is not None else None
+        buffers = dict(self.module.named_buffers())
+        self.kept = [*trainable(self.module).values(), *(buffers[name] for name in setup.probe.moving)]
+        self.fused.prepare(self.x[:1])
+
+    def samples(self, first: int, last: int) -> Tensor:
+        """Of these updates, in their order."""
+        agenda = self.setup.agenda
+        chunks = [chunk for update in range(first, last) for chunk in agenda.filled(update)]
+        return torch.cat([self.order.indices(chunk) for chunk in chunks])
+
+    def train(self, first: int, last: int) -> float:
+        """From update to update, within one pass over the data; the mean of the updates' losses."""
+        loss = self.fused.train_epoch(self.x, self.y, self.samples(first, last), self.setup.job.seed)
+        if self.schedule is not None:
+            self.schedule.step()
+        return loss
+
+    def loss(self, update: int) -> float:
+        """Of an update that is not made; the model changes nothing but batch-norm's statistics."""
+        samples = self.samples(update, update + 1)
+        return self.fused.loss_and_gradients(self.x[samples], self.y[samples])[0]
+
+    def finite(self) -> bool:
+        return all(bool(value.isfinite().all()) for value in self.kept if value.is_floating_point())
+
+    def values(self) -> list[Tensor]:
+        return [value.detach().cpu().clone() for value in self.kept]

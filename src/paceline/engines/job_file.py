@@ -1,0 +1,67 @@
+"""A run's job, kept in its folder for who goes on with it or replays it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paceline.errors import JobError, RunFolderError
+from paceline.gradients.pickling import pack
+from paceline.jobs.job import Job, load_job
+from paceline.runs.run import RunFolder, read_record
+
+SMALL = 64 << 20  # bytes of tensors that are still copied into the run's folder
+
+
+def save_job_file(folder: RunFolder, job: Job, to_go_on: bool = False) -> None:
+    """Write the job for a later replay; large tensors stay out, and `origin` says where they came from. Test data are
+    needed only `to_go_on`.
+    """
+    file = folder.file("job.pickle")
+    if file is None:
+        return
+    slim = job.with_(data=_if_small(job.data), test=_if_small(job.test) if to_go_on else None)
+    try:
+        pickled = pack(slim)
+    except Exception as error:
+        raise JobError(f"the job cannot be pickled: {error}") from error
+    draft = file.with_name("job.pickle.new")
+    draft.write_bytes(pickled)
+    os.replace(draft, file)
+    source, copy = Path(job.origin.partition(":")[0]), folder.file("source.py")
+    if source.suffix == ".py" and source.is_file() and copy is not None:
+        shutil.copy(source, copy)
+
+
+def load_job_file(path: Path, data: Any = None, to_go_on: bool = False) -> Job:
+    """The job of a run's folder; what was too large to be kept is read again from where the job came from."""
+    try:
+        job: Job = pickle.loads((path / "job.pickle").read_bytes())
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} has no job.pickle; give the job as job=") from None
+    tested = to_go_on and read_record(path)["job"]["test_samples"]
+    if data is not None:
+        job = job.with_(data=data)
+    if job.data is not None and (job.test is not None or not tested):
+        return job
+    if not job.origin:
+        raise RunFolderError(
+            f"{path} did not keep its data, which is large; give it as data=(x, y), or the whole job as job="
+        )
+    again = load_job(job.origin)
+    return job.with_(data=again.data if job.data is None else job.data, test=again.test if tested else None)
+
+
+def _if_small(data: Any) -> Any:
+    return None if sum(t.nbytes for t in _tensors(data)) > SMALL else data
+
+
+def _tensors(data: Any) -> list[Tensor]:
+    if isinstance(data, Tensor):
+        return [data]
+    return [t for t in data if isinstance(t, Tensor)] if isinstance(data, tuple | list) else []

@@ -1,0 +1,1 @@
+"""A recorded run, trained again bit for bit."""

@@ -1,0 +1,167 @@
+"""Everything Paceline raises on purpose.
+
+    PacelineError
+    ├── UsageError              what was asked cannot be done; nothing was started       (exit code 2)
+    │   ├── PlanError           a plan's name, option or combination
+    │   ├── JobError            a job's model, data, loss or optimizer
+    │   └── RunFolderError      a run's folder cannot be read or written
+    ├── RunFailed               the run was started and did not finish                   (exit code 1)
+    │   ├── Blamed              one worker is to blame; `.failure` tells what happened
+    │   │   ├── WorkerFailed    it raised an exception: the user's code, usually
+    │   │   ├── WorkerDied      its process ended without a word (SIGKILL, out of memory)
+    │   │   └── WorkerSilent    another waited for it, past the deadline
+    │   ├── WaitedTooLong       a wait passed its deadline, as the one who waited says it
+    │   ├── NotFinite           the loss was not a finite number, and the job says on_nan="stop"
+    │   └── CollectiveFailed    an operation of torch.distributed; also a RuntimeError, as PyTorch's own are
+    │       ├── CollectivesDiffer   two ranks called different operations
+    │       ├── RankGone            a rank that is waited for has ended, or has left the group
+    │       └── RankMissing         a rank did not come before the group's timeout
+    ├── RunStopped              Ctrl-C or SIGTERM: a checkpoint was written, the run can go on  (exit code 130, 143)
+    ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
+    └── ProtocolError           a machine was told something impossible: a bug in Paceline
+
+and warns of: JobWarning, CrowdedWarning, CheckpointWarning. Every message says what was given, what is allowed, and
+what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from paceline.errors.failure import Failure, few, users_traceback
+
+
+class PacelineError(Exception):
+    exit_code = 1
+
+
+class UsageError(PacelineError):
+    exit_code = 2
+
+
+class PlanError(UsageError):
+    pass
+
+
+class JobError(UsageError):
+    pass
+
+
+class RunFolderError(UsageError):
+    pass
+
+
+class RunFailed(PacelineError):
+    pass
+
+
+class Blamed(RunFailed):
+    """One worker is to blame."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure, self.worker = failure, failure.worker
+        super().__init__(failure)
+
+    def __str__(self) -> str:
+        return self.failure.tell()
+
+
+class WorkerFailed(Blamed):
+    pass
+
+
+class WorkerDied(Blamed):
+    pass
+
+
+class WorkerSilent(Blamed):
+    pass
+
+
+class NotFinite(RunFailed):
+    REMEDY = (
+        "look at those samples, or take a lower learning rate or clip_norm=...; on_nan='skip' leaves such batches out, "
+        "'ignore' trains on"
+    )
+
+    def __init__(self, loss: float, update: int, samples: Sequence[int]) -> None:
+        self.loss = loss
+        super().__init__(f"the loss of update {update} is {loss}, with samples {few(samples)}: {self.REMEDY}")
+
+
+class WaitedTooLong(RunFailed):
+    def __init__(self, worker: int, for_whom: str, seconds: float, where: str) -> None:
+        self.for_whom, self.seconds = for_whom, seconds
+        super().__init__(
+            f"worker {worker} waited {seconds:.0f} s for {for_whom} {where}; that process is stopped, "
+            f"swapping or very slow. Give a longer deadline (deadline=...) if the step really takes that long."
+        )
+
+
+class CollectiveFailed(RunFailed, RuntimeError):
+    pass
+
+
+class CollectivesDiffer(CollectiveFailed):
+    pass
+
+
+class RankGone(CollectiveFailed):
+    pass
+
+
+class RankMissing(CollectiveFailed):
+    pass
+
+
+class RunStopped(PacelineError):
+    def __init__(self, signal: int, updates: int, of: int, loss: float, run: str) -> None:
+        self.updates, self.run = updates, run
+        self.exit_code = 128 + signal  # as a shell has it of a process that the signal ended
+        super().__init__(
+            f"stopped after {updates:,} of {of:,} updates, with train loss {loss:.4f}; a checkpoint is written\n"
+            f"  go on   paceline train --resume {run}\n"
+            f"  look    paceline report {run}"
+        )
+
+
+class ReplayDiverged(PacelineError):
+    pass
+
+
+class ProtocolError(PacelineError):
+    pass
+
+
+@contextmanager
+def users_code(what: str, error: type[PacelineError] = JobError) -> Iterator[None]:
+    """What the user's own code raises is told as a fault of his, with his lines."""
+    try:
+        yield
+    except PacelineError:
+        raise
+    except Exception as fault:
+        told = f"{what} fails: {type(fault).__name__}: {fault}\n{users_traceback(fault)}"
+        raise error(told.rstrip()) from fault
+
+
+class JobWarning(UserWarning):
+    """Something about the job that changes what parallel training computes."""
+
+
+class CrowdedWarning(UserWarning):
+    """More workers than cores, and what that cost."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written, or there is none."""
+
+
+def suggest(given: str, allowed: Iterable[str]) -> str:
+    """The end of a message about a wrong word: the nearest right one, then all of them."""
+    names = sorted(allowed)
+    near = difflib.get_close_matches(given, names, n=1)
+    did_you_mean = f"did you mean {near[0]!r}? " if near else ""
+    return f"{did_you_mean}Allowed: {', '.join(names)}"

@@ -1,0 +1,1 @@
+"""Plans and runs explained: drawn as text, proved, laid out as timetables."""

@@ -1,0 +1,1 @@
+"""How a worker computes its gradient, and what it sends of it."""

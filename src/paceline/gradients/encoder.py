@@ -1,0 +1,25 @@
+"""The end of the wire at a worker: what its gradients are when they have travelled, and what its codec still owes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from paceline.core.codecs import Codec
+from paceline.gradients.payload import GradientSum
+
+
+class GradientEncoder:
+    def __init__(self, codec: Codec, parameters: Sequence[Tensor]) -> None:
+        self.codec = codec
+        self.carried = [codec.carries(parameter.detach()) for parameter in parameters]
+
+    def sent(self, computed: GradientSum) -> GradientSum:
+        """The same, as it arrives where it is used."""
+        encode, decode, carried = self.codec.encode, self.codec.decode, self.carried
+        gradients = [
+            None if g is None else decode(encode(g, c)) for g, c in zip(computed.gradients, carried, strict=True)
+        ]
+        return replace(computed, gradients=gradients)

@@ -1,0 +1,91 @@
+"""A replica whose gradients come from generated machine code: compute="fused", under any plan."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from paceline.core.agenda import Chunk
+from paceline.core.chance import mix
+from paceline.data.source import Source
+from paceline.errors import JobError, JobWarning, users_code
+from paceline.gradients.replica import CPU, Replica, split_batch
+from paceline.jobs.job import Batch, Job
+from paceline.kernels import Apart, Fused, NoCompiler, fuse, fuse_ranks
+from paceline.kernels.fused import loss_kind
+from paceline.kernels.graph import describe
+from paceline.kernels.ranks import own_rank
+
+Whole = TypeVar("Whole", bound=Fused)  # a network with its optimizer: this process's own, or of all ranks
+
+
+class FusedReplica(Replica):
+    def __init__(self, job: Job, module: nn.Module, moving: tuple[str, ...], device: torch.device = CPU) -> None:
+        super().__init__(job, module, moving, device)
+        assert job.loss is not None
+        self.fused = fuse(module, job.loss, None, job.batch_size, threads=torch.get_num_threads())
+        self.names = {id(p): name for name, p in module.named_parameters()}
+
+    def backward(self, chunk: Chunk, batch: Batch, weight: float) -> float:
+        (x,), y = split_batch(self.prepared(chunk, batch))
+        seed = mix(self.job.seed, chunk.update, chunk.number) & (2**63 - 1)
+        loss, gradients = self.fused.loss_and_gradients(x, y, seed)
+        for parameter in self.parameters:
+            gradient = gradients.get(self.names[id(parameter)])
+            if gradient is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.mul(gradient, weight)
+            else:
+                parameter.grad.add_(gradient, alpha=weight)
+        return loss
+
+
+def by_one(job: Job, module: nn.Module) -> Fused:
+    """The network with its optimizer, as this process trains it by itself."""
+    assert job.loss is not None
+    return fuse(module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate)
+
+
+def by_ranks(job: Job, module: nn.Module) -> Apart:
+    """The network as all ranks of an MPI program train it: on the CPU, or each on a GPU."""
+    assert job.loss is not None
+    where = torch.device(job.device)
+    if where.type == "cuda":
+        module.to(where if where.index is not None else torch.device("cuda", own_rank() % torch.cuda.device_count()))
+    return fuse_ranks(module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate)
+
+
+def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool) -> Job:
+    """Refuse what has no kernel before anything is started, and make the kernels, so that workers find them made. Where
+    there is no compiler, PyTorch does the work.
+    """
+    if native:
+        raise JobError("plan ddp is PyTorch's own, autograd included; compute='fused' goes with every other plan")
+    if job.loss is None:
+        raise JobError(
+            "compute='fused' needs loss=, since it reads it instead of running it; step= is compute='autograd'"
+        )
+    if job.precision != "float32":
+        raise JobError(f"compute='fused' computes in the model's own precision, not in {job.precision}")
+    with users_code("the first batch"):
+        batch = source.batch(torch.arange(min(len(source), 2)), 0)
+        if job.transform is not None:
+            batch = job.transform(batch)
+        inputs, _ = split_batch(batch)
+    if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
+        raise JobError("compute='fused' takes one tensor as the network's input; compute='autograd' takes any")
+    if job.device != "cpu":  # whose kernels the workers make, since this process keeps away from the GPU
+        loss_kind(job.loss)
+        describe(module, tuple(inputs[0].shape[1:]), not inputs[0].is_floating_point())
+        return job
+    try:
+        fuse(module, job.loss, None, job.batch_size).prepare(inputs[0])
+    except NoCompiler as error:
+        warnings.warn(f"{error}; this run does", JobWarning, stacklevel=4)
+        return job.with_(compute="autograd")
+    return job

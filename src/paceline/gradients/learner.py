@@ -1,0 +1,68 @@
+"""A learner: a replica together with its data; what every worker of every plan does with its chunks of an update.
+Without data of its own, it is brought the gradients.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from paceline.core.agenda import Chunk
+from paceline.data.source import Reader
+from paceline.errors import NotFinite
+from paceline.gradients.payload import GradientSum
+from paceline.gradients.replica import Replica, clipped
+
+ROUNDING = 1e-6  # of the weights of an update's chunks, whose sum is 1
+
+
+class Learner:
+    def __init__(self, replica: Replica, reader: Reader | None = None) -> None:
+        self.replica, self.reader = replica, reader
+        self._moving = replica.moving
+        self._dtype = replica.parameters[0].dtype
+
+    def compute(self, chunks: list[Chunk]) -> GradientSum:
+        """The weighted sum over these chunks. Each starts from the same buffers, as if all were computed at once."""
+        assert self.reader is not None
+        replica, loss, total, samples = self.replica, 0.0, 0.0, 0
+        on_nan = replica.job.on_nan
+        start = [b.clone() for b in self._moving] if len(chunks) > 1 or on_nan == "skip" else []
+        sums: list[Tensor] = []
+        for number, chunk in enumerate(chunks):
+            if number and start:
+                torch._foreach_copy_(self._moving, start)
+            batch = self.reader.batch(chunk)
+            weight = replica.chunk_weight(chunk, batch)
+            loss += weight * replica.backward(chunk, batch, weight)
+            total += weight
+            samples += chunk.samples
+            if self._moving:
+                mine = [b.to(self._dtype, copy=True).mul_(weight) for b in self._moving]
+                sums = [a.add_(b) for a, b in zip(sums, mine, strict=True)] if sums else mine
+        computed = GradientSum(replica.take(), sums, loss, total, samples)
+        if on_nan == "stop" and not math.isfinite(loss):  # a gradient that is not finite makes the next loss so
+            raise NotFinite(loss, chunks[0].update, [n for c in chunks for n in self.reader.order.indices(c).tolist()])
+        if on_nan == "skip" and not computed.finite():
+            if start:
+                torch._foreach_copy_(self._moving, start)
+            return computed.left_out()
+        return computed
+
+    def settle(self, computed: GradientSum, alone: bool = False) -> list[Tensor | None]:
+        """The batch is complete: divide by its weight, take its buffers, clip; the gradients to apply. `alone`: it is
+        only a part of the batch, from which this worker takes a step of its own.
+        """
+        if not computed.weight:
+            return [None] * len(computed.gradients)
+        job = self.replica.job
+        if alone or job.weight is not None or (job.on_nan == "skip" and computed.weight < 1.0 - ROUNDING):
+            computed = computed.scaled(1.0 / computed.weight)
+        self.set_buffers(computed.buffers)
+        return clipped(computed.gradients, job.clip_norm)
+
+    def set_buffers(self, values: list[Tensor]) -> None:
+        for buffer, value in zip(self._moving, values, strict=True):
+            buffer.copy_(value if buffer.is_floating_point() else value.round())

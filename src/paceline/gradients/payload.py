@@ -1,0 +1,87 @@
+"""The vector that synchronous workers add up.
+
+    | gradients, as in the layout | moving buffers | which parameters got a gradient | loss | weight |
+
+Every number in it is weighted by the samples it speaks for, so a plain sum is the sample-weighted mean of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.parameters.layout import Layout
+from paceline.parameters.rows import numbers
+
+
+@dataclass
+class GradientSum:
+    """What a worker knows after its chunks of an update."""
+
+    gradients: list[Tensor | None]
+    buffers: list[Tensor]
+    loss: float
+    weight: float
+    samples: int
+
+    @property
+    def mean(self) -> float:
+        """The mean loss; not a number where there were no samples."""
+        return self.loss / self.weight if self.weight else math.nan
+
+    def scaled(self, factor: float) -> GradientSum:
+        """In new memory: what was read from a payload may lie where another worker still reads."""
+        gradients = [None if g is None else g * factor for g in self.gradients]
+        buffers = [b * factor for b in self.buffers]
+        return GradientSum(gradients, buffers, self.loss * factor, self.weight * factor, self.samples)
+
+    def finite(self) -> bool:
+        """Whether the loss and all gradients are."""
+        present = [numbers(g) for g in self.gradients if g is not None]
+        return math.isfinite(self.loss) and all(bool(g.isfinite().all()) for g in present)
+
+    def left_out(self) -> GradientSum:
+        """Of no weight in any sum."""
+        nothing: list[Tensor | None] = [None] * len(self.gradients)
+        return GradientSum(nothing, [torch.zeros_like(b) for b in self.buffers], 0.0, 0.0, self.samples)
+
+
+class Payload:
+    def __init__(self, layout: Layout, flat: Tensor) -> None:
+        (shard,) = layout.shards
+        self.flat = flat
+        self.gradients = shard.parameter_views(flat)
+        self.buffers = shard.buffer_views(flat)
+        self.tail = flat[shard.length :]
+        flat[: shard.length].zero_()
+
+    @staticmethod
+    def length(layout: Layout) -> int:
+        (shard,) = layout.shards
+        return shard.length + len(shard.parameters) + 2
+
+    def write(self, computed: GradientSum) -> None:
+        """Lay down what this worker computed; nothing at all when it had no samples, or they were left out."""
+        if not computed.weight:
+            self.flat.zero_()
+            return
+        present = [0.0 if g is None else 1.0 for g in computed.gradients]  # `None in` would compare tensors
+        if all(present):
+            torch._foreach_copy_(self.gradients, computed.gradients)  # type: ignore[arg-type]
+        else:
+            for view, gradient in zip(self.gradients, computed.gradients, strict=True):
+                view.zero_() if gradient is None else view.copy_(gradient)
+        if self.buffers:
+            torch._foreach_copy_(self.buffers, computed.buffers)
+        self.tail.copy_(torch.tensor([*present, computed.loss, computed.weight], dtype=self.flat.dtype))
+
+    def read(self, samples: int) -> GradientSum:
+        """What the whole batch says, after the sum."""
+        *present, loss, weight = self.tail.tolist()
+        gradients: list[Tensor | None] = list(self.gradients)
+        if not all(present):
+            gradients = [g if there else None for g, there in zip(gradients, present, strict=True)]
+        return GradientSum(gradients, self.buffers, loss, weight, samples)

@@ -1,0 +1,143 @@
+"""A replica: one copy of the model in one worker, and the gradient of a chunk by PyTorch's autograd."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.agenda import Chunk
+from paceline.core.chance import mix
+from paceline.errors import JobError
+from paceline.gradients.randomness import Chance
+from paceline.jobs.job import PRECISIONS, Batch, Job, seeded_elsewhere
+from paceline.parameters.layout import trainable
+from paceline.parameters.rows import coalesced, numbers
+from paceline.parameters.worker_state import WorkerState, copy_into, state_of_tensors
+
+CPU = torch.device("cpu")
+NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+
+
+class Replica:
+    """The module of one worker. Gradients of successive chunks add up in `parameter.grad` until `take`."""
+
+    def __init__(self, job: Job, module: nn.Module, moving: tuple[str, ...], device: torch.device = CPU) -> None:
+        self.job = job
+        self.device = device
+        self.module = module.to(device)
+        self.parameters = list(trainable(module).values())
+        self.autocast = PRECISIONS[job.precision]
+        buffers = dict(module.named_buffers())
+        self.moving = [buffers[name] for name in moving]
+
+    @cached_property
+    def chance(self) -> Chance:
+        """Of what is computed here; a module whose gradients others bring keeps its own."""
+        return Chance(self.module, self.job.seed, self.device)
+
+    @cached_property
+    def loss(self) -> Callable[[nn.Module, Batch], Tensor]:
+        return loss_function(self.job)
+
+    def values(self) -> list[Tensor]:
+        """Its parameters, then its moving buffers."""
+        return [p.detach() for p in self.parameters] + self.moving
+
+    def worker_state(self) -> WorkerState:
+        return state_of_tensors("values", self.values())
+
+    def restore(self, worker_state: WorkerState) -> None:
+        copy_into(self.values(), worker_state.many("values"))
+
+    def backward(self, chunk: Chunk, batch: Batch, weight: float) -> float:
+        """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""
+        loss = self.forward(self.module, chunk, batch)
+        # Seeding the backward pass with the weight costs nothing; scaling the gradient afterwards is one more pass.
+        loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
+        return float(loss.detach())
+
+    def forward(self, module: nn.Module, chunk: Chunk, batch: Batch) -> Tensor:
+        """The chunk's loss, with the chance and the precision it is due."""
+        batch = self.prepared(chunk, batch)
+        with self.precision():
+            return self.loss(module, batch)
+
+    def prepared(self, chunk: Chunk, batch: Batch) -> Batch:
+        """The chunk's batch as the model sees it, on its device."""
+        batch = self.transformed(chunk, batch)
+        return batch if self.device.type == "cpu" else to_device(batch, self.device)
+
+    def precision(self) -> contextlib.AbstractContextManager[object]:
+        if self.autocast is None:
+            return NOTHING
+        return torch.autocast(self.device.type, dtype=self.autocast)
+
+    def transformed(self, chunk: Chunk, batch: Batch) -> Batch:
+        """Augmented, where the job asks for it; from here on chance is this chunk's."""
+        self.chance.begin(chunk.update, chunk.number)
+        if self.job.transform is None:
+            return batch
+        with seeded_elsewhere(mix(self.job.seed, chunk.update, chunk.number)):
+            return self.job.transform(batch)
+
+    def chunk_weight(self, chunk: Chunk, batch: Batch) -> float:
+        """The chunk's share of its update by samples, or what the job's own `weight` says it divided by."""
+        return chunk.weight if self.job.weight is None else float(self.job.weight(batch))
+
+    def take(self) -> list[Tensor | None]:
+        """The gradients, which now belong to the caller; None for parameters that got none."""
+        gradients = [coalesced(p.grad) for p in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        return gradients
+
+
+def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
+    """step(model, batch), made from `loss` where the job gives one."""
+    if job.step is not None:
+        return job.step
+    loss = job.loss
+    assert loss is not None
+
+    def step(module: nn.Module, batch: Batch) -> Tensor:
+        inputs, target = split_batch(batch)
+        result: Tensor = loss(module(*inputs), target)
+        return result
+
+    return step
+
+
+def split_batch(batch: Batch) -> tuple[tuple[Any, ...], Any]:
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        raise JobError(
+            "loss=f(output, target) needs batches (*inputs, target); for batches of another shape give "
+            "step=f(model, batch) -> loss instead"
+        )
+    return tuple(batch[:-1]), batch[-1]
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """From memory that the device may read by itself: the copy goes on while the host does other things."""
+    if isinstance(batch, Tensor):
+        return (batch.pin_memory() if device.type == "cuda" else batch).to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(to_device(value, device) for value in batch)
+    return batch
+
+
+def clipped(gradients: list[Tensor | None], limit: float | None) -> list[Tensor | None]:
+    """All gradients, scaled so that their common norm is at most `limit`; in new memory, since another worker may
+    still be reading the old.
+    """
+    present = [numbers(g) for g in gradients if g is not None]
+    if limit is None or not present:
+        return gradients
+    scale = torch.clamp(limit / (nn.utils.get_total_norm(present) + 1e-6), max=1.0)
+    return [None if g is None else g * scale for g in gradients]

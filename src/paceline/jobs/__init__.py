@@ -1,0 +1,1 @@
+"""What is trained: a model, its data, a loss and an optimizer."""

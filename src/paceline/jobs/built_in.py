@@ -1,0 +1,211 @@
+"""The built-in jobs: something to train on any machine, without a network.
+
+    digits            scikit-learn's 1,797 images, enlarged and shifted about; a small convolutional net; always runs
+    mnist-dnn         784-64-64-10, tanh, dropout, L2: the network of the parameter-server literature's small studies
+    mnist-cnn         conv 6@5x5, trainable 4x4 subsampling with stride 4, dense 10
+    cifar-resnet      a residual net on generated images of CIFAR's shape
+    tiny-transformer  a two-layer transformer on generated sequences
+
+The two mnist jobs read IDX files of MNIST's format from --data-dir, $PACELINE_DATA or Debian's dataset-fashion-mnist.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.errors import JobError
+from paceline.jobs.job import Job
+from paceline.jobs.modules import Subsampling
+
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+Pair = tuple[Tensor, Tensor]
+
+
+class IdxMissing(UserWarning):
+    """No MNIST-format files were found; digits of the same shape are used instead."""
+
+
+# --- data -----------------------------------------------------------------------------------------------------------
+
+
+def digits(size: int, copies: int) -> tuple[Pair, Pair]:
+    """(train, test): a fifth of the images is kept for testing; the rest are shifted by up to a tenth, `copies`
+    times.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = torch.from_numpy(bunch.images.astype(np.float32) / 16).unsqueeze(1)
+    y = torch.from_numpy(bunch.target.astype(np.int64))
+    test = torch.arange(len(x)) % 5 == 0
+    generator = torch.Generator().manual_seed(0)
+    parts, count = [], int((~test).sum())
+    for _ in range(copies):
+        shift = (torch.rand(count, 2, generator=generator) - 0.5) * 0.4
+        matrix = torch.eye(2, 3).repeat(count, 1, 1)
+        matrix[:, :, 2] = shift
+        grid = F.affine_grid(matrix, [count, 1, size, size], align_corners=False)
+        parts.append(F.grid_sample(x[~test], grid, align_corners=False))
+    train = torch.cat(parts), y[~test].repeat(copies)
+    large = F.interpolate(x[test], (size, size), mode="bilinear", align_corners=False)
+    return train, (large, y[test])
+
+
+def idx_folder(given: str | None) -> Path | None:
+    places = [given, os.environ.get("PACELINE_DATA"), DEBIAN]
+    return next((Path(p) for p in places if p and _idx_file(Path(p), "train-images-idx3-ubyte")), None)
+
+
+def mnist(given: str | None) -> tuple[Pair, Pair]:
+    """(train, test) as 28x28 images from 0 to 1 and labels."""
+    folder = idx_folder(given)
+    if folder is None:
+        if given:
+            raise JobError(f"--data-dir {given} holds no train-images-idx3-ubyte[.gz]")
+        warnings.warn(
+            "no MNIST-format files in --data-dir, in $PACELINE_DATA or in Debian's package dataset-fashion-mnist "
+            f"({DEBIAN}); training on scikit-learn's digits at 28x28 instead",
+            IdxMissing,
+            stacklevel=2,
+        )
+        (x, y), (xt, yt) = digits(28, 10)
+        return (x.squeeze(1), y), (xt.squeeze(1), yt)
+    return _idx_pair(folder, "train"), _idx_pair(folder, "t10k")
+
+
+def _idx_file(folder: Path, name: str) -> Path | None:
+    return next((f for f in (folder / f"{name}.gz", folder / name) if f.is_file()), None)
+
+
+def _idx_pair(folder: Path, part: str) -> Pair:
+    x = _read_idx(folder, f"{part}-images-idx3-ubyte").astype(np.float32) / 255
+    return torch.from_numpy(x), torch.from_numpy(_read_idx(folder, f"{part}-labels-idx1-ubyte").astype(np.int64))
+
+
+def _read_idx(folder: Path, name: str) -> np.ndarray:
+    file = _idx_file(folder, name)
+    if file is None:
+        raise JobError(f"{folder} holds no {name}[.gz]")
+    raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    dimensions = raw[3]
+    shape = [int.from_bytes(raw[4 + 4 * d : 8 + 4 * d], "big") for d in range(dimensions)]
+    if raw[:3] != b"\0\0\x08" or len(raw) != 4 + 4 * dimensions + int(np.prod(shape)):
+        raise JobError(f"{file} is not an IDX file of bytes")
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+
+def patterns(samples: int, shape: tuple[int, ...], classes: int, noise: float) -> tuple[Pair, Pair]:
+    """(train, test): one fixed random pattern per class, under noise."""
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(classes, *shape, generator=generator)
+    y = torch.randint(classes, (samples,), generator=generator)
+    x = means[y] + noise * torch.randn(samples, *shape, generator=generator)
+    cut = samples * 4 // 5
+    return (x[:cut], y[:cut]), (x[cut:], y[cut:])
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def digits_net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(),
+        nn.Dropout(0.1), nn.Linear(16 * 25, 64), nn.ReLU(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def mnist_dnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, 64), nn.Tanh(), nn.Dropout(0.1),
+        nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.1),
+        nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def mnist_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 6, 5), nn.Sigmoid(), Subsampling(), nn.Sigmoid(),
+        nn.Flatten(), nn.Linear(6 * 36, 10),
+    )  # fmt: skip
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.body(x))
+
+
+def cifar_resnet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU(), Residual(16), Residual(16),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+class TinyTransformer(nn.Module):
+    def __init__(self, width: int = 32, tokens: int = 16, features: int = 8, classes: int = 10) -> None:
+        super().__init__()
+        self.embed = nn.Linear(features, width)
+        self.place = nn.Parameter(torch.randn(tokens, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.encoder(self.embed(x) + self.place).mean(1))
+        return scores
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------------
+
+
+def _job(name: str, model: Callable[[], nn.Module], data: tuple[Pair, Pair], **rest: Any) -> Job:
+    train, test = data
+    defaults: dict[str, Any] = {
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": partial(torch.optim.SGD, lr=0.1),
+        "batch_size": 100,
+    }
+    return Job(model=model, data=train, test=test, name=name, origin=name, **{**defaults, **rest})
+
+
+def _tanh_sgd() -> Callable[..., torch.optim.Optimizer]:
+    return partial(torch.optim.SGD, lr=0.1, weight_decay=1e-5)
+
+
+BUILT_IN: dict[str, Callable[[str | None], Job]] = {
+    "digits": lambda _: _job("digits", digits_net, digits(16, 20), epochs=2, evaluate_every=50),
+    "mnist-dnn": lambda d: _job("mnist-dnn", mnist_dnn, mnist(d), epochs=3, optimizer=_tanh_sgd(), evaluate_every=200),
+    "mnist-cnn": lambda d: _job("mnist-cnn", mnist_cnn, mnist(d), epochs=1, batch_size=64, evaluate_every=200),
+    "cifar-resnet": lambda _: _job(
+        "cifar-resnet", cifar_resnet, patterns(5000, (3, 32, 32), 10, 4.0), epochs=1,
+        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9), evaluate_every=20,
+    ),
+    "tiny-transformer": lambda _: _job(
+        "tiny-transformer", TinyTransformer, patterns(5000, (16, 8), 10, 2.0), epochs=1,
+        optimizer=partial(torch.optim.Adam, lr=2e-3), evaluate_every=20,
+    ),
+}  # fmt: skip
+
+
+def built_in(name: str, data_dir: str | None = None) -> Job:
+    return BUILT_IN[name](data_dir)

@@ -1,0 +1,211 @@
+"""Job: what is trained. A job knows nothing of workers; a plan knows nothing of models."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import JobError, suggest, users_code
+
+Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
+ON_NAN = ("stop", "skip", "ignore")
+COMPUTES = ("autograd", "fused")
+
+
+@dataclass
+class Job:
+    """One training.
+
+    model       an nn.Module, or a function that makes one
+    data        a tuple of tensors, a Dataset, or a function that makes either
+    loss        loss(model(*inputs), target), for batches (*inputs, target)
+    step        or step(model, batch) -> loss, for any other shape of batch
+    optimizer   a function of the parameters that makes a torch optimizer; for groups, a function of `model`:
+                `lambda model: SGD([{"params": model.head.parameters(), "lr": 0.1}, ...], lr=0.01)`
+    batch_size  samples of one update, of all workers together where they share a batch
+    epochs      passes over the data
+    seed        of all chance: the model, the order of samples, dropout, augmentation
+    schedule    a function of the optimizer that makes a learning-rate schedule, stepped once per update
+    accumulate  batches whose gradients are averaged before one update (bunch mode)
+    device      "cpu", "cuda" (workers share the GPUs out), "cuda:1", or "auto": cuda where there is a GPU
+    precision   "float32": as the model is; or "bfloat16": the same parameters, computed with by autocast
+    clip_norm   the gradient of an update is made no longer than this
+    shuffle     whether each epoch has an order of its own
+    loader_workers  processes that load samples ahead, for a Dataset
+    weight      weight(batch) -> number, for a loss that is not a mean over samples: what the loss divided by
+    metrics     {name: f(output, target) -> number}, weighted by samples over `test`
+    transform   augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
+    compute     how a gradient is made: "autograd" (PyTorch), or "fused" (one piece of machine code; small networks)
+    on_nan      when a loss is not finite: "stop" the run, "skip" the batch (looks at gradients too), or "ignore" it
+    evaluate_every  evaluate on `test` from a snapshot every so many updates; default: once per epoch
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    data: Any
+    loss: Callable[..., Tensor] | None = None
+    step: Callable[[nn.Module, Batch], Tensor] | None = None
+    optimizer: Callable[..., torch.optim.Optimizer] = field(kw_only=True)
+    batch_size: int = 100
+    epochs: int = 1
+    test: Any = None
+    seed: int = 0
+    schedule: Callable[[torch.optim.Optimizer], Any] | None = None
+    clip_norm: float | None = None
+    accumulate: int = 1
+    device: str = "auto"
+    precision: str = "float32"
+    compute: str = "autograd"
+    metrics: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    on_nan: str = "stop"
+    evaluate_every: int | None = None
+    loader_workers: int = 0
+    shuffle: bool = True
+    weight: Callable[[Batch], float] | None = None
+    transform: Callable[[Batch], Batch] | None = None
+    name: str = "job"
+    origin: str = ""  # where the command line found it
+
+    def __post_init__(self) -> None:
+        faults = list(self._faults())
+        if faults:
+            raise JobError("this job cannot be trained:\n" + "\n".join(f"  - {fault}" for fault in faults))
+
+    def _faults(self) -> Sequence[str]:
+        faults = []
+        if (self.loss is None) == (self.step is None):
+            faults.append("give either loss=f(output, target) or step=f(model, batch), not both and not neither")
+        if not isinstance(self.model, nn.Module) and not callable(self.model):
+            faults.append(f"model={self.model!r} is neither an nn.Module nor a function that makes one")
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            kind = type(self.optimizer).__name__
+            faults.append(
+                f"optimizer= is a {kind} already tied to one model's parameters; every worker needs its own: "
+                f"give a function that makes one, as in optimizer=partial(torch.optim.{kind}, lr=0.1)"
+            )
+        elif not callable(self.optimizer):
+            faults.append(f"optimizer={self.optimizer!r} is not a function that makes an optimizer")
+        for word, least in (("batch_size", 1), ("epochs", 1), ("accumulate", 1), ("loader_workers", 0)):
+            value = getattr(self, word)
+            if not isinstance(value, int) or value < least:
+                faults.append(f"{word}={value!r} is not a whole number of at least {least}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            faults.append(f"seed={self.seed!r} is not a whole number from 0 to 2**63 - 1")
+        if self.evaluate_every is not None and self.evaluate_every < 1:
+            faults.append(f"evaluate_every={self.evaluate_every} is not at least 1")
+        if self.precision not in PRECISIONS:
+            faults.append(f"precision={self.precision!r}; {suggest(self.precision, PRECISIONS)}")
+        if self.compute not in COMPUTES:
+            faults.append(f"compute={self.compute!r}; {suggest(self.compute, COMPUTES)}")
+        if self.on_nan not in ON_NAN:
+            faults.append(f"on_nan={self.on_nan!r}; {suggest(self.on_nan, ON_NAN)}")
+        return faults
+
+    def with_(self, **changes: Any) -> Job:
+        """The same job with some fields changed."""
+        return replace(self, **changes)
+
+    def make_model(self) -> nn.Module:
+        """A fresh module with the parameters every run of this job starts from."""
+        if isinstance(self.model, nn.Module):
+            import copy
+
+            return copy.deepcopy(self.model)
+        with torch.random.fork_rng(devices=[]), seeded_elsewhere(self.seed):
+            torch.manual_seed(self.seed)
+            with users_code("model="):
+                module = self.model()
+        if not isinstance(module, nn.Module):
+            raise JobError(f"model= returned {type(module).__name__}, not an nn.Module")
+        return module
+
+    def make_optimizer(self, module: nn.Module, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        with users_code("optimizer="):
+            optimizer = self.optimizer(module if _wants_module(self.optimizer) else parameters)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise JobError(f"optimizer= returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise JobError(
+                "LBFGS evaluates the loss several times per update and cannot be sharded or shared; "
+                "use a first-order optimizer such as torch.optim.Adam, or plan sandblaster, which is L-BFGS itself"
+            )
+        return optimizer
+
+
+@contextmanager
+def seeded_elsewhere(seed: int) -> Iterator[None]:
+    """Python's and NumPy's own chance, for functions of the user's that draw from them; afterwards as it was before."""
+    kept = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+
+
+def _wants_module(factory: Callable[..., Any]) -> bool:
+    try:
+        first = next(iter(inspect.signature(factory).parameters), "")
+    except (TypeError, ValueError):
+        return False
+    return first in ("model", "module", "net")
+
+
+def load_job(where: str) -> Job:
+    """JOB on the command line: the name of a built-in job, `file.py`, or `file.py:name`."""
+    from paceline.jobs.built_in import BUILT_IN, built_in
+
+    path, _, name = where.partition(":")
+    if not path.endswith(".py"):
+        if path not in BUILT_IN:
+            near = f"did you mean {path}.py? " if os.path.isfile(f"{path}.py") else ""
+            raise JobError(
+                f"there is no job {where!r}; {near or suggest(path, BUILT_IN) + ', or a path to a Python file'}"
+            )
+        return built_in(path)
+    return _from_file(path, name or "job")
+
+
+def _from_file(path: str, name: str) -> Job:
+    import importlib.util
+    import sys
+    from pathlib import Path
+
+    import cloudpickle
+
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise JobError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"paceline_job_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(file.parent))
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise JobError(f"{path} does not parse: line {error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        line = next(
+            (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(file)), 0
+        )
+        raise JobError(f"{path} fails when it is read, in line {line}: {type(error).__name__}: {error}") from error
+    job = getattr(module, name, None)
+    if not isinstance(job, Job):
+        found = [key for key, value in vars(module).items() if isinstance(value, Job)]
+        raise JobError(f"{path} has no Job called {name!r}; it has {', '.join(found) or 'none'}")
+    return job.with_(name=file.stem if job.name == "job" else job.name, origin=f"{file}:{name}")

@@ -1,0 +1,150 @@
+"""What workers do under a programme. Each is a learner and a shard: it computes its chunks, and holds a slice of every
+vector.
+
+    parameters    | worker 0 | worker 1 | worker 2 |     whole in every replica while it evaluates
+    gradient      |    .     |    .     |    .     |
+    direction     |    .     |    .     |    .     |
+    s0, y0, ...   |    .     |    .     |    .     |
+
+The bits of a product depend on where vectors are cut, so everybody cuts them by the same rule, and adds up the parts in
+the order of one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.collectives import segment_cuts
+from paceline.core.coordinators import GRADIENT, PARAMETERS, Algebra, Axpy, Coordinator, Copy, Done, Dot, Evaluate
+from paceline.gradients.learner import Learner
+from paceline.gradients.payload import GradientSum
+from paceline.parameters.layout import Layout
+from paceline.parameters.worker_state import WorkerState
+
+
+class VectorSlice:
+    """One worker. All evaluations of an update start from the same moving buffers; those that the first one leaves are
+    kept.
+    """
+
+    def __init__(self, learner: Learner, layout: Layout, coordinator: Coordinator, worker: int, workers: int) -> None:
+        self.learner, (self.layout,) = learner, layout.shards
+        self.parameters = [p.detach() for p in learner.replica.parameters]
+        length = self.layout.buffers[0].start if self.layout.buffers else self.layout.length
+        cuts = segment_cuts(length, workers, layout.bytes_per_number)
+        self.slice = slice(cuts[worker], cuts[worker + 1])
+        self.whole = torch.zeros(self.layout.length, dtype=layout.dtype)
+        self.vectors = {name: torch.zeros_like(self.whole[self.slice]) for name in coordinator.vectors}
+        self.load(PARAMETERS, self.parameters)
+        self.buffers = [b.clone() for b in learner.replica.moving]
+        self.kept: list[Tensor] | None = None  # none before the update's first evaluation
+
+    def rewind(self) -> None:
+        """Before an evaluation: the buffers as the update found them."""
+        self.learner.set_buffers(self.buffers)
+
+    def settle(self, together: GradientSum) -> None:
+        """Keep one's slice of the batch's gradient."""
+        self.load(GRADIENT, self.learner.settle(together))
+        if self.kept is None:
+            self.kept = [b.clone() for b in self.learner.replica.moving]
+
+    def load(self, name: str, tensors: Sequence[Tensor | None]) -> None:
+        """Keep one's slice of a whole vector; a parameter without a gradient has zeros there."""
+        for view, tensor in zip(self.layout.parameter_views(self.whole), tensors, strict=True):
+            view.zero_() if tensor is None else view.copy_(tensor)
+        self.vectors[name].copy_(self.whole[self.slice])
+
+    def offer(self, flat: Tensor) -> None:
+        """Lay down one's slice of the parameters, so that the sum of all workers' vectors is the whole."""
+        flat.zero_()
+        flat[self.slice] = self.vectors[PARAMETERS]
+
+    def take(self, flat: Tensor) -> None:
+        """Take the whole parameters into the replica."""
+        for parameter, view in zip(self.parameters, self.layout.parameter_views(flat), strict=True):
+            parameter.copy_(view)
+
+    def perform(self, command: Algebra) -> None:
+        target = self.vectors[command.target]
+        if isinstance(command, Copy):
+            target.copy_(self.vectors[command.source])
+        elif isinstance(command, Axpy):
+            target.add_(self.vectors[command.other], alpha=command.factor)
+        else:
+            target.mul_(command.factor)
+
+    def dot(self, command: Dot) -> float:
+        """Its part of the product, in float64 whatever the vectors are."""
+        return float(torch.dot(self.vectors[command.one].double(), self.vectors[command.other].double()))
+
+    def end(self) -> None:
+        """The update is made."""
+        assert self.kept is not None
+        self.learner.set_buffers(self.kept)
+        self.buffers, self.kept = self.kept, None
+
+    def worker_state(self) -> WorkerState:
+        """Between two updates: its slices; the replica itself is its learner's."""
+        return WorkerState({f"vector.{name}": vector for name, vector in self.vectors.items()})
+
+    def restore(self, worker_state: WorkerState) -> None:
+        for name, vector in self.vectors.items():
+            vector.copy_(worker_state.tensors[f"vector.{name}"])
+        self.buffers = [b.clone() for b in self.learner.replica.moving]
+
+
+class CommandExecutor:
+    """Runs the coordinator and does what it says, with the hands of this process: one worker's, or everybody's where
+    one process does everybody's arithmetic. How workers meet is the engine's affair.
+    """
+
+    def __init__(self, coordinator: Coordinator, hands: list[VectorSlice]) -> None:
+        self.coordinator, self.commands, self.hands = coordinator, coordinator.commands(), hands
+        self.remembers: Sequence[Sequence[str | float]] = ()  # what the coordinator needs to go on
+        self.stale = False  # whether the parameters have changed since every replica had them whole
+
+    def update(self) -> None:
+        """One update, up to its `Done`."""
+        command = next(self.commands)
+        while not isinstance(command, Done):
+            command = self.commands.send(self._obey(command))
+        self.remembers = command.remembers
+        self._gather()
+        for hand in self.hands:
+            hand.end()
+
+    def go_on(self, remembers: Sequence[Sequence[str | float]]) -> None:
+        """Where another coordinator ended."""
+        self.remembers, self.commands = remembers, self.coordinator.commands(remembers)
+
+    def _obey(self, command: Evaluate | Dot | Algebra) -> float:
+        if isinstance(command, Evaluate):
+            self._gather()
+            return self.evaluate()
+        if isinstance(command, Dot):
+            return self.total([hand.dot(command) for hand in self.hands])
+        for hand in self.hands:
+            hand.perform(command)
+        self.stale = self.stale or command.target == PARAMETERS
+        return 0.0
+
+    def _gather(self) -> None:
+        if self.stale:
+            self.share()
+            self.stale = False
+
+    def evaluate(self) -> float:
+        """Everybody computes; the gradients are added up; the loss."""
+        raise NotImplementedError
+
+    def total(self, parts: list[float]) -> float:
+        """The sum of all workers' parts, the same bits for everyone."""
+        raise NotImplementedError
+
+    def share(self) -> None:
+        """Every replica gets the whole parameters."""
+        raise NotImplementedError

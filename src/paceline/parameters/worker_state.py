@@ -1,0 +1,173 @@
+"""Belongings: what is one worker's own, and what it takes to go on with it: its replica, its optimizer's memory, what a
+rule, a codec or a programme has it remember.
+
+Tensors have names such as `values.3` or `optimizer.3.momentum_buffer`, by the parameter's number; what is not a tensor
+is a fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.core.rules import Memory
+
+if TYPE_CHECKING:
+    from paceline.parameters.store import LocalStore, Pace
+
+ALIGN = 64
+SETTING = (int, float, str, tuple, list, type(None))  # of a parameter group; anything else is code
+
+
+@dataclass
+class WorkerState:
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # as JSON has them
+
+    def __or__(self, other: WorkerState) -> WorkerState:
+        return WorkerState(self.tensors | other.tensors, self.facts | other.facts)
+
+    def many(self, kind: str) -> list[Tensor]:
+        """The tensors `kind.0`, `kind.1`, ..."""
+        found: list[Tensor] = []
+        while (tensor := self.tensors.get(f"{kind}.{len(found)}")) is not None:
+            found.append(tensor)
+        return found
+
+    def remembered(self, kind: str, count: int) -> list[Memory]:
+        """What is remembered of each parameter."""
+        found: list[Memory] = [{} for _ in range(count)]
+        for name, tensor in self.tensors.items():
+            first, _, rest = name.partition(".")
+            if first == kind:
+                number, _, key = rest.partition(".")
+                found[int(number)][key] = tensor
+        return found
+
+
+def state_of_tensors(kind: str, tensors: Sequence[Tensor]) -> WorkerState:
+    return WorkerState({f"{kind}.{number}": tensor.detach() for number, tensor in enumerate(tensors)})
+
+
+def state_of_memories(kind: str, memories: Sequence[Memory]) -> WorkerState:
+    return WorkerState(
+        {f"{kind}.{n}.{key}": value for n, memory in enumerate(memories) for key, value in memory.items()}
+    )
+
+
+def copy_into(targets: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for target, value in zip(targets, kept, strict=True):
+            target.copy_(value if target.is_floating_point() or not value.is_floating_point() else value.round())
+
+
+def restore_memories(memories: Sequence[Memory], worker_state: WorkerState, kind: str) -> None:
+    for memory, kept in zip(memories, worker_state.remembered(kind, len(memories)), strict=True):
+        for key, value in memory.items():
+            value.copy_(kept[key])
+
+
+def state_of_optimizer(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> WorkerState:
+    """Its memory, and the settings of its groups, which some change as they go."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, dict[str, Any]] = {}
+    elsewhere: list[str] = []  # what lies on another device than the CPU
+    for place, parameter in enumerate(parameters):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{place}.{key}"] = value
+                if value.device.type != "cpu":
+                    elsewhere.append(f"{place}.{key}")
+            else:
+                numbers.setdefault(str(place), {})[key] = value
+    groups: list[dict[str, Any]] = []
+    for number, group in enumerate(optimizer.param_groups):
+        settings = {key: value for key, value in group.items() if key != "params"}
+        tensors |= {f"setting.{number}.{key}": v for key, v in settings.items() if isinstance(v, Tensor)}
+        groups.append({key: value for key, value in settings.items() if isinstance(value, SETTING)})
+    return WorkerState(tensors, {"optimizer": numbers, "elsewhere": elsewhere, "settings": groups})
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], worker_state: WorkerState
+) -> None:
+    numbers, elsewhere = worker_state.facts["optimizer"], worker_state.facts["elsewhere"]
+    for place, memory in enumerate(worker_state.remembered("optimizer", len(parameters))):
+        device = parameters[place].device
+        state = {
+            key: value.to(device) if f"{place}.{key}" in elsewhere else value.clone() for key, value in memory.items()
+        }
+        if state or str(place) in numbers:
+            optimizer.state[parameters[place]] = state | numbers.get(str(place), {})
+    groups = optimizer.param_groups
+    tensors = worker_state.remembered("setting", len(groups))
+    for group, settings, changed in zip(groups, worker_state.facts["settings"], tensors, strict=True):
+        group.update({key: type(group[key])(v) if isinstance(v, list) else v for key, v in settings.items()})
+        for key, value in changed.items():
+            group[key].copy_(value)
+
+
+def state_of_schedule(pace: Pace) -> WorkerState:
+    return WorkerState(facts={"pace": pace.count})
+
+
+def state_of_store(home: LocalStore) -> WorkerState:
+    """What a home adds to the parameters themselves."""
+    kept = (
+        state_of_memories("rule", home.memory)
+        | state_of_optimizer(home.optimizer, home.parameters)
+        | state_of_schedule(home.pace)
+    )
+    return kept | WorkerState(facts={"updates": home.updates})
+
+
+def restore_store(home: LocalStore, worker_state: WorkerState) -> None:
+    restore_memories(home.memory, worker_state, "rule")
+    home.pace.advance(worker_state.facts["pace"])  # a schedule is a function of the number of updates; it has no state
+    restore_optimizer(home.optimizer, home.parameters, worker_state)
+    home.updates = worker_state.facts["updates"]
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in a run of bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    def view(self, raw: Tensor) -> Tensor:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        size = torch.Size(self.shape).numel() * dtype.itemsize
+        return raw[self.start : self.start + size].view(dtype).view(self.shape)
+
+
+def places(tensors: dict[str, Tensor]) -> tuple[list[Place], int]:
+    """Where these tensors lie one after the other, and how many bytes they take."""
+    found, start = [], 0
+    for name, tensor in tensors.items():
+        found.append(Place(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), start))
+        start += -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
+    return found, start
+
+
+def pack(tensors: Sequence[Tensor], where: Sequence[Place], raw: Tensor) -> None:
+    """Put them where they belong. By NumPy: PyTorch would wake threads that workers need the cores of."""
+    target = raw.numpy()
+    for tensor, place in zip(tensors, where, strict=True):
+        given = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        target[place.start : place.start + len(given)] = given
+
+
+def copied(raw: Tensor) -> Tensor:
+    """A copy of a run of bytes, in one thread."""
+    return torch.from_numpy(raw.numpy().copy())
+
+
+def unpacked(raw: Tensor, where: Sequence[Place]) -> dict[str, Tensor]:
+    """The tensors that lie there, as views."""
+    return {place.name: place.view(raw) for place in where}

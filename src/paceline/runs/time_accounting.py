@@ -1,0 +1,141 @@
+"""What each worker's time went into, counted from rows of the trace as they come; and who is the straggler.
+
+A slow worker and those who wait for it are told apart by what they do, not by how far they get: a straggler needs
+longer for the same samples, or says nothing while it computes. Its victims compute as quickly as ever, and wait.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.runs.trace import Columns, Kind
+
+
+class Time(IntEnum):
+    """What a worker's time goes into."""
+
+    COMPUTE = 0
+    UPDATE = 1
+    COMMUNICATE = 2
+    WAIT = 3
+    OTHER = 4  # between rows of the trace: taking a batch, keeping a snapshot, bookkeeping
+
+
+WORK = {
+    Kind.COMPUTE: Time.COMPUTE,
+    Kind.STAGE: Time.COMPUTE,
+    Kind.MEET: Time.COMMUNICATE,
+    Kind.DROP: Time.COMMUNICATE,
+    Kind.APPLY: Time.UPDATE,
+}
+FIRST = (Kind.COMPUTE, Kind.STAGE)  # what waits before it starts
+Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]  # starts, ends, kinds
+
+
+def spans(rows: Columns) -> Spans:
+    """A stretch of time for each row's work, and one for the wait in it, which is taken to come first. Of a COMPUTE it
+    does: that is the gate. A meeting waits at several places, of which the trace has the sum.
+    """
+    rows = rows[np.isin(rows["kind"], list(WORK))]
+    kinds = np.zeros(len(rows), np.int64)
+    for kind, work in WORK.items():
+        kinds[rows["kind"] == kind] = work
+    before = np.where(np.isin(rows["kind"], FIRST), rows["waited"], 0)
+    starts = rows["start"] - before
+    works = starts + rows["waited"]
+    waits = np.full(len(rows), int(Time.WAIT))
+    found = (np.concatenate(pair) for pair in ((starts, works), (works, rows["end"]), (waits, kinds)))
+    first, last, what = found
+    real = last > first
+    return first[real], last[real], what[real]
+
+
+class TimeAccounting:
+    """Sums per worker; a window of time is what was added between two copies of `sums`."""
+
+    FIELDS = ("pieces", "samples", "loss", "pushes", "staleness", *(time.name for time in Time))
+
+    def __init__(self, workers: int) -> None:
+        self.sums = np.zeros((workers, len(self.FIELDS)))
+
+    def add(self, rows: Columns) -> None:
+        computed = rows[(rows["kind"] == Kind.COMPUTE) & (rows["samples"] > 0)]
+        self._add("pieces", computed, np.ones(len(computed)))
+        self._add("samples", computed, computed["samples"])
+        self._add("loss", computed, computed["samples"] * computed["value"])
+        pushed = rows[(rows["kind"] == Kind.APPLY) & (rows["version"] > 0)]
+        self._add("pushes", pushed, np.ones(len(pushed)))
+        self._add("staleness", pushed, pushed["version"] - 1 - pushed["base"])
+        for kind, work in WORK.items():
+            some = rows[rows["kind"] == kind]
+            inside = 0 if kind in FIRST else some["waited"]
+            self._add(work.name, some, some["end"] - some["start"] - inside)
+            self._add("WAIT", some, some["waited"])
+
+    def _add(self, field: str, rows: Columns, values: npt.NDArray[np.generic]) -> None:
+        workers = len(self.sums)
+        self.sums[:, self.FIELDS.index(field)] += np.bincount(rows["worker"], values, workers)[:workers]
+
+
+class Pace:
+    """What the sums of a window say of each worker; NaN where it did nothing of the kind."""
+
+    def __init__(self, sums: npt.NDArray[np.float64]) -> None:
+        self._sums = sums
+
+    def of(self, field: str) -> npt.NDArray[np.float64]:
+        mine: npt.NDArray[np.float64] = self._sums[:, TimeAccounting.FIELDS.index(field)]
+        return mine
+
+    def _per(self, field: str, by: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        found = np.full(len(by), math.nan)
+        np.divide(self.of(field), by, out=found, where=by > 0)
+        return found
+
+    @property
+    def loss(self) -> npt.NDArray[np.float64]:
+        return self._per("loss", self.of("samples"))
+
+    @property
+    def staleness(self) -> npt.NDArray[np.float64]:
+        return self._per("staleness", self.of("pushes"))
+
+    @property
+    def waiting(self) -> npt.NDArray[np.float64]:
+        """The share of the time that rows account for."""
+        return self._per("WAIT", sum((self.of(time.name) for time in Time), np.zeros(len(self._sums))))
+
+    @property
+    def speed(self) -> npt.NDArray[np.float64]:
+        """Samples per second of computing, whatever a worker waits."""
+        return self._per("samples", self.of("COMPUTE") / 1e9)
+
+    def stragglers(self) -> dict[int, float]:
+        """Who computes clearly slower than the others' median, and at which share of it."""
+        return stragglers(np.where(self.of("pieces") >= ENOUGH, self.speed, math.nan))
+
+
+def straggling(rows: Columns, workers: int) -> dict[int, float]:
+    """The stragglers of a whole run."""
+    tally = TimeAccounting(workers)
+    tally.add(rows)
+    return Pace(tally.sums).stragglers()
+
+
+ENOUGH = 10  # pieces of work that a speed is judged by
+SLOW = 0.75  # of the others' median
+
+
+def stragglers(speeds: npt.NDArray[np.float64]) -> dict[int, float]:
+    """The median is that of the others: of two workers, the slow one's own speed would halve the difference."""
+    found = {}
+    for worker, speed in enumerate(speeds):
+        others = np.delete(speeds, worker)
+        others = others[np.isfinite(others)]
+        if len(others) and np.isfinite(speed) and speed < SLOW * np.median(others):
+            found[worker] = float(speed / np.median(others))
+    return found

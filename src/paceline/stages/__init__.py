@@ -1,0 +1,1 @@
+"""A model cut into stages: traced, cut, checked and run piece by piece."""

@@ -1,0 +1,200 @@
+"""Making the blueprint of a pipeline: tracing the model, choosing where to cut it, and a rehearsal to see what travels,
+and that the stages together compute what the model does.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from paceline.core.schedules import WEIGHTS, Table
+from paceline.core.splits.by_depth import balanced
+from paceline.errors import JobError, PlanError
+from paceline.gradients.replica import Replica
+from paceline.jobs.job import Job
+from paceline.stages.cutting import alone, carried, mark_tensors, name_of, obstacle, places_of, torn
+from paceline.stages.exporting import CannotExport
+from paceline.stages.rehearsal import Example, fresh, rehearse
+from paceline.stages.segment import Blueprint
+from paceline.stages.tracing import Call, Traced, export, trace
+
+ROUNDS = 3  # measurements of each piece, of which the shortest counts
+CARRIED = 1e-9  # seconds to carry a byte to the next stage and its gradient back
+ALIGN = 64
+CHANCE = torch.get_rng_state().nbytes
+
+
+def blueprint(
+    job: Job, module: nn.Module, examples: Sequence[Example], table: Table, moving: tuple[str, ...],
+    cuts: Sequence[str], by: str, recompute: Sequence[int], flushes: bool,
+) -> Blueprint:  # fmt: skip
+    """`examples`: micro-batches of every size that there is, the largest first; `by`: what is balanced where no
+    cuts are given.
+    """
+    twin = copy.deepcopy(module).train()
+    replica = Replica(job, twin, ())
+    call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
+    traced, places = _traced_and_cut(twin, call, tensors, Wanted(tuple(cuts), table.stages, by, moving))
+    travels = rehearse(job, module, traced, places, examples)
+    names = tuple(name_of(traced, place) for place in places)
+    carries = traced.draws
+    extra = -(-CHANCE // ALIGN) * ALIGN if carries else 0
+    return Blueprint(
+        call, traced.exported, tuple(sorted(traced.numbers)), places, names,
+        needs=tuple(tuple(t.requires_grad for t in values) for values in travels),
+        carries_chance=carries, moving=moving,
+        homes=table.homes, keeps=table.keeps, predicts=table.predicts, slots=table.slots,
+        flushes=flushes, recompute=tuple(number in recompute for number in range(table.stages)), agrees=agrees(job),
+        splits=splits(table),
+        bytes_on=tuple(_bytes(values) + extra for values in travels[1:]),
+        bytes_back=tuple(_bytes([t for t in values if t.requires_grad]) for values in travels[1:]),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How to cut."""
+
+    cuts: tuple[str, ...]  # (): so that `by` is balanced
+    stages: int
+    by: str  # "time" or "memory"
+    moving: tuple[str, ...]  # buffers that training changes
+
+
+def _traced_and_cut(
+    twin: nn.Module, call: Call, tensors: Sequence[Tensor], wanted: Wanted
+) -> tuple[Traced, tuple[int, ...]]:
+    """By torch.fx; what it cannot follow, by torch.export."""
+    whole = {"": "its own forward cannot be followed"}
+    try:
+        traced = trace(twin, call)
+        whole = traced.whole
+        return traced, _places(traced, tensors, wanted)
+    except (JobError, PlanError) as error:
+        if not whole:
+            raise
+        try:
+            traced = export(twin, call, tensors)
+        except CannotExport as why:
+            raise type(error)(f"{error}\ntorch.export does not help: {why}") from error
+    return traced, _places(traced, tensors, wanted)
+
+
+def _places(traced: Traced, tensors: Sequence[Tensor], wanted: Wanted) -> tuple[int, ...]:
+    mark_tensors(traced, tensors)
+    if not wanted.cuts:
+        return _choose(traced, tensors, wanted)
+    places = places_of(traced, wanted.cuts)
+    if why := torn(traced, places, wanted.moving):
+        raise JobError(f"the model cannot be cut before {' and '.join(wanted.cuts)}: {why}")
+    return places
+
+
+def splits(table: Table) -> bool:
+    """Whether backwards come in two halves."""
+    return any(work.what == WEIGHTS for line in table.lines for work in line)
+
+
+def agrees(job: Job) -> bool:
+    """Whether an update needs to know something of the whole gradient."""
+    return job.clip_norm is not None or job.on_nan == "skip"
+
+
+def _bytes(values: Sequence[Tensor]) -> int:
+    return sum(-(-t.nbytes // ALIGN) * ALIGN for t in values)
+
+
+# --- where to cut ---------------------------------------------------------------------------------------------------
+
+
+def _choose(traced: Traced, tensors: Sequence[Tensor], wanted: Wanted) -> tuple[int, ...]:
+    """So that the dearest stage is as cheap as can be, also in what it is handed and hands on."""
+    count, by_time = len(traced.pieces), wanted.by == "time"
+    able = [place > 0 and not obstacle(traced, place) for place in range(count)]
+    for users in alone(traced, wanted.moving).values():
+        able[users[0] + 1 : users[-1] + 1] = [False] * (users[-1] - users[0])
+    price = CARRIED if by_time else 1.0
+    prices = [price * size if fine else math.inf for size, fine in zip(carried(traced), able, strict=True)]
+    pieces = _seconds(traced, tensors) if by_time else _memory(traced, tensors)
+    places = balanced(pieces, wanted.stages, prices) if wanted.stages <= count else ()
+    if len(places) + 1 == wanted.stages:
+        return places
+    most = 1 + sum(able)
+    why = "".join(f"; {path} stays whole: {why}" for path, why in traced.whole.items())
+    raise PlanError(
+        f"{type(traced.module).__name__} can be cut into at most {most} stages, and the plan wants {wanted.stages}; "
+        f"take fewer workers{why}"
+    )
+
+
+def _apart(values: Any, changing: bool) -> Any:
+    """Cut off from the pieces before, as a stage's first would be."""
+
+    def one(value: Any) -> Any:
+        if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+            return value
+        alone = value.detach().requires_grad_(value.is_floating_point())
+        return alone.clone() if changing else alone  # autograd lets nobody change a leaf
+
+    return tree_map(one, values)
+
+
+def _ended(result: Any) -> Any:
+    return tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, result)
+
+
+def _seconds(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
+    """Of each piece, forward and backward."""
+    found: list[float] = []
+
+    def clock(node: fx.Node, args: Any, kwargs: Any) -> Any:
+        best = math.inf
+        for _ in range(ROUNDS):
+            start = time.perf_counter()
+            result = traced.call_piece(node, *_apart((args, kwargs), bool(node.meta["changes"])))
+            roots = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor) and t.requires_grad]
+            if roots:
+                torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
+            best = min(best, time.perf_counter() - start)
+        found.append(best)
+        return _ended(result)
+
+    traced.run(tensors, clock)
+    for parameter in traced.module.parameters():
+        parameter.grad = None
+    return found
+
+
+def _memory(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
+    """Bytes of each piece: weights that it is the first to use, their gradients and one momentum; and what it keeps for
+    its backward.
+    """
+    found, known = list[float](), set[nn.Parameter]()
+    weights = {p.untyped_storage().data_ptr() for p in traced.module.parameters()}
+
+    def weigh(node: fx.Node, args: Any, kwargs: Any) -> Any:
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            result = traced.call_piece(node, *_apart((args, kwargs), bool(node.meta["changes"])))
+        mine = {*traced.parameters(node)} - known
+        known.update(mine)
+        found.append(3 * sum(p.nbytes for p in mine) + sum(kept.values()))
+        return _ended(result)
+
+    traced.run(tensors, weigh)
+    return found

@@ -1,0 +1,123 @@
+"""Before the start: micro-batches of every size through all stages and through the model itself, one after the other.
+Losses, gradients and running statistics must be the same, or somebody would train another model than he wrote.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from paceline.core.agenda import Chunk
+from paceline.errors import JobError
+from paceline.gradients.replica import Replica
+from paceline.jobs.job import Batch, Job
+from paceline.parameters.layout import trainable
+from paceline.stages.cutting import Code, cut
+from paceline.stages.exporting import check_sizes
+from paceline.stages.tracing import Answered, Call, Traced, again
+
+ROUNDING = 100  # roundings that a loss may be off by
+APART = 1e-4  # what a gradient may be off by, of itself, and a hundredth of that of all gradients
+
+Example = tuple[Chunk, Batch]  # a micro-batch
+
+
+def fresh(example: Example) -> Example:
+    """For whoever may change it in place."""
+    chunk, batch = example
+    return chunk, tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, batch)
+
+
+def rehearse(
+    job: Job, module: nn.Module, traced: Traced, places: Sequence[int], examples: Sequence[Example]
+) -> list[list[Tensor]]:
+    """What each stage takes of the first of the examples."""
+    whole, twin = (Replica(job, copy.deepcopy(module).train(), ()) for _ in range(2))
+    rewritten = again(twin.module, traced.call, traced.exported)
+    rewritten.numbers = traced.numbers
+    codes, travels = cut(rewritten, places), list[list[Tensor]]()
+    for example in (*examples, examples[-1]):  # twice: whoever changes himself does so in the first
+        loss = whole.forward(whole.module, *fresh(example))
+        loss.backward()
+        taken, found = _through(codes, twin, traced, example)
+        travels = travels or taken
+        if math.isfinite(float(loss.detach())):
+            _compare(module, traced, (loss.detach(), found), (whole.take(), twin.take()))
+    _compare_buffers(whole.module, twin.module)
+    return [[t.detach().requires_grad_(t.requires_grad) for t in values] for values in travels]
+
+
+def _through(
+    codes: Sequence[Code], replica: Replica, traced: Traced, example: Example
+) -> tuple[list[list[Tensor]], Tensor]:
+    """What each stage takes, and the loss, when a micro-batch goes through all of them, forward and backward."""
+    seen = replica.prepared(*fresh(example))
+    tensors = Call.of(replica.loss, fresh((example[0], seen))[1])[1]
+    if traced.exported is not None:
+        check_sizes(traced.exported, tensors)
+    travels, results, values, answered = list[list[Tensor]](), list[Any](), tensors, Answered()
+    for code in codes:
+        travels.append([t.detach().requires_grad_(t.requires_grad) for t in values])
+        with replica.precision():
+            results.append(code(*travels[-1]))
+            if code.last:
+                answered.result = results.pop()
+                loss = replica.loss(answered, seen)
+        values = [] if code.last else list(results[-1])
+    if loss.requires_grad:
+        loss.backward()
+    for result, after in zip(reversed(results), reversed(travels[1:]), strict=True):
+        pairs = [(one, other.grad) for one, other in zip(result, after, strict=True) if other.grad is not None]
+        if pairs:
+            torch.autograd.backward([one for one, _ in pairs], [gradient for _, gradient in pairs])
+    return travels, loss.detach()
+
+
+def _compare(
+    module: nn.Module, traced: Traced, losses: tuple[Tensor, Tensor],
+    gradients: tuple[list[Tensor | None], list[Tensor | None]],
+) -> None:  # fmt: skip
+    expected, found = losses
+    if not torch.allclose(found, expected, rtol=ROUNDING * torch.finfo(found.dtype).eps, atol=0.0):
+        raise _otherwise(module, traced, f"a loss of {float(found)}, not {float(expected)}")
+    norms = [float(g.norm()) for g in gradients[0] if g is not None]
+    total = math.hypot(*norms)
+    if not math.isfinite(total):
+        return
+    for name, one, other in zip(trainable(module), *gradients, strict=True):
+        if (one is None) != (other is None) or not (one is None or _near(one, other, total)):  # type: ignore[arg-type]
+            raise _otherwise(module, traced, f"the gradient of {name} differs")
+
+
+def _near(one: Tensor, other: Tensor, total: float) -> bool:
+    apart = APART if one.dtype in (torch.float32, torch.float64) else 1.0
+    return float((one - other).norm()) <= apart * (float(one.norm()) + total / 100)
+
+
+def _compare_buffers(whole: nn.Module, cut: nn.Module) -> None:
+    found = dict(cut.named_buffers())
+    for name, one in whole.named_buffers():
+        if not torch.allclose(one.double(), found[name].double(), rtol=APART, atol=APART, equal_nan=True):
+            raise JobError(
+                f"cut into stages the model computes something else: its buffer {name} moves otherwise. Put the code "
+                "that changes it into a module of its own, with the buffer"
+            )
+
+
+def _otherwise(module: nn.Module, traced: Traced, what: str) -> JobError:
+    if traced.exported is not None:
+        return JobError(
+            f"torch.export, which is needed to follow {type(module).__name__}'s code, writes down something else: "
+            f"{what}. Does the code have a backward of its own, or change itself? Put that part into a module of its "
+            "own"
+        )
+    return JobError(
+        f"cut into stages the model computes something else: {what}. Its code does what cannot be seen from outside "
+        "(it changes itself, or draws chance of its own); put that part into a module of its own"
+    )

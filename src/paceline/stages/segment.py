@@ -1,0 +1,210 @@
+"""A segment: the stages of one worker, and what lies between them and its neighbours.
+
+It is told one piece of work after the other, from the worker's program (core.schedules). What goes to another worker is
+fetched from it and handed to it; what goes from one of its stages to another stays inside.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from paceline.core.schedules import BACKWARD, FORWARD, MEET, SEND_ON, TAKE_ON, UPDATE, WEIGHTS, Work
+from paceline.core.schedules.passes import Pass
+from paceline.data.source import Reader
+from paceline.errors import NotFinite
+from paceline.gradients.randomness import Chance
+from paceline.gradients.replica import Replica
+from paceline.jobs.job import Job
+from paceline.parameters.layout import trainable
+from paceline.parameters.store import Optimizer
+from paceline.parameters.worker_state import WorkerState, copy_into, restore_store, state_of_store
+from paceline.stages.cutting import Code, cut
+from paceline.stages.exporting import Noted
+from paceline.stages.stage import Stage, Sums
+from paceline.stages.tracing import Call, again
+from paceline.stages.weight_versions import weights_of
+
+Message = list[Tensor | None]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """How the model is cut: all that workers need, to cut it in the same way."""
+
+    call: Call
+    exported: Noted | None  # the model's graph, where torch.fx cannot make it
+    numbers: tuple[str, ...]  # what travels as a tensor and is a whole number
+    places: tuple[int, ...]  # where stages begin, in pieces
+    names: tuple[str, ...]  # the same, as users know them
+    needs: tuple[tuple[bool, ...], ...]  # per stage: which of what it takes wants a gradient
+    carries_chance: bool  # whether the generator's state goes with the activations
+    moving: tuple[str, ...]
+    homes: tuple[int, ...]
+    keeps: tuple[int, ...]
+    predicts: bool
+    slots: int
+    flushes: bool
+    recompute: tuple[bool, ...]
+    splits: bool  # whether backwards come in two halves
+    agrees: bool  # whether all meet over the norm of the gradient before an update
+    bytes_on: tuple[int, ...]  # of the largest message from each stage to the next
+    bytes_back: tuple[int, ...]  # and back from that one
+
+    def codes(self, module: nn.Module) -> list[Code]:
+        traced = again(module.train(), self.call, self.exported)
+        traced.numbers = set(self.numbers)
+        return cut(traced, self.places)
+
+    def holdings(self, module: nn.Module) -> list[list[str]]:
+        """Per worker, the names of the parameters and buffers that it holds."""
+        found: list[list[str]] = [[] for _ in range(max(self.homes) + 1)]
+        for home, names in zip(self.homes, held(self.codes(module), module), strict=True):
+            found[home] += names
+        return found
+
+
+def skeleton(module: nn.Module, names: Sequence[str]) -> nn.Module:
+    """A copy of the module in which only these parameters and buffers have memory."""
+    real, memo = set(names), dict[int, object]()
+    for name, parameter in module.named_parameters():
+        if name not in real:
+            memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+    for name, buffer in module.named_buffers():
+        if name not in real:
+            memo[id(buffer)] = buffer.to("meta")
+    return copy.deepcopy(module, memo)
+
+
+def held(codes: Sequence[Code], module: nn.Module) -> list[list[str]]:
+    """Per stage, the names of its parameters and buffers, in the module's order: what is trained lies with the first
+    that uses it, the rest with everyone, and the last one has what nobody uses.
+    """
+    tensors, trained = dict((*module.named_parameters(), *module.named_buffers())), trainable(module)
+    used = [{id(t) for t in (*code.part.parameters(), *code.part.buffers())} for code in codes]
+    used[-1] |= {id(t) for t in tensors.values()} - set[int]().union(*used)
+    once = {id(t) for t in trained.values()}
+    used = [mine - (once & set[int]().union(*used[:number])) for number, mine in enumerate(used)]
+    return [[name for name, tensor in tensors.items() if id(tensor) in mine] for mine in used]
+
+
+class Segment:
+    def __init__(self, worker: int, job: Job, module: nn.Module, blueprint: Blueprint, reader: Reader) -> None:
+        """`module`: the whole, of which only what this worker holds need have memory."""
+        self.worker, self.job, self.blueprint, self.reader = worker, job, blueprint, reader
+        codes = blueprint.codes(module)
+        optimizer = job.make_optimizer(module, list(trainable(module).values()))
+        chance = Chance(module, job.seed)
+        self.names: dict[int, list[str]] = {}  # per stage, of its parameters and moving buffers
+        self.stages = {
+            code.number: self._stage(code, names, job, module, optimizer, chance)
+            for code, names in zip(codes, held(codes, module), strict=True)
+            if blueprint.homes[code.number] == worker
+        }
+        self.scale, self.good = 1.0, True  # of the gradients of an update, as was agreed
+        self.inside: dict[tuple[bool, int, int], Message] = {}  # (onward?, stage that needs it, micro-batch)
+
+    def _stage(
+        self, code: Code, names: list[str], job: Job, module: nn.Module, optimizer: Optimizer, chance: Chance
+    ) -> Stage:
+        plan, number, named = self.blueprint, code.number, trainable(module)
+        mine = [named[name] for name in names if name in named]
+        moving = [name for name in plan.moving if name in names]
+        replica = Replica(job, nn.ParameterList(), ())
+        replica.parameters, replica.chance = mine, chance
+        weights = weights_of(mine, optimizer, job.schedule, plan.keeps[number], plan.predicts)
+        self.names[number] = [*(name for name in names if name in named), *moving]
+        return Stage(
+            code, replica, plan.call, plan.needs[number], weights, moving, plan.flushes,
+            plan.recompute[number], plan.carries_chance, plan.splits, plan.exported,
+        )  # fmt: skip
+
+    def begin(self, passing: Pass) -> None:
+        """A new table."""
+        self.passing = passing
+
+    def do(self, work: Work) -> Sums | None:
+        """Something of the table that is not a message; of an update: what its micro-batches added up to."""
+        stage = self.stages[work.stage]
+        version = self.passing.first + work.version
+        if work.what == UPDATE:
+            if stage.code.last and self.job.on_nan == "stop" and not math.isfinite(stage.sums.loss):
+                raise NotFinite(stage.sums.loss, version - 1, self.samples(version - 1))
+            return stage.update(self.scale, self.good)
+        if work.what == MEET:
+            return None
+        if work.what == FORWARD:
+            chunk = self.passing.chunk(work.micro)
+            values = [] if stage.code.first else self._taken(True, work)
+            batch = self.reader.batch(chunk) if self.reads(stage) else None
+            ahead = self.passing.ahead(work.micro, work.version)
+            gives: Message = list(stage.forward(work.micro, chunk, values, batch, version, ahead))  # type: ignore[arg-type]
+            if not stage.code.last:
+                self.inside[True, work.stage + 1, work.micro] = gives
+        elif work.what == WEIGHTS:
+            stage.pay(work.micro)
+        else:
+            gradients = [] if stage.code.last else self._taken(False, work)
+            backward = stage.backward if work.what == BACKWARD else stage.inputs
+            back = backward(work.micro, gradients, version)
+            if not stage.code.first:
+                self.inside[False, work.stage - 1, work.micro] = back
+        return None
+
+    def reads(self, stage: Stage) -> bool:
+        """Whether this stage needs the batch itself: its inputs, its targets, or its weight."""
+        return stage.code.first or stage.code.last or self.job.weight is not None
+
+    def samples(self, update: int) -> list[int]:
+        chunks = self.passing.agenda.filled(update)
+        return [n for chunk in chunks for n in self.reader.order.indices(chunk).tolist()]
+
+    def squares(self) -> float:
+        """Of the norm of its gradients, when all of an update's are made."""
+        return sum(stage.squares() for stage in self.stages.values())
+
+    def agree(self, squares: float) -> None:
+        """All have met: this is the sum over all workers. Clip the gradient by it, or leave it out."""
+        job = self.job
+        scale = 1.0 if job.clip_norm is None else job.clip_norm / (math.sqrt(squares) + 1e-6)
+        self.scale = 1.0 if scale > 1.0 else scale
+        self.good = job.on_nan != "skip" or math.isfinite(squares)
+
+    def _taken(self, onward: bool, work: Work) -> Message:
+        return self.inside.pop((onward, work.stage, work.micro))
+
+    def fetch(self, work: Work) -> Message:
+        """What is to be sent."""
+        onward = work.what == SEND_ON
+        return self.inside.pop((onward, work.stage + (1 if onward else -1), work.micro))
+
+    def hand(self, work: Work, message: Message) -> None:
+        """What was taken."""
+        self.inside[work.what == TAKE_ON, work.stage, work.micro] = message
+
+    def named(self, stage: int) -> Iterator[tuple[str, Tensor]]:
+        """A stage's newest parameters and its moving buffers."""
+        return zip(self.names[stage], self.stages[stage].values(), strict=True)
+
+    def worker_state(self) -> WorkerState:
+        """All that it takes to go on, each stage's under its number."""
+        found = WorkerState(dict(each for number in self.stages for each in self.named(number)))
+        for number, stage in self.stages.items():
+            kept = state_of_store(stage.weights.home)
+            found |= WorkerState(
+                {f"{number}/{key}": value for key, value in kept.tensors.items()}, {str(number): kept.facts}
+            )
+        return found
+
+    def restore(self, kept: WorkerState) -> None:
+        for number, stage in self.stages.items():
+            named = dict(self.named(number))
+            copy_into(list(named.values()), [kept.tensors[name] for name in named])
+            start = f"{number}/"
+            tensors = {key.removeprefix(start): value for key, value in kept.tensors.items() if key.startswith(start)}
+            restore_store(stage.weights.home, WorkerState(tensors, kept.facts[str(number)]))
+            stage.weights.go_on()

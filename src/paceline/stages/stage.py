@@ -1,0 +1,261 @@
+"""A stage at its worker: forward, backward and update of micro-batches, and what is kept between them.
+
+    forward(micro)    what comes from the stage before -> what goes to the next; keeps what backward needs
+    backward(micro)   gradients of what went out -> gradients of what came in; those of weights add up
+    inputs(micro), pay(micro)       the same in two halves
+    update()          what has added up makes the next version of the weights
+
+With `recompute` a forward keeps only what came in, and the backward runs it again. Running statistics (batch-norm):
+where an update is made of several micro-batches and then all is quiet, each begins from the same ones and their mean
+is taken, as if all had been computed at once; in a pipeline that is never flushed each goes on from those of the one
+before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.agenda import Chunk
+from paceline.errors import JobError
+from paceline.gradients.replica import Replica
+from paceline.jobs.job import Batch
+from paceline.parameters.rows import coalesced, numbers
+from paceline.stages.cutting import Code
+from paceline.stages.deferred_gradients import Debt, defer
+from paceline.stages.exporting import Noted, check_sizes
+from paceline.stages.tracing import Answered, Call
+from paceline.stages.weight_versions import Weights
+
+Values = list[Tensor]
+
+
+@dataclass
+class _Kept:
+    """What a forward leaves for its backward."""
+
+    chunk: Chunk
+    weight: float
+    batch: Batch  # of the first and of the last stage, where it is computed again
+    takes: Values
+    chance: Tensor | None  # the generator's state, where it came along
+    began: Values  # running statistics as its forward found them
+    roots: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class Sums:
+    """What the micro-batches of an update add up to, besides gradients."""
+
+    loss: float = 0.0
+    weight: float = 0.0
+    samples: int = 0
+    buffers: list[Tensor] = field(default_factory=list)
+
+
+class Moving:
+    """A stage's running statistics. Every forward moves tensors of its own: autograd keeps those that it saw."""
+
+    def __init__(self, part: nn.Module, names: Sequence[str]) -> None:
+        split = [name.rpartition(".") for name in names]
+        self.places = [(part.get_submodule(path), name) for path, _, name in split]
+
+    @property
+    def values(self) -> list[Tensor]:
+        return [owner.get_buffer(name) for owner, name in self.places]
+
+    def begin(self, values: Sequence[Tensor]) -> None:
+        """Go on from these, elsewhere."""
+        for (owner, name), value in zip(self.places, values, strict=True):
+            owner._buffers[name] = value.clone()
+
+
+class Stage:
+    def __init__(
+        self, code: Code, replica: Replica, call: Call, needs: Sequence[bool], weights: Weights, moving: Sequence[str],
+        flushes: bool, recompute: bool, carries_chance: bool, splits: bool, noted: Noted | None,
+    ) -> None:  # fmt: skip
+        self.code, self.replica, self.call, self.weights = code, replica, call, weights
+        self.moving, self.flushes = Moving(code.part, moving), flushes
+        self.noted = noted
+        self.needs = list(needs)  # which of what it takes wants a gradient
+        self.recompute, self.carries_chance = recompute, carries_chance
+        self.start = self.moving.values  # where the forwards of an update begin
+        self.dtype = replica.parameters[0].dtype if replica.parameters else torch.get_default_dtype()
+        self.kept: dict[int, _Kept] = {}
+        self.sums = Sums()
+        self.gradients: list[Tensor | None] = []  # of a whole update, for a moment
+        self.answered = Answered()
+        self.debts: list[Debt] = []  # of the first half of a backward
+        self.owed: dict[int, list[Debt]] = {}
+        if splits and replica.autocast is None:
+            defer(code.part, {*replica.parameters} - {*code.tied}, lambda debt: self.debts.append(debt))
+
+    # --- forward ----------------------------------------------------------------------------------------------------
+
+    def forward(self, micro: int, chunk: Chunk, values: Values, batch: Batch, version: int, ahead: int) -> Values:
+        """What goes to the next stage; [] of the last one."""
+        weight = self.replica.chunk_weight(chunk, batch)
+        began = self.start if self.flushes else self.moving.values
+        kept = _Kept(chunk, weight, batch if self.recompute else None, values, None, began)
+        if self.carries_chance and not self.code.first:
+            kept.chance = kept.takes.pop()
+        self.weights.look(version, ahead)
+        self.moving.begin(began)
+        self.kept[micro] = kept
+        with torch.set_grad_enabled(not self.recompute):
+            gives = self._run(kept, batch)
+        self._count(kept, gives)
+        if self.recompute:
+            kept.roots = []
+            kept.takes = [] if self.code.first else kept.takes  # copied anew from the batch
+        if self.code.last:
+            return []
+        found = [self._sent(value) for value in gives]
+        return [*found, torch.get_rng_state()] if self.carries_chance else found
+
+    def _sent(self, value: Tensor) -> Tensor:
+        """A parameter may be changed before the stage that it goes to is done with it, if that is here too."""
+        changes = isinstance(value, nn.Parameter) and not self.flushes
+        return value.detach().clone() if changes else dense(value.detach())
+
+    def _run(self, kept: _Kept, batch: Batch) -> list[Tensor]:
+        """Once through the stage: what it gives; the last one: the loss."""
+        replica, code = self.replica, self.code
+        if code.first or code.last:
+            batch = replica.prepared(kept.chunk, batch)
+        else:
+            replica.chance.begin(kept.chunk.update, kept.chunk.number)
+        if code.first:
+            kept.takes = self._asked(batch)
+        if kept.chance is not None:
+            torch.set_rng_state(kept.chance)
+        needs = self.needs if torch.is_grad_enabled() else [False] * len(kept.takes)
+        kept.takes = [t.detach().requires_grad_(n) for t, n in zip(kept.takes, needs, strict=True)]
+        with replica.precision():
+            result = code(*kept.takes)
+            if code.last:
+                self.answered.result = result
+                result = [replica.loss(self.answered, batch)]
+                self.answered.result = None  # or its graph would keep what it came from until the next
+        kept.roots = list(result)
+        return kept.roots
+
+    def _asked(self, batch: Batch) -> Values:
+        call, tensors = Call.of(self.replica.loss, batch)
+        if call != self.call:
+            raise JobError(
+                "step= calls the model with other arguments than it did for the first batch; a pipeline is cut for one "
+                "way of calling it"
+            )
+        if self.noted is not None:
+            check_sizes(self.noted, tensors)
+        if self.recompute:  # whoever changes his inputs in place does so twice
+            return [tensor.clone() for tensor in tensors]
+        return tensors
+
+    def _count(self, kept: _Kept, gives: list[Tensor]) -> None:
+        sums = self.sums
+        if self.code.last:
+            sums.loss += kept.weight * float(gives[0].detach())
+        sums.weight += kept.weight
+        sums.samples += kept.chunk.samples
+        if self.flushes and self.start:
+            mine = [b.to(self.dtype, copy=True).mul_(kept.weight) for b in self.moving.values]
+            sums.buffers = [a.add_(b) for a, b in zip(sums.buffers, mine, strict=True)] if sums.buffers else mine
+
+    # --- backward ---------------------------------------------------------------------------------------------------
+
+    def backward(self, micro: int, gradients: Sequence[Tensor | None], version: int) -> list[Tensor | None]:
+        """Gradients of what it took, None where there is none; those of weights add up in `parameter.grad`."""
+        kept = self.kept.pop(micro)
+        self.weights.look(version, 0)
+        if self.recompute:
+            with self._buffers_as(kept.began):
+                self._run(kept, kept.batch)
+        if self.code.last:
+            (loss,) = kept.roots
+            gradients = [None if kept.weight == 1.0 else torch.full_like(loss, kept.weight)]
+            pairs = [(loss, gradients[0])]
+        else:
+            pairs = [(r, g) for r, g in zip(kept.roots, gradients, strict=True) if r.requires_grad and g is not None]
+        if pairs:
+            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+        return [] if self.code.first else [_gradient(value) for value in kept.takes]
+
+    def inputs(self, micro: int, gradients: Sequence[Tensor | None], version: int) -> list[Tensor | None]:
+        """The first half of `backward`: those of weights are made later."""
+        found = self.backward(micro, gradients, version)
+        self.owed[micro], self.debts = self.debts, []
+        return found
+
+    def pay(self, micro: int) -> None:
+        """The second half."""
+        for debt in self.owed.pop(micro):
+            debt()
+
+    @contextlib.contextmanager
+    def _buffers_as(self, began: Values) -> Iterator[None]:
+        """As the first forward found them, in which they have moved: it is not to happen twice."""
+        before = self.moving.values
+        self.moving.begin(began)
+        yield
+        self.moving.begin(before)
+
+    # --- update -----------------------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return self.weights.parameters
+
+    def take(self) -> list[Tensor | None]:
+        """The gradients of the update's samples, which now belong to the caller."""
+        gradients = [coalesced(p.grad) for p in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        return gradients
+
+    def whole(self) -> list[Tensor | None]:
+        """The gradients as they are to be applied: all micro-batches are in."""
+        if not self.gradients:
+            self.gradients = self.take()
+            if self.replica.job.weight is not None and self.sums.weight:
+                self.gradients = [None if g is None else g.div_(self.sums.weight) for g in self.gradients]
+                self.sums.buffers = [b.div_(self.sums.weight) for b in self.sums.buffers]
+        return self.gradients
+
+    def squares(self) -> float:
+        """Of the gradient's norm, as far as it is this stage's; not finite where it or the loss is not."""
+        present = [numbers(g) for g in self.whole() if g is not None]
+        norm = float(nn.utils.get_total_norm(present)) if present else 0.0
+        return norm * norm + 0.0 * self.sums.loss
+
+    def update(self, scale: float, good: bool) -> Sums:
+        """Make the next version, with the gradient scaled, or left out; what its micro-batches added up to."""
+        gradients = self.whole()
+        sums, self.sums, self.gradients = self.sums, Sums(), []
+        if not good:
+            gradients, sums.buffers = [None] * len(gradients), []
+        elif scale != 1.0:
+            gradients = [None if g is None else g.mul_(scale) for g in gradients]
+        self.weights.step(gradients)
+        for buffer, value in zip(self.start if sums.buffers else [], sums.buffers, strict=True):
+            buffer.copy_(value if buffer.is_floating_point() else value.round())
+        return sums
+
+    def values(self) -> list[Tensor]:
+        """Its parameters, then its moving buffers."""
+        return self.weights.values() + (self.start if self.flushes else self.moving.values)
+
+
+def _gradient(value: Tensor) -> Tensor | None:
+    return None if value.grad is None else dense(value.grad)
+
+
+def dense(value: Tensor) -> Tensor:
+    """As it can travel: without gaps. In which order its numbers lie is kept: dropout draws them in that order."""
+    return value if value.is_contiguous() else value.clone()

@@ -1,0 +1,295 @@
+"""What a model does, as a graph: what a pipeline cuts.
+
+By torch.fx, which runs the model's own code on stand-ins. A module whose code cannot be run so (it branches on what a
+tensor holds, or changes the module itself) stays whole, as a piece of its own, and is remembered with the reason.
+PyTorch's own containers whose code cannot are unfolded by the rules of compute.unfolding. Pieces under `torch.no_grad`
+are marked `quiet`; a user's autograd function is one piece, with its own backward (compute.following).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from paceline.errors import JobError, users_code
+from paceline.gradients.randomness import draws
+from paceline.jobs.job import Batch
+from paceline.stages.exporting import Noted, graph_of, note
+from paceline.stages.following import AsItWas, Unseen, functions_whole, region
+from paceline.stages.unfolding import rule_of
+
+DRAWING = {
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu,
+    F.gumbel_softmax, F.scaled_dot_product_attention, torch.dropout, torch.bernoulli, torch.rand_like,
+    torch.randn_like, torch.normal, torch.rrelu,
+}  # fmt: skip
+IDLE = {operator.getitem, torch.cat}  # left out where nobody uses what it makes: states after the last step, say
+
+
+class _Called(Exception):
+    """The model was called: its arguments are known."""
+
+
+class Asked(nn.Module):
+    """Stands in for the model to learn how `step` calls it."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.found = args, kwargs
+        raise _Called
+
+
+class Answered(nn.Module):
+    """Stands in for the model where its result is known already."""
+
+    result: Any
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.result
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise JobError(
+                f"step= uses model.{name}, and under a pipeline nobody has the whole model; use only what model(...) "
+                "returns, or a plan that does not cut the model"
+            ) from None
+
+
+class Here(Enum):
+    """Where a tensor stands."""
+
+    TENSOR = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """How the model is called: which of its arguments are tensors, and what the others are."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @staticmethod
+    def of(step: Callable[[nn.Module, Batch], Tensor], batch: Batch) -> tuple[Call, list[Tensor]]:
+        """How `step` calls the model for this batch, and with which tensors."""
+        asked = Asked()
+        with contextlib.suppress(_Called):
+            step(asked, batch)
+            raise JobError("step= never calls the model, so there is nothing to cut into stages")
+        flat, spec = tree_flatten(asked.found)
+        tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
+        args, kwargs = tree_unflatten([Here.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat], spec)
+        return Call(args, kwargs), tensors
+
+    @property
+    def tensors(self) -> int:
+        return sum(leaf is Here.TENSOR for leaf in tree_flatten((self.args, self.kwargs))[0])
+
+    def filled(self, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        rest = iter(tensors)
+        flat, spec = tree_flatten((self.args, self.kwargs))
+        args, kwargs = tree_unflatten([next(rest) if leaf is Here.TENSOR else leaf for leaf in flat], spec)
+        return args, kwargs
+
+
+@dataclass
+class Traced:
+    """A model's graph over the model's own modules and parameters."""
+
+    module: nn.Module
+    graph: fx.Graph
+    call: Call
+    whole: dict[str, str] = field(default_factory=dict)  # modules that could not be looked into: why
+    numbers: set[str] = field(default_factory=set)  # pieces that make whole numbers, as far as is known
+    exported: Noted | None = None  # what the graph was made from, where torch.fx could not follow
+
+    @cached_property
+    def pieces(self) -> list[fx.Node]:
+        """What is computed, in order."""
+        return [node for node in self.graph.nodes if node.op in ("call_module", "call_function", "call_method")]
+
+    @cached_property
+    def needed(self) -> dict[fx.Node, int]:
+        """The last piece that needs it; what the model gives is needed to the end."""
+        places = {node: place for place, node in enumerate((*self.pieces, self.output))}
+        return {
+            node: max((places[user] for user in node.users), default=-1) for node in (*self.placeholders, *self.pieces)
+        }
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def output(self) -> fx.Node:
+        found: fx.Node = next(node for node in self.graph.nodes if node.op == "output")
+        return found
+
+    def run(self, tensors: Sequence[Tensor], piece: Callable[[fx.Node, Any, Any], Any]) -> None:
+        """Node by node, each piece run as `piece(node, args, kwargs)` says."""
+        made = dict(zip(self.placeholders, tensors, strict=True))
+        for node in self.graph.nodes:
+            if node.op == "get_attr":
+                made[node] = attribute(self.module, str(node.target))
+            elif node.op not in ("placeholder", "output"):
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), made.__getitem__)
+                made[node] = piece(node, args, kwargs)
+
+    def call_piece(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not node.meta.get("quiet")):
+            return self._called(node, args, kwargs)
+
+    def _called(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.op == "call_module":
+            return self.module.get_submodule(str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def parameters(self, node: fx.Node) -> list[nn.Parameter]:
+        """That a piece uses."""
+        if node.op == "call_module":
+            return list(self.module.get_submodule(str(node.target)).parameters())
+        read = (attribute(self.module, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr")
+        return [value for value in read if isinstance(value, nn.Parameter)]
+
+    @cached_property
+    def users(self) -> dict[str, list[int]]:
+        """By which pieces parameters, buffers, and modules that draw chance call by call are used."""
+        names = {id(p): name for name, p in (*self.module.named_parameters(), *self.module.named_buffers())}
+        found = defaultdict[str, list[int]](list)
+        for place, node in enumerate(self.pieces):
+            things = set[str]()
+            if node.op == "call_module":
+                part = self.module.get_submodule(str(node.target))
+                things |= {names[id(p)] for p in (*part.parameters(), *part.buffers())}
+                things |= {str(node.target)} if any(draws(each) for each in part.modules()) else set()
+            read = (attribute(self.module, str(used.target)) for used in node.all_input_nodes if used.op == "get_attr")
+            for thing in sorted(things | {names[id(value)] for value in read if id(value) in names}):
+                found[thing].append(place)
+        return found
+
+    @property
+    def draws(self) -> bool:
+        """Whether chance is drawn outside of the modules that are seeded one by one."""
+        return any(self._draws(node) for node in self.pieces)
+
+    def _draws(self, node: fx.Node) -> bool:
+        if node.op == "call_function":
+            if isinstance(node.target, torch._ops.OpOverload):  # written down by torch.export
+                return torch.Tag.nondeterministic_seeded in node.target.tags
+            return node.target in DRAWING or getattr(node.target, "draws", False)
+        if node.op == "call_method":
+            return "bernoulli" in str(node.target) or "normal_" in str(node.target) or "uniform_" in str(node.target)
+        part = self.module.get_submodule(str(node.target))
+        return not type(part).__module__.startswith("torch.nn") and not draws(part)
+
+
+def attribute(module: nn.Module, path: str) -> Any:
+    found: Any = module
+    for word in path.split("."):
+        found = getattr(found, word)
+    return found
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self, call: Call, state: AsItWas) -> None:
+        super().__init__()
+        self.call, self.state, self.whole = call, state, dict[str, str]()
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        proxies = [self.create_proxy("placeholder", f"input_{n}", (), {}) for n in range(self.call.tensors)]
+
+        def run(root: nn.Module, *tensors: Any) -> Any:
+            args, kwargs = self.call.filled(list(tensors))
+            return root_fn(root, *args, **kwargs)
+
+        return run, [self.root, *proxies]
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return rule_of(m) is None and super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        quiet = region()
+        node = super().create_node(*args, **kwargs)
+        if quiet:
+            node.meta["quiet"] = True
+        return node
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        before = len(self.graph.nodes)
+        rule = rule_of(m)
+        try:
+            result = super().call_module(m, forward if rule is None else _bound(rule, m), args, kwargs)
+            self.state.check(m)
+            return result
+        except Exception as error:  # whatever the model's own code does with a stand-in
+            if self.path_of_module(m) == "":
+                raise
+            self.state.restore(m)
+            self.whole.setdefault(self.path_of_module(m), f"{type(error).__name__}: {error}".splitlines()[0])
+            for node in reversed(list(self.graph.nodes)[before:]):
+                self.graph.erase_node(node)
+            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+
+
+def _bound(rule: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
+    return lambda *args, **kwargs: rule(module, *args, **kwargs)
+
+
+def export(module: nn.Module, call: Call, tensors: Sequence[Tensor]) -> Traced:
+    """The same by torch.export, for these inputs."""
+    # With one sample torch.export would take it that there is always one.
+    alone = all(t.shape[0] == 1 for t in tensors if t.dim())
+    several = [torch.cat([t, t]) if alone and t.dim() else t for t in tensors]
+    noted = note(copy.deepcopy(module), *call.filled(several))
+    return Traced(module, graph_of(noted), call, exported=noted)
+
+
+def again(module: nn.Module, call: Call, exported: Noted | None) -> Traced:
+    """The graph of another copy of the module."""
+    if exported is None:
+        return trace(module, call)
+    return Traced(module, graph_of(exported), call, exported=exported)
+
+
+def trace(module: nn.Module, call: Call) -> Traced:
+    """The graph of a module that is in training mode."""
+    state = AsItWas(module)
+    tracer = _Tracer(call, state)
+    name, remedy = type(module).__name__, "into a module of its own, which then stays whole"
+    outside = (
+        f"cutting {name}, whose own forward cannot be followed (where it branches on what a tensor holds, move that "
+        f"{remedy}; or write the model as nn.Sequential),"
+    )
+    try:
+        with users_code(outside), torch.enable_grad(), functions_whole():
+            graph = tracer.trace(module)
+            state.check(module)
+    except Unseen as why:
+        raise JobError(f"the forward of {name} cannot be followed: {why}; put that part {remedy}") from why
+    finally:
+        state.restore(module)
+    for node in reversed(list(graph.nodes)):
+        if node.target in IDLE and not node.users:
+            graph.erase_node(node)
+    return Traced(module, graph, call, tracer.whole)
+
+
+def modules_of(node: fx.Node) -> Iterator[str]:
+    """The names of the modules that a piece lies in, the outermost first."""
+    yield from (path for path, _ in (node.meta.get("nn_module_stack") or {}).values())
+    if node.op == "call_module":
+        yield str(node.target)

@@ -1,0 +1,139 @@
+"""Collectives: every table is proved, its closed form is its time, and executed it sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.core.collectives import Collective, Part, Step
+from paceline.core.collectives.central import Central
+from paceline.core.collectives.halving_doubling import HalvingDoubling
+from paceline.core.collectives.hierarchical import Hierarchical
+from paceline.core.collectives.neighbours import GRAPHS, Neighbours
+from paceline.core.collectives.proof import prove, prove_mixing, table_seconds
+from paceline.core.collectives.ring import Ring
+from paceline.core.collectives.tree import Tree
+from paceline.errors import PlanError
+
+COLLECTIVES = [Ring(), Tree(), HalvingDoubling(), Hierarchical(2), Hierarchical(3), Central()]
+LINKS = [(1e-5, 1e9), (1e-3, 1e9), (1e-7, 1e8), (0.0, 1e9)]  # latency, bandwidth
+
+
+def worlds(meeting: Collective, most: int) -> list[int]:
+    return [n for n in range(1, most + 1) if not isinstance(meeting, Hierarchical) or n % meeting.groups == 0]
+
+
+def test_the_ring_of_three_workers() -> None:
+    def step(right: int, send: int, left: int, receive: int, reduce: bool) -> Step:
+        return Step(Part(right, send, send + 1), Part(left, receive, receive + 1), reduce)
+
+    assert [list(Ring().steps(worker, 3)) for worker in range(3)] == [
+        [step(1, 0, 2, 2, True), step(1, 2, 2, 1, True), step(1, 1, 2, 0, False), step(1, 0, 2, 2, False)],
+        [step(2, 1, 0, 0, True), step(2, 0, 0, 2, True), step(2, 2, 0, 1, False), step(2, 1, 0, 0, False)],
+        [step(0, 2, 1, 1, True), step(0, 1, 1, 0, True), step(0, 0, 1, 2, False), step(0, 2, 1, 1, False)],
+    ]
+
+
+@pytest.mark.parametrize("meeting", COLLECTIVES, ids=str)
+def test_every_table_up_to_64_workers_is_proved_and_takes_its_closed_form(meeting: Collective) -> None:
+    for workers in worlds(meeting, 64):
+        prove(meeting, workers)
+        for link in LINKS:
+            closed, table = meeting.seconds(workers, 1e6, *link), table_seconds(meeting, workers, 1e6, *link)
+            assert closed == pytest.approx(table, rel=1e-12), f"{workers} workers over {link}"
+
+
+@pytest.mark.parametrize(
+    ("meeting", "workers", "steps"),
+    [(Ring(), 8, 14), (Tree(), 8, 6), (HalvingDoubling(), 8, 6), (HalvingDoubling(), 9, 8), (Central(), 8, 14)],
+    ids=str,
+)
+def test_the_number_of_steps_is_the_literatures(meeting: Collective, workers: int, steps: int) -> None:
+    assert prove(meeting, workers) == steps
+
+
+class SwappedReceive(Ring):
+    def steps(self, worker, workers):  # type: ignore[no-untyped-def]
+        for number, step in enumerate(super().steps(worker, workers)):
+            wrong = step.receive._replace(first=step.send.first, stop=step.send.stop)
+            yield step._replace(receive=wrong) if (worker, number) == (1, 0) else step
+
+
+class LostStep(Ring):
+    def steps(self, worker, workers):  # type: ignore[no-untyped-def]
+        steps = list(super().steps(worker, workers))
+        yield from steps[:-1] if worker == 2 else steps
+
+
+class NeverReduces(Ring):
+    def steps(self, worker, workers):  # type: ignore[no-untyped-def]
+        return (step._replace(reduce=False) for step in super().steps(worker, workers))
+
+
+class AroundTwice(Ring):
+    def steps(self, worker, workers):  # type: ignore[no-untyped-def]
+        return (step._replace(reduce=True) for step in super().steps(worker, workers))
+
+
+class RecursiveDoublingInPlace(Ring):
+    """Both partners add into the vector that the other is reading."""
+
+    def steps(self, worker, workers):  # type: ignore[no-untyped-def]
+        distance = 1
+        while distance < workers:
+            whole = Part(worker ^ distance, 0, workers)
+            yield Step(whole, whole)
+            distance *= 2
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (SwappedReceive, "it waits for ever"),
+        (LostStep, "missing for worker 2"),
+        (NeverReduces, "instead of one contribution"),
+        (AroundTwice, "twice to segment"),
+        (RecursiveDoublingInPlace, "may still be reading"),
+    ],
+)
+def test_a_broken_table_is_refused_with_its_story(broken: type[Ring], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        prove(broken(), 4)
+
+
+def test_groups_that_are_not_equal_are_refused_with_those_that_would_be() -> None:
+    with pytest.raises(PlanError, match="6 workers do not make 4 equal groups; groups=1 or 2 or 3 or 6 would do"):
+        prove(Hierarchical(4), 6)
+
+
+@pytest.mark.parametrize("meeting", COLLECTIVES, ids=str)
+def test_executing_the_table_sums_and_leaves_the_same_bits_everywhere(meeting: Collective) -> None:
+    from paceline.engines.arithmetic.synchronous import execute
+
+    for workers in worlds(meeting, 9):
+        flats = [torch.randn(403) for _ in range(workers)]
+        total = torch.stack(flats).sum(0)
+        execute(meeting, flats)
+        assert torch.allclose(flats[0], total, atol=1e-5)
+        assert all(torch.equal(flat, flats[0]) for flat in flats)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_neighbours_are_proved_to_mix_and_take_their_closed_form(graph: str) -> None:
+    meeting = Neighbours(graph)
+    for workers in range(1, 65):
+        steps = prove_mixing(meeting, workers)
+        assert steps == len(meeting.weights(0, workers)) - 1
+        for link in LINKS:
+            closed, table = meeting.seconds(workers, 1e6, *link), table_seconds(meeting, workers, 1e6, *link)
+            assert closed == pytest.approx(table, rel=1e-12), f"{workers} workers over {link}"
+
+
+class Lopsided(Neighbours):
+    def weights(self, worker, workers):  # type: ignore[no-untyped-def]
+        return [(w, 0.5 if w == 0 else 0.5 / (workers - 1)) for w in range(workers)]
+
+
+def test_weights_that_move_the_mean_are_refused() -> None:
+    with pytest.raises(PlanError, match="weights of column 0 sum to 2"):
+        prove_mixing(Lopsided("complete"), 4)

@@ -1,0 +1,442 @@
+"""The page and the files for other tools: pure parts on made-up traces, and whole pages of real run folders."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from functools import partial
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import paceline as pl
+from paceline.data.source import open_source
+from paceline.errors import RunFolderError, UsageError
+from paceline.gradients.outline import outline
+from paceline.jobs.built_in import built_in
+from paceline.report import charts, exports, perfetto, tensorboard, words, write
+from paceline.report.curves import AXES, envelope, evaluation_curve, histogram, loss_curve
+from paceline.report.figures import figures, lanes_of
+from paceline.report.lanes import Lane, binned, lanes, merged, packed
+from paceline.report.page import page
+from paceline.report.reading import Reading, open_all
+from paceline.runs.time_accounting import Time
+from paceline.runs.trace import Kind, Row, Trace
+
+NASTY = "<script>alert(1)</script>\"'&"
+
+
+def job(**changes: Any) -> pl.Job:
+    x = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
+    data = x, x.argmax(1) % 3
+    made = pl.Job(
+        lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3)), data, test=data,
+        loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9), batch_size=20, epochs=3,
+        name="small",
+    )  # fmt: skip
+    return made.with_(**changes)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs, of the virtual engine: no processes, the same folders."""
+    folder = tmp_path_factory.mktemp("runs")
+    for plan in ("sequential", "ring:workers=3", "downpour:workers=3,shards=2"):
+        pl.train(job(), plan, engine="virtual", folder=folder)
+    return folder
+
+
+# --- lanes ----------------------------------------------------------------------------------------------------------
+
+ROWS = [
+    Row(Kind.COMPUTE, 0, 0, start=100, end=200, samples=10, value=2.0),
+    Row(Kind.MEET, 0, 0, start=200, end=260, waited=20),
+    Row(Kind.APPLY, 0, 0, 0, 0, 1, start=260, end=300),
+    Row(Kind.COMPUTE, 0, 1, start=350, end=400, waited=30, samples=10, value=1.0),
+]
+
+
+def test_a_lane_covers_its_time_without_gaps() -> None:
+    (lane,) = lanes(Trace.of(ROWS))
+    assert lane.edges.tolist() == [100, 200, 220, 260, 300, 320, 350, 400]
+    names = [Time(kind).name for kind in lane.kinds.tolist()]
+    assert names == ["COMPUTE", "WAIT", "COMMUNICATE", "UPDATE", "OTHER", "WAIT", "COMPUTE"]
+    assert (lane.seconds * 1e9).round().tolist() == [150, 40, 40, 50, 20]
+
+
+def test_bins_share_out_every_kind() -> None:
+    (lane,) = lanes(Trace.of(ROWS))
+    table = binned(lane, 400, 4)
+    assert table.sum(1).tolist() == pytest.approx([0.0, 1.0, 1.0, 1.0])
+    assert table[2, Time.COMMUNICATE] == pytest.approx(0.4)
+    assert table[3].tolist() == pytest.approx([0.5, 0.0, 0.0, 0.3, 0.2])
+
+
+spans = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 4)), min_size=1, max_size=300)
+
+
+def a_lane(parts: list[tuple[int, int]], first: int = 0) -> Lane:
+    lengths, kinds = zip(*parts, strict=True)
+    return Lane(0, first + np.concatenate(([0], np.cumsum(lengths))), np.array(kinds))
+
+
+@given(spans, st.integers(5, 100))
+def test_merging_keeps_every_kinds_time(parts: list[tuple[int, int]], most: int) -> None:
+    lane = a_lane(parts)
+    small = merged(lane, most)
+    assert len(small.kinds) <= max(most, len(Time))
+    assert small.edges[-1] - small.edges[0] == lane.edges[-1] - lane.edges[0]
+    assert np.abs(small.seconds - lane.seconds).max() * 1e9 <= most + 1  # a nanosecond's rounding each
+
+
+def unfolded(text: str) -> tuple[list[int], list[int]]:
+    """What page.js makes of a packed lane."""
+    raw, at = zlib.decompress(base64.b64decode(text)), 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            value |= (raw[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+            if not raw[at - 1] & 0x80:
+                return value
+
+    count, first = number(), number()
+    kinds = list(raw[at : at + count])
+    at += count
+    edges = [first]
+    for _ in range(count):
+        edges.append(edges[-1] + number())
+    assert at == len(raw)
+    return edges, kinds
+
+
+@given(spans, st.integers(0, 10**9), st.sampled_from([1, 7, 1000]))
+def test_a_packed_lane_unfolds_to_what_it_was(parts: list[tuple[int, int]], first: int, unit: int) -> None:
+    lane = a_lane(parts, first)
+    edges, kinds = unfolded(packed(lane, unit))
+    assert abs(edges[-1] * unit - int(lane.edges[-1])) <= unit
+    assert all(a != b for a, b in pairwise(kinds))
+    if unit == 1:
+        again = Lane(0, np.array(edges), np.array(kinds, np.int64))
+        assert np.array_equal(again.seconds, lane.seconds)
+
+
+# --- curves and charts ----------------------------------------------------------------------------------------------
+
+
+def reading(rows: list[Row], **record: Any) -> Reading:
+    return Reading(Path("run"), {"plan": "ring:workers=2", "workers": 2, **record}, Trace.of(rows), {}, (), "ring ×2")
+
+
+def test_the_loss_is_weighted_and_lies_where_the_batch_was_done() -> None:
+    rows = [
+        Row(Kind.COMPUTE, 0, 0, end=10**9, samples=30, value=1.0),
+        Row(Kind.COMPUTE, 1, 0, end=2 * 10**9, samples=10, value=3.0),
+        Row(Kind.COMPUTE, 0, 1, end=3 * 10**9, samples=20, value=float("nan")),
+        Row(Kind.COMPUTE, 1, 1, end=3 * 10**9, samples=0, value=9.0),
+    ]
+    curve = loss_curve(reading(rows, summary={"updates": 1}))
+    assert [c.tolist() for c in curve] == [[2.0], [1.0], [40.0], [1.5]]
+
+
+def test_an_evaluation_lies_over_all_three_axes() -> None:
+    history = [
+        {"updates": 5, "seconds": 1.0, "test_accuracy": 0.5},
+        {"updates": 10, "seconds": 2.0, "test_accuracy": 0.7},
+    ]
+    curve = evaluation_curve(reading([], history=history, summary={"samples": 200, "updates": 10}), "test_accuracy")
+    assert [curve.over(axis).tolist() for axis in AXES] == [[1.0, 2.0], [5.0, 10.0], [100.0, 200.0]]
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=500), st.integers(1, 50))
+def test_an_envelope_encloses_the_curve(values: list[float], bins: int) -> None:
+    y = np.array(values)
+    found = envelope(np.arange(len(y), dtype=float), y, bins)
+    assert len(found.x) <= max(bins, 1) or len(y) <= bins
+    assert found.low.min() == y.min()
+    assert found.high.max() == y.max()
+    assert (found.low <= found.mean + 1e-6).all()
+    assert (found.mean <= found.high + 1e-6).all()
+
+
+def test_a_histogram_counts_all() -> None:
+    assert histogram(np.array([0.0, 1, 1, 3])) == [(0, 0, 1), (1, 1, 2), (2, 2, 0), (3, 3, 1)]
+    wide = histogram(np.arange(1000.0))
+    assert len(wide) <= 24
+    assert sum(count for *_, count in wide) == 1000
+    assert histogram(np.zeros(0)) == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "says"),
+    [(0, 1, ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]), (0, 2500, ["0", "500", "1,000", "1,500", "2,000", "2,500"]),
+     (0.101, 0.109, ["0.102", "0.104", "0.106", "0.108"]), (3, 3, ["3.00"])],
+)  # fmt: skip
+def test_ticks_are_round(low: float, high: float, says: list[str]) -> None:
+    assert [text for _, text in charts.ticks(low, high)] == says
+
+
+def test_numbers_have_sensible_digits() -> None:
+    said = [words.number(v) for v in (0, 1234.5, 12.345, 0.012345, 1e-7, None, float("nan"))]
+    assert said == ["0", "1,234", "12.3", "0.0123", "1.00e-07", "–", "–"]
+    assert [words.duration(s) for s in (2e-6, 0.0123, 1.5, 125, 7260)] == [
+        "2.00 µs",
+        "12.3 ms",
+        "1.50 s",
+        "2 min 5 s",
+        "2 h 1 min",
+    ]
+    assert [words.share(s) for s in (0.004, 0.0096, 0.5, 1.0)] == ["0.4%", "1%", "50%", "100%"]
+
+
+# --- whole pages ----------------------------------------------------------------------------------------------------
+
+
+class Seen(HTMLParser):
+    """Elements opened and closed, and their attributes."""
+
+    VOID = ("meta", "input", "path", "circle", "rect")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [f"{tag} {key}" for key, _ in attrs if key in ("src", "href", "action", "onclick", "onload")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_a_page_of_one_run_is_whole_without_its_script(runs: Path) -> None:
+    (one,) = (folder for folder in runs.iterdir() if "downpour" in folder.name)
+    text = page(open_all([one]))
+    seen = Seen(text)
+    assert seen.links == []
+    assert seen.tags.count("script") == 1
+    for title in ("Learning", "Timeline", "Where the time went", "Staleness", "Model", "Settings"):
+        assert f"<h2>{title}</h2>" in text
+    assert "Three workers under downpour trained small for 30 updates, 600 samples," in text
+    assert text.count('class="lane"') == 3
+    for said in ("SGD(lr=0.1, momentum=0.9", "torch", "seed", "Tanh", "30"):
+        assert said in text
+
+
+def test_several_runs_are_set_against_the_single_process(runs: Path) -> None:
+    opened = open_all([runs])
+    found = {f.name: f for f in figures(opened, lanes_of(opened))}
+    assert set(found) == {"sequential", "ring ×3", "downpour ×3 shards=2"}
+    single = found["sequential"].samples_per_second
+    assert single
+    for f in found.values():
+        assert f.speedup == pytest.approx((f.samples_per_second or 0) / single)
+        assert f.timed is False
+    seen = Seen(text := page(opened))
+    assert seen.links == []
+    assert text.count("<tr data-name") == 3
+    assert text.count("<details>") == 3
+    assert text.count("<h2>Model</h2>") == 1  # the same for all
+
+
+def test_nothing_of_the_users_gets_out_of_its_place(tmp_path: Path) -> None:
+    run = pl.train(job(), "ring:workers=2", engine="virtual", folder=tmp_path)
+    assert run.path is not None
+    record = json.loads((run.path / "run.json").read_text())
+    record["job"]["name"] = record["job"]["optimizer"] = NASTY
+    record["status"], record["error"], record["notes"] = "failed", NASTY, [NASTY]
+    record["model"][0]["name"] = record["model"][0]["type"] = NASTY
+    record["history"][0][NASTY] = 1.0
+    for number in range(2):
+        twin = tmp_path / f"twin{number}"
+        shutil.copytree(run.path, twin)
+        (twin / "run.json").write_text(json.dumps(record))
+    for folders in ([tmp_path / "twin0"], [tmp_path / "twin0", tmp_path / "twin1"]):
+        text = page(open_all(folders))
+        assert NASTY not in text
+        assert "&lt;script&gt;alert(1)" in text
+        assert Seen(text).tags.count("script") == 1
+
+
+def test_an_old_or_broken_folder_is_read_and_what_is_missing_is_said(tmp_path: Path) -> None:
+    run = pl.train(job(), "ring:workers=2", engine="virtual", folder=tmp_path)
+    assert run.path is not None
+    record = json.loads((run.path / "run.json").read_text())
+    for key in ("model", "started", "history", "summary"):
+        del record[key]
+    (run.path / "run.json").write_text(json.dumps({**record, "status": "running"}))
+    whole = (run.path / "trace.arrow").read_bytes()
+    (run.path / "trace.arrow").write_bytes(whole[: len(whole) // 2])
+    assert "without the model" in page(open_all([run.path]))
+    (run.path / "trace.arrow").unlink()
+    text = page(open_all([run.path]))
+    assert "trace cannot be read" in text
+    assert "had not ended" in text
+    (run.path / "run.json").write_text("{")
+    with pytest.raises(RunFolderError, match="damaged"):
+        open_all([run.path])
+
+
+def test_a_comparison_keeps_its_runs_its_table_and_a_page(tmp_path: Path) -> None:
+    found = pl.compare(job(), ["sequential", "downpour"], workers=2, seconds=0.05, folder=tmp_path)
+    assert found.path is not None
+    assert found.page == found.path / "report.html"
+    assert sorted(p.name for p in found.path.iterdir() if p.is_file()) == ["comparison.json", "report.html"]
+    opened = open_all([tmp_path])
+    assert [r.method for r in opened] == ["sequential", "downpour"]
+    (row,) = (f for f in figures(opened, lanes_of(opened)) if f.workers == 2)
+    assert row.timed
+    assert row.speedup == found.rows[1].speedup
+    assert row.ceiling_share == found.rows[1].ceiling_share
+    text = found.page.read_text()
+    assert "of the ceiling" in text
+    assert f"best single process ({found.best_single})" in text
+
+
+def test_chromium_has_nothing_to_complain_of(runs: Path, tmp_path: Path) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium on this machine to open the page with")
+    (file,) = write([runs], tmp_path / "report.html")
+    command = [
+        chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0", "--timeout=5000",
+        f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"file://{file}",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    assert "<button>workers</button>" in done.stdout  # the script ran
+
+
+# --- other formats --------------------------------------------------------------------------------------------------
+
+
+def test_json_and_csv_say_the_same(runs: Path, tmp_path: Path) -> None:
+    opened = open_all([runs])
+    exports.write_json(opened, tmp_path / "r.json")
+    told = json.loads((tmp_path / "r.json").read_text())["runs"]
+    rows, curves = exports.write_csv(opened, tmp_path / "r.csv")
+    table = list(csv.DictReader(io.StringIO(rows.read_text())))
+    assert [row["name"] for row in table] == [run["figures"]["name"] for run in told]
+    assert [float(row["speedup"]) for row in table] == [run["figures"]["speedup"] for run in told]
+    losses = [
+        row
+        for row in csv.DictReader(io.StringIO(curves.read_text()))
+        if row["curve"] == "train_loss" and row["run"] == "ring ×3"
+    ]
+    (ring,) = (run for run in told if run["figures"]["name"] == "ring ×3")
+    assert [float(row["value"]) for row in losses] == ring["curves"]["train_loss"]["values"]
+    assert len(losses) == 30
+
+
+def records(raw: bytes) -> list[bytes]:
+    """The messages of an event file, each checked."""
+    found, at = [], 0
+    while at < len(raw):
+        (length,) = struct.unpack_from("<Q", raw, at)
+        message = raw[at + 12 : at + 12 + length]
+        sums = struct.unpack_from("<I", raw, at + 8)[0], struct.unpack_from("<I", raw, at + 12 + length)[0]
+        assert sums == (tensorboard.masked_crc(raw[at : at + 8]), tensorboard.masked_crc(message))
+        found.append(message)
+        at += 16 + length
+    return found
+
+
+def test_event_files_are_as_tensorboard_writes_them(runs: Path, tmp_path: Path) -> None:
+    crc = (tensorboard.masked_crc(b"123456789") - 0xA282EAD8) & 0xFFFFFFFF
+    assert (crc >> 17 | crc << 15) & 0xFFFFFFFF == 0xE3069283  # CRC-32C's own check value
+    # What the writer of TensorBoard 2.21 makes of this scalar.
+    golden = "1b000000000000001a0d9e1309000000000000f83f10ac022a0d0a0b0a046c6f7373150000003f69f9315b"
+    made = tensorboard.events([("loss", 300, 0.5, 0.5)], 1.0)
+    assert made.endswith(bytes.fromhex(golden))
+    assert records(made)[0] == b"\x09\0\0\0\0\0\0\xf0\x3f\x1a\x0dbrain.Event:2"
+    files = tensorboard.write_events(open_all([runs]), tmp_path)
+    assert len(files) == 3
+    for file in files:
+        assert len(records(file.read_bytes())) > 30
+
+
+def test_a_perfetto_trace_holds_every_row_on_one_clock(runs: Path, tmp_path: Path) -> None:
+    opened = open_all([runs])
+    (file,) = perfetto.write_trace(opened, tmp_path / "t.json")
+    told = json.loads(file.read_text())["traceEvents"]
+    slices = [event for event in told if event["ph"] == "X" and event["name"] != "wait"]
+    assert len(slices) == sum(len(r.trace) for r in opened)
+    assert {e["args"]["name"] for e in told if e["name"] == "process_name"} == {r.name for r in opened}
+    for number, r in enumerate(opened):
+        ends = [e["ts"] + e["dur"] for e in slices if e["pid"] == number]
+        assert max(ends) == pytest.approx(r.trace.rows["end"].max() / 1e3)
+        waits = sum(e["dur"] for e in told if e["ph"] == "X" and e["name"] == "wait" and e["pid"] == number)
+        assert waits == pytest.approx(r.trace.rows["waited"].sum() / 1e3)
+    allowed = {
+        "X": {"name", "ts", "dur", "pid", "tid"},
+        "C": {"name", "ts", "pid", "args"},
+        "M": {"name", "pid", "args"},
+    }
+    assert all(allowed[event["ph"]] <= set(event) for event in told)
+
+
+def test_a_wrong_format_or_folder_is_refused(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="did you mean 'html'"):
+        write([runs], tmp_path / "x", "htm")
+    with pytest.raises(RunFolderError, match="holds none"):
+        write([tmp_path])
+    with pytest.raises(RunFolderError, match="another -o"):
+        write([runs], tmp_path / "no" / "such" / "x.html")
+
+
+def test_the_report_does_not_need_torch(runs: Path, tmp_path: Path) -> None:
+    code = f"import sys, paceline.report as r; from pathlib import Path; r.write([Path({str(runs)!r})], Path('r.html'))"
+    done = subprocess.run([sys.executable, "-c", code + "; sys.exit('torch' in sys.modules)"], cwd=tmp_path, timeout=60)
+    assert done.returncode == 0
+    assert re.search("<h2>Side by side</h2>", (tmp_path / "r.html").read_text())
+
+
+# --- the model's outline --------------------------------------------------------------------------------------------
+
+
+def test_an_outline_finds_residual_connections() -> None:
+    made = built_in("cifar-resnet")
+    module = made.make_model()
+    found = outline(made, module, open_source(made.data, 0))
+    assert sum(layer["parameters"] for layer in found) == sum(p.numel() for p in module.parameters())
+    by_name = {layer["name"]: layer for layer in found}
+    assert by_name["0"]["output"] == [100, 16, 16, 16]
+    first = [found[number]["name"] for number in by_name["3.body.0"]["after"]]
+    assert first == ["1", "2.body.4"]  # what goes round the first block, and through it
+
+
+def test_a_model_that_cannot_be_looked_into_still_has_its_sizes() -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise RuntimeError("not outside a training")
+
+    made = job(loss=None, step=step)
+    found = outline(made, made.make_model(), open_source(made.data, 0))
+    assert [(layer["type"], layer["parameters"], layer["output"]) for layer in found] == [
+        ("Linear", 36, None), ("Tanh", 0, None), ("Linear", 15, None),
+    ]  # fmt: skip

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from paceline.runs.trace import ROW, Kind, Row, Trace, TraceRing, TraceWriter
+
+
+def _rows(count: int) -> Trace:
+    return Trace.of([Row(Kind.APPLY, n % 3, n, 0, n - 1, n + 1, n, n + 1, 0, 10, 4, 0.5) for n in range(count)])
+
+
+def test_a_ring_gives_back_what_was_written_once() -> None:
+    ring = TraceRing(memoryview(bytearray(TraceRing.size())))
+    for turn in range(3):
+        for number in range(TraceRing.ROWS - 5):
+            ring.write(Kind.COMPUTE, 1, number, -1, 0, 0, turn, turn, 0, 0, 0, 0.25)
+        rows = ring.drain()
+        assert rows["update"].tolist() == list(range(TraceRing.ROWS - 5))
+        assert set(rows["start"].tolist()) == {turn}
+        assert len(ring.drain()) == 0
+
+
+def test_a_full_ring_says_so() -> None:
+    ring = TraceRing(memoryview(bytearray(TraceRing.size())))
+    for number in range(TraceRing.ROWS):
+        assert not ring.full
+        ring.write(Kind.COMPUTE, 0, number, -1, 0, 0, 0, 0, 0, 0, 0, 0.0)
+    assert ring.full
+    ring.drain()
+    assert not ring.full
+
+
+def test_a_written_trace_reads_back(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "trace.arrow", 0)
+    writer.append(_rows(10).rows)
+    writer.close()
+    assert np.array_equal(Trace.open(tmp_path / "trace.arrow").rows, _rows(10).rows)
+    with pa.OSFile(str(tmp_path / "trace.arrow")) as file:
+        assert pa.ipc.open_stream(file).read_all().num_rows == 10
+
+
+def test_a_trace_cut_off_anywhere_opens_to_its_last_whole_part(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "trace.arrow", 0)
+    for _ in range(5):
+        writer.append(_rows(7).rows)
+    writer.close()
+    whole = (tmp_path / "trace.arrow").read_bytes()
+    seen = set()
+    for cut in range(len(whole) // 3, len(whole), 97):
+        (tmp_path / "cut.arrow").write_bytes(whole[:cut])
+        rows = len(Trace.open(tmp_path / "cut.arrow"))
+        assert rows % 7 == 0
+        seen.add(rows)
+    assert len(seen) > 2
+
+
+def test_a_row_is_bounded() -> None:
+    assert ROW.size == 96
+    assert len(Row._fields) == 12
