@@ -16,7 +16,7 @@ from paceline.core.server.gates import Gate
 from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.gates.backup import Backup
 from paceline.core.server.gates.stale_synchronous import StaleSynchronous
-from paceline.core.server.machines import Desk
+from paceline.core.server.desk import Desk
 from paceline.core.server.worker import Worker
 
 

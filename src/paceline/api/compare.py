@@ -212,7 +212,7 @@ def _seconds_to(run: Run, accuracy: float | None) -> float | None:
 
 def _row(entrant: _Entrant, run: Run, best: _Entrant, ceiling: _Entrant | None, common: float | None) -> Row:
     summary, speed, plan = run.summary(), entrant.speed, entrant.plan
-    mine = None if plan.native else step(run.trace, plan.workers)
+    mine = step(run.trace, plan.workers) if plan.traits.traced else None
     return Row(
         plan=entrant.name,
         workers=plan.workers,

@@ -69,11 +69,11 @@ def train(
         says = f"has {chosen.workers}" if "workers" in chosen.options else "is one process"
         what = f"{workers} workers were asked for, and plan {chosen} {says}; plans of several are ring, downpour, ..."
         warnings.warn(what, JobWarning, stacklevel=2)
-    if chosen.native and engine != "local":
-        raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")
-    if chosen.endless and every is not None:
+    if chosen.traits.local_only and engine != "local":
+        raise PlanError(f"plan {chosen.name!r} {chosen.traits.local_only}: engine='local'")
+    if chosen.traits.no_checkpoints and every is not None:
         if any(every):
-            raise PlanError(f"plan {chosen.name} keeps no checkpoints: its pipeline is never empty before the end")
+            raise PlanError(f"plan {chosen.name} keeps no checkpoints: {chosen.traits.no_checkpoints}")
         every = None  # nor when a signal asks for one
     if engine == "mpi":
         mpi.check(job, chosen)

@@ -55,7 +55,8 @@ def draw(
 def memory_for(job: str, plan: Plan) -> str:
     from paceline.engines.memory_check import memory_line
     from paceline.engines.setup import set_up
+    from paceline.plans.methods.pipeline import Pipeline
 
-    if plan.schedule is None:
+    if not isinstance(plan.method, Pipeline):
         raise UsageError(f"plan {plan.name} is not cut into stages, of which --job could tell the memory")
     return memory_line(set_up(options.open_job(job, None), plan, "virtual"))
