@@ -19,8 +19,8 @@ COLLECTIVES = [Ring(), Tree(), HalvingDoubling(), Hierarchical(2), Hierarchical(
 LINKS = [(1e-5, 1e9), (1e-3, 1e9), (1e-7, 1e8), (0.0, 1e9)]  # latency, bandwidth
 
 
-def worlds(meeting: Collective, most: int) -> list[int]:
-    return [n for n in range(1, most + 1) if not isinstance(meeting, Hierarchical) or n % meeting.groups == 0]
+def worlds(meeting: Collective, sizes: range) -> list[int]:
+    return [n for n in sizes if not isinstance(meeting, Hierarchical) or n % meeting.groups == 0]
 
 
 def test_the_ring_of_three_workers() -> None:
@@ -34,9 +34,13 @@ def test_the_ring_of_three_workers() -> None:
     ]
 
 
+SIZES = (range(1, 21), pytest.param(range(21, 65), marks=pytest.mark.soak))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("meeting", COLLECTIVES, ids=str)
-def test_every_table_up_to_64_workers_is_proved_and_takes_its_closed_form(meeting: Collective) -> None:
-    for workers in worlds(meeting, 64):
+def test_every_table_up_to_64_workers_is_proved_and_takes_its_closed_form(meeting: Collective, sizes: range) -> None:
+    for workers in worlds(meeting, sizes):
         prove(meeting, workers)
         for link in LINKS:
             closed, table = meeting.seconds(workers, 1e6, *link), table_seconds(meeting, workers, 1e6, *link)
@@ -110,7 +114,7 @@ def test_groups_that_are_not_equal_are_refused_with_those_that_would_be() -> Non
 def test_executing_the_table_sums_and_leaves_the_same_bits_everywhere(meeting: Collective) -> None:
     from paceline.engines.arithmetic.synchronous import execute
 
-    for workers in worlds(meeting, 9):
+    for workers in worlds(meeting, range(1, 10)):
         flats = [torch.randn(403) for _ in range(workers)]
         total = torch.stack(flats).sum(0)
         execute(meeting, flats)
@@ -118,10 +122,11 @@ def test_executing_the_table_sums_and_leaves_the_same_bits_everywhere(meeting: C
         assert all(torch.equal(flat, flats[0]) for flat in flats)
 
 
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_neighbours_are_proved_to_mix_and_take_their_closed_form(graph: str) -> None:
+def test_neighbours_are_proved_to_mix_and_take_their_closed_form(graph: str, sizes: range) -> None:
     meeting = Neighbours(graph)
-    for workers in range(1, 65):
+    for workers in sizes:
         steps = prove_mixing(meeting, workers)
         assert steps == len(meeting.weights(0, workers)) - 1
         for link in LINKS:

@@ -23,8 +23,10 @@ from paceline.errors import ProtocolError
         (2, 3, 2, 0),
         (2, 3, 2, 1),
         (3, 3, 1, 0),
-        (3, 3, 1, 1),
-        (3, 3, 2, 0),
+        (3, 2, 1, 1),
+        (3, 2, 2, 0),
+        pytest.param(3, 3, 1, 1, marks=pytest.mark.soak),
+        pytest.param(3, 3, 2, 0, marks=pytest.mark.soak),
         (3, 2, 1, 2),
     ],
 )
