@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from paceline.core.collectives import Shards
 from paceline.core.collectives.ring import Ring
 from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.errors import PlanError
 from paceline.explain.drawing import draw
 from paceline.explain.proving import prove_plan
+from paceline.plans.methods.server import ParameterServer
 from paceline.plans.plan import RECIPES, Plan
 
 RING = """\
@@ -125,7 +125,7 @@ def test_a_gate_that_shuts_somebody_out_is_told_as_a_story() -> None:
         def open(self, state, at, worker):  # type: ignore[no-untyped-def]
             return worker == 0
 
-    found = prove_plan(Plan("made up", workers=2, meeting=Shards(1), gate=Never()))
+    found = prove_plan(Plan("made up", ParameterServer(Never()), workers=2))
     assert found.holds is False
     assert "wait for ever" in str(found)
     assert found.as_dict()["holds"] is False
