@@ -37,12 +37,13 @@ from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.links.rendezvous import share
 from paceline.links.shared_memory import DoorbellDescriptor, Locks, Memory, SharedTensors
+from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import lay_out, trainable
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.server import CentreServer
 from paceline.plans.plan import Plan
-from paceline.runs.run import RunFolder, machine, new_folder, summarise
+from paceline.runs.run import RunFolder, emptied, machine, new_folder, summarise
 from paceline.runs.trace import Kind, Trace
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def parallel(
     folder    where rank 0 puts a run folder, for `paceline report`; None keeps nothing
     deadline  seconds a worker may wait for another before it gives up, naming whom it waited for
     """
+    require_store_order("`parallel`")
     chosen, store, rank = _resolve_world(plan)
     _refuse(model, chosen)
     block = _Block(model, optimizer, chosen, store, rank, deadline, folder)
@@ -187,7 +189,8 @@ class _Block:
         everybody = [json.loads(store.get(f"rank {other}")) for other in range(plan.workers)]
         troubles = [trouble for _, trouble in everybody if trouble]
         if troubles:
-            raise UsageError(troubles[0])
+            with emptied(Path(self.said["folder"]) if self.said["folder"] and rank == 0 else None):
+                raise UsageError(troubles[0])
         self._start_alike()
         pids = [pid for pid, _ in everybody]
         self.own = [tensor.data for tensor in self._tensors()]

@@ -29,6 +29,7 @@ from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.outline import outline
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
+from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.methods.pipeline import Pipeline
@@ -93,6 +94,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     """Make the model, open the data, probe the loss, prove the table: everything that can be refused before the
     start.
     """
+    if engine == "local":
+        require_store_order("the local engine")
     if job.compute == "fused" and job.device == "auto":
         job = job.with_(device="cpu")
     placement = place(job, plan, together=engine != "local")
@@ -203,7 +206,7 @@ def _unused(job: Job, plan: Plan) -> list[str]:
     """What a coordinator has no use for, in one sentence."""
     if plan.traits.uses_optimizer:
         return []
-    unused = {"optimizer": True, "schedule": job.schedule is not None, "loader_workers": job.loader_workers > 0}
+    unused = {"optimizer": True, "schedule": job.schedule is not None}
     names = ", ".join(f"{name}=" for name, given in unused.items() if given)
     return [f"plan {plan.name} makes its own steps, and evaluates a batch several times; it does not use {names}"]
 

@@ -42,7 +42,7 @@ class Job:
     precision   "float32": as the model is; or "bfloat16": the same parameters, computed with by autocast
     clip_norm   the gradient of an update is made no longer than this
     shuffle     whether each epoch has an order of its own
-    loader_workers  processes that load samples ahead, for a Dataset
+    loader_workers  processes that load samples ahead for each worker, for a Dataset
     weight      weight(batch) -> number, for a loss that is not a mean over samples: what the loss divided by
     metrics     {name: f(output, target) -> number}, weighted by samples over `test`
     transform   augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)

@@ -35,6 +35,7 @@ from paceline.engines.servers.shard_memory import DeskMemory, ShardMemory, newes
 from paceline.gradients.payload import Payload
 from paceline.links.mailbox import Mailbox, MailShape, mail_of
 from paceline.links.shared_memory import DoorbellDescriptor, DoubleBuffer, Locks, Memory
+from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import Layout
 from paceline.parameters.replicas import middle
 from paceline.parameters.rows import Journal
@@ -167,6 +168,7 @@ class Arena:
 
     @staticmethod
     def create(shape: ArenaShape) -> Arena:
+        require_store_order("the local engine")
         arena = Arena(shape, Memory(_size(shape)), Locks(), [DoorbellDescriptor() for _ in range(shape.workers)])
         if arena.desk is not None:
             arena.desk.desk.init(arena.desk.integers.current)

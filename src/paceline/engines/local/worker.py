@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter_ns as now
 
@@ -17,6 +17,7 @@ from paceline.engines.local.methods import walk_of
 from paceline.engines.local.methods.coordinated import train_coordinated
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.engines.local.process import die_with_parent
+from paceline.engines.local.read_ahead import ReadAhead
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.local.worker_context import WorkerContext
@@ -25,9 +26,9 @@ from paceline.errors.failure import Place
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import sha256
-from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.native import NativeDdp
+from paceline.plans.methods.server import GatheringServer
 from paceline.runs.trace import Kind
 
 
@@ -68,7 +69,8 @@ class LocalWorker:
         replica = given.placement.replica(given.number, job, module.train(), given.moving)
         optimizer = job.make_optimizer(module, replica.parameters)
         order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
-        self.reader = Reader(source, order, job.loader_workers, die_with_parent)
+        repeats = isinstance(given.plan.method, Coordinated | GatheringServer)
+        self.reader = Reader(source, order, job.loader_workers, die_with_parent, repeats)
         self.runner = PlanRunner(
             given.number, arena, given.plan, given.agenda, Learner(replica, self.reader), optimizer, given.deadline,
             replace(given.life, state_buffer=state_buffer, wake=wake), WorkerProcess(arena, snapshots),
@@ -87,6 +89,7 @@ class LocalWorker:
 
     def train(self) -> None:
         given, method = self.given, self.given.plan.method
+        self.read_ahead = ReadAhead(self.reader, self.runner)
         if given.placement.library:
             from paceline.engines.local.process_group import join
 
@@ -103,23 +106,14 @@ class LocalWorker:
 
     def _follow(self, walk: Walk) -> None:
         """Compute what the method asks for, until it has ended."""
-        if self.given.plan.traits.keeps_step:
-            self.reader.announce(self._foreseen())
         request = next(walk, None)
         while request is not None:
+            self.read_ahead.asked(request.update)
             computed = self.compute(*request)
             try:
                 request = walk.send(computed)
             except StopIteration:
                 break
-
-    def _foreseen(self) -> Iterator[Chunk]:
-        """The chunks this worker will compute, where no gate decides as they come."""
-        runner = self.runner
-        if isinstance(self.given.plan.method, Alone):
-            ahead = runner.updates_ahead(runner.number, runner.plan.workers)
-            return (c for u in ahead for c in runner.agenda.filled(u))
-        return (c for u in runner.updates_ahead() for c in runner.agenda.mine(u, runner.number))
 
     def compute(self, update: int, chunks: list[Chunk], version: int, again: bool = False) -> GradientSum:
         """The encoded gradient of these chunks; `again` where an update evaluates them once more."""

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.engines.local.read_ahead import ddp_chunks
 from paceline.errors import NotFinite, WaitedTooLong
 from paceline.runs.trace import Kind
 
@@ -48,8 +49,7 @@ def _train(worker: LocalWorker) -> None:
         start, losses, samples = now(), 0.0, 0
         runner.optimizer.zero_grad()
         mine = runner.agenda.mine(update, runner.number)
-        # One pass per update on every rank, whatever falls to it: DDP communicates in each backward.
-        chunks = mine or [runner.agenda.filled(update)[0]]
+        chunks = ddp_chunks(runner.agenda, update, runner.number)
         for number, chunk in enumerate(chunks):
             batch = worker.reader.batch(chunk)
             wrapped.require_backward_grad_sync = number == len(chunks) - 1
