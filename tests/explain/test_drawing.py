@@ -11,6 +11,7 @@ from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.errors import PlanError
 from paceline.explain.drawing import draw
 from paceline.explain.proving import prove_plan
+from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.server import ParameterServer
 from paceline.plans.plan import RECIPES, Plan
 
@@ -28,7 +29,7 @@ step   worker 0   worker 1   worker 2
   a<1    takes segment a from worker 1 in place of its own
   A      a capital: the sum of all workers
 
-4 steps; who sends most sends 1.33 times the vector."""
+4 steps; the worker that sends most sends 1.33 times the vector."""
 
 
 def lines(plan: str) -> list[str]:
@@ -136,6 +137,16 @@ def test_a_closed_form_that_is_not_the_tables_time_is_found() -> None:
         def seconds(self, workers, size, latency, bandwidth):  # type: ignore[no-untyped-def]
             return super().seconds(workers, size, latency, bandwidth) * 0.9
 
-    found = prove_plan(Plan("made up", workers=3, meeting=Boasts()))
+    found = prove_plan(Plan("made up", AllReduce(Boasts()), workers=3))
     assert found.holds is False
     assert "IS NOT the table's time" in str(found)
+
+
+def test_rounds_that_are_not_the_tables_are_found() -> None:
+    class Boasts(Ring):
+        def rounds(self, workers):  # type: ignore[no-untyped-def]
+            return (each._replace(sends=[0] * workers) for each in super().rounds(workers))
+
+    found = prove_plan(Plan("made up", AllReduce(Boasts()), workers=3))
+    assert found.holds is False
+    assert "ARE NOT the table's" in str(found)

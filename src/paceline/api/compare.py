@@ -130,6 +130,7 @@ def compare(
         raise UsageError(f"seconds={seconds}: give how many seconds each plan is timed, such as 20")
     if not plans:
         raise UsageError("there are no plans to compare; name some, as in ring,downpour")
+    job.refuse_unused()
     chosen = [Plan.parse(plan, workers) for plan in plans]
     job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
     place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
@@ -139,7 +140,7 @@ def compare(
             say(f"training {job.name} by {plan} ...")
             runs.append(train(job, plan, folder=place))
     rounds, length = (5, seconds / 5) if seconds else (3, SHORT)
-    bare = job.with_(test=None)
+    bare = job.untested()
     entrants = [_Entrant(str(plan), plan, bare) for plan in chosen]
     singles = [_Entrant(f"{t} thread{'s' * (t > 1)}", make("sequential", threads=t), bare) for t in _thread_counts()]
     ceilings = {key: _ceiling(bare, *key) for key in {_ceiling_key(bare, plan) for plan in chosen} if key[0] > 1}

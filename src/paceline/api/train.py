@@ -62,6 +62,7 @@ def train(
         return _go_on(_path(resume), job, plan, workers, progress, updates, deadline, every)
     if job is None:
         raise UsageError("there is no job to train: give one (--help says how), or the run to go on with (resume)")
+    job.refuse_unused()
     if compute is not None:
         job = job.with_(compute=compute)
     chosen = Plan.parse("sequential" if plan is None else plan, workers)

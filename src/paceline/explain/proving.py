@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
-from paceline.core.collectives.proof import prove, prove_mixing, table_seconds
+from paceline.core.collectives.proof import has_its_rounds, prove, prove_mixing, table_seconds
 from paceline.core.coordinators import Coordinator
 from paceline.core.coordinators.rehearsal import rehearse
 from paceline.core.schedules.proof import prove_table
@@ -128,8 +128,13 @@ def _collective(plan: Plan, collective: Collective, more: list[str]) -> Proved:
         for link in LINKS
     )
     says.append(f"its closed form {'is' if equal else 'IS NOT'} the table's time, over {len(LINKS)} kinds of link")
-    says += more
-    return Proved(str(plan), equal, says, {"workers": workers, "steps": steps})
+    rounds = has_its_rounds(collective, workers)
+    says += [_rounds(rounds), *more]
+    return Proved(str(plan), equal and rounds, says, {"workers": workers, "steps": steps})
+
+
+def _rounds(equal: bool) -> str:
+    return f"its rounds {'are' if equal else 'ARE NOT'} the table's: who waits for whom, and for how many bytes"
 
 
 def _rehearsed(coordinator: Coordinator) -> list[str]:
@@ -150,8 +155,9 @@ def _mixing(plan: Plan, collective: Neighbours) -> Proved:
         NO_CIRCLE,
         "every worker mixes what it was sent, by weights that leave the mean of all where it is",
         "what one worker says reaches every other in the end",
+        _rounds(rounds := has_its_rounds(collective, workers)),
     ]
-    return Proved(str(plan), True, says, {"workers": workers, "steps": steps})
+    return Proved(str(plan), rounds, says, {"workers": workers, "steps": steps})
 
 
 class _WatchedGate:

@@ -34,11 +34,25 @@ class Step(NamedTuple):
 SIT_OUT = Step(None, None)
 
 
+class Round(NamedTuple):
+    """Steps in a row that take the same time: in each of them every worker takes a part from the same other one."""
+
+    steps: int
+    sources: Sequence[int]  # whom each worker takes from; itself: from none
+    sends: Sequence[int]  # segments that each worker sends
+
+
 class Collective(Protocol):
     def segments(self, workers: int) -> int: ...
 
     def steps(self, worker: int, workers: int) -> Iterator[Step]:
         """As many steps for every worker of a world."""
+
+    def rounds(self, workers: int) -> Iterator[Round]:
+        """Closed form of the table for all workers at once: who sends how much to whom, without saying which part.
+
+        Bytes, waiting and the time of workers that do not come together follow from it in worlds of any size.
+        """
 
     def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
         """Closed form of the table's time: `size` bytes over links of `latency` seconds and `bandwidth` bytes/s."""

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from paceline.core.agenda import Agenda, Chunk
-from paceline.core.collectives import Collective, advance
+from paceline.core.collectives import Collective
 from paceline.core.rules import Averaging
 from paceline.engines.arithmetic.synchronous import CommandedWorkers, Synchronous
+from paceline.engines.virtual.exchange import exchange
 from paceline.engines.virtual.world import Fate, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Place
@@ -17,8 +18,6 @@ from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind, Row
-
-CLOSED_FORM_FROM = 65  # workers: up to 64 the closed form is proved equal to the table, which is then executed
 
 
 def run_synchronous(plan: Plan, agenda: Agenda, world: World, size: int, sums: Synchronous | None) -> list[Row]:
@@ -94,24 +93,11 @@ class _Run:
 
     def _exchange(self, collective: Collective, size: int, update: int) -> None:
         """Move every worker's clock to the end of the collective; one row each."""
-        workers, ready, world = self.plan.workers, self.ready, self.world
-        came, piece = list(ready), size / collective.segments(workers)
-        waited, sent = [0.0] * workers, [0] * workers
-        if workers >= CLOSED_FORM_FROM:
-            end = max(came) + collective.seconds(workers, size, world.latency, world.bandwidth)
-            ready[:] = [end] * workers
-            waited = [max(came) - c for c in came]
-        else:
-            for row in zip(*(collective.steps(worker, workers) for worker in range(workers)), strict=True):
-                before, ready[:] = list(ready), advance(ready, row, piece, world.latency, world.bandwidth)
-                for worker, step in enumerate(row):
-                    if step.receive is not None:
-                        waited[worker] += max(0.0, before[step.receive.other] - before[worker])
-                    if step.send is not None:
-                        sent[worker] += round((step.send.stop - step.send.first) * piece)
-        for w in range(workers):
-            times = nanoseconds(came[w]), nanoseconds(ready[w]), nanoseconds(waited[w])
-            self.rows.append(Row(Kind.MEET, w, update, -1, update, -1, *times, 0, sent[w], 0.0))
+        came = list(self.ready)
+        self.ready[:], waited, sent = exchange(collective, came, size, self.world)
+        for worker, begin in enumerate(came):
+            times = nanoseconds(begin), nanoseconds(self.ready[worker]), nanoseconds(waited[worker])
+            self.rows.append(Row(Kind.MEET, worker, update, -1, update, -1, *times, 0, sent[worker], 0.0))
 
 
 def _exchange_of(plan: Plan) -> tuple[Collective | None, Averaging | None]:
