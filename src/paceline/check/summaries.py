@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.check.declared import Function, Resource
 from paceline.check.findings import Step
+from paceline.check.joined import Joined, reached
 from paceline.check.marks import Mark, said
 from paceline.check.module import Module
 from paceline.check.names import dotted, is_constant, keyword, last, parent
@@ -22,8 +23,6 @@ from paceline.check.walk import Event, Walk, Walker
 if TYPE_CHECKING:
     from paceline.check.accesses import Access
     from paceline.check.sequences import Sequences
-
-DEPTH = 5  # calls inside calls
 
 
 class Take(NamedTuple):
@@ -53,8 +52,11 @@ class Facts:
     def __init__(self, module: Module) -> None:
         self.module = module
         self.walker = Walker(module)
-        self._takes: dict[int, dict[str, Take]] = {}
-        self._waits: dict[int, dict[str, Wait]] = {}
+        self._takes = Joined(self._own_takes, self.runs, self._taken_through)
+        self._waits = Joined(
+            self._own_waits, self.runs, lambda fn, mark, wait: Wait(wait.mark, ((fn, mark.node), *wait.steps))
+        )
+        self._runs: dict[int, list[Mark]] = {}
         self._guards: dict[int, frozenset[str]] = {}
         self.kept: dict[str, dict[str, list[Access]]] = {}  # class, or nothing for globals -> what accesses.py found
 
@@ -64,47 +66,37 @@ class Facts:
     def events(self, fn: Function) -> list[Event]:
         return self.walker.walk(fn).events
 
-    def takes(self, fn: Function, depth: int = 0) -> dict[str, Take]:
+    def takes(self, fn: Function) -> dict[str, Take]:
         """Lock -> the shortest way on which this function waits for it."""
-        if id(fn) in self._takes:
-            return self._takes[id(fn)]
-        if depth > DEPTH:
-            return {}
+        return self._takes.of(fn)
+
+    def _own_takes(self, fn: Function) -> dict[str, Take]:
         found: dict[str, Take] = {}
-        self._takes[id(fn)] = found  # a function that calls itself adds nothing to itself
         for event in self.events(fn):
             mark = event.mark
             if mark.kind == "take" and mark.resource is not None:
                 found.setdefault(mark.resource.id, Take(mark.resource, ((fn, mark.node),), True))
-        tried: dict[str, list[int]] = {}
-        for mark in self.walker.marks(fn):
-            if mark.kind == "try" and mark.resource is not None:
-                tried.setdefault(mark.resource.id, []).append(mark.line)
-        for mark in self.runs(fn):
-            assert mark.callee is not None
-            same = same_object(mark, fn)
-            for lock, take in list(self.takes(mark.callee, depth + 1).items()):
-                if lock not in found or len(found[lock].steps) > len(take.steps) + 1:
-                    # who has just tried the lock would not be here if it held it itself
-                    free = any(line < mark.line for line in tried.get(lock, ()))
-                    found[lock] = Take(take.resource, ((fn, mark.node), *take.steps), take.same and same and not free)
         return found
 
-    def waits(self, fn: Function, depth: int = 0) -> dict[str, Wait]:
-        """What a function waits for without a timeout -> the way there."""
-        if id(fn) in self._waits:
-            return self._waits[id(fn)]
-        if depth > DEPTH:
-            return {}
+    def _taken_through(self, fn: Function, mark: Mark, take: Take) -> Take:
+        lock = take.resource.id
+        # a function that has just tried the lock would not come here if it held it itself
+        free = any(
+            m.kind == "try" and m.resource is not None and m.resource.id == lock and m.line < mark.line
+            for m in self.walker.marks(fn)
+        )
+        same = take.same and same_object(mark, fn) and not free
+        return Take(take.resource, ((fn, mark.node), *take.steps), same)
+
+    def waits(self, fn: Function) -> dict[str, Wait]:
+        """What a function waits for without a timeout -> the shortest way there."""
+        return self._waits.of(fn)
+
+    def _own_waits(self, fn: Function) -> dict[str, Wait]:
         found: dict[str, Wait] = {}
-        self._waits[id(fn)] = found
         for mark in self.walker.marks(fn):
             if mark.kind == "wait" and not mark.timeout:
                 found.setdefault(said(mark.node), Wait(mark, ((fn, mark.node),)))
-        for mark in self.runs(fn):
-            assert mark.callee is not None
-            for key, wait in list(self.waits(mark.callee, depth + 1).items()):
-                found.setdefault(key, Wait(wait.mark, ((fn, mark.node), *wait.steps)))
         return found
 
     def drops(self, fn: Function) -> dict[str, Mark]:
@@ -118,7 +110,9 @@ class Facts:
 
     def runs(self, fn: Function) -> list[Mark]:
         """The calls that run another function of this file before they return."""
-        return [m for m in self.walker.marks(fn) if m.callee is not None and m.callee is not fn and runs_now(m)]
+        if id(fn) not in self._runs:
+            self._runs[id(fn)] = [m for m in self.walker.marks(fn) if m.callee is not fn and runs_now(m)]
+        return self._runs[id(fn)]
 
     # -- who calls whom
 
@@ -140,22 +134,34 @@ class Facts:
             found |= {a.attr for a in fn.attributes if id(a) not in called and isinstance(a.ctx, ast.Load)}
         return found
 
-    def guards(self, fn: Function, depth: int = 0) -> frozenset[str]:
+    def guards(self, fn: Function) -> frozenset[str]:
         """The locks that are held whenever this function runs, as far as this file can tell."""
-        if id(fn) in self._guards:
-            return self._guards[id(fn)]
-        private = fn.name.startswith("_") and not fn.name.startswith("__")
-        callers = self.callers.get(id(fn), ())
-        if depth > DEPTH or not private or not callers or fn.name in self.handed_on:
-            return frozenset()
-        self._guards[id(fn)] = frozenset()
-        common: frozenset[str] | None = None
-        for caller, event in callers:
-            if caller.name != "__init__":
-                held = frozenset(h.resource.id for h in event.held) | self.guards(caller, depth + 1)
-                common = held if common is None else common & held
-        self._guards[id(fn)] = common or frozenset()
+        if id(fn) not in self._guards:
+            order = reached(fn, lambda at: [caller for caller, _ in self._guarding(at)], self._guards)
+            found: dict[int, frozenset[str] | None] = {id(at): None for at in order}  # none yet: any lock
+            while sum(self._guard(at, found) for at in order):
+                pass
+            self._guards |= {at: locks or frozenset() for at, locks in found.items()}
         return self._guards[id(fn)]
+
+    def _guard(self, fn: Function, found: dict[int, frozenset[str] | None]) -> bool:
+        """Keep the locks that all callers known so far hold; whether that has changed anything."""
+        before, guarding = found[id(fn)], self._guarding(fn)
+        common = before if guarding else frozenset()
+        for caller, event in guarding:
+            outside = found[id(caller)] if id(caller) in found else self._guards[id(caller)]
+            if outside is not None:
+                held = outside.union(h.resource.id for h in event.held)
+                common = held if common is None else common & held
+        found[id(fn)] = common
+        return common != before
+
+    def _guarding(self, fn: Function) -> list[tuple[Function, Event]]:
+        """The calls that lead to this function, if all of them are in this file."""
+        private = fn.name.startswith("_") and not fn.name.startswith("__")
+        if not private or fn.name in self.handed_on:
+            return []
+        return [(caller, event) for caller, event in self.callers.get(id(fn), ()) if caller.name != "__init__"]
 
     def held_at(self, node: ast.AST, fn: Function) -> frozenset[str]:
         """The locks that are held for certain where this is evaluated."""
