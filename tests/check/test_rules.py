@@ -38,7 +38,7 @@ def test_the_page_is_the_one_that_the_rules_make() -> None:
 
 def test_a_circle_is_told_as_everywhere_else() -> None:
     (found,) = check_text("order.py", textwrap.dedent(RULES["PC101"].bad))
-    assert found.told().splitlines() == [
+    assert found.explanation().splitlines() == [
         "    1. thread A  line 10: Account.pay takes Account._books",
         "    2. thread A  line 11: Account.pay waits for Account._cash, which thread B holds",
         "    3. thread B  line 15: Account.audit takes Account._cash",

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 from typing import NamedTuple
 
-from paceline.check.declared import Class, Function
-from paceline.check.names import is_constant, last, parent
+from paceline.check.declarations import Class, Function
+from paceline.check.names import is_constant, parent, short_name
 from paceline.check.summaries import Facts
 
 GROWS = {"append", "add", "insert", "extend", "update", "setdefault", "appendleft", "push"}
@@ -48,17 +48,17 @@ class Access(NamedTuple):
         return self.kind in ("write", "none", "update", "grow", "shrink")
 
 
-def of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
+def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
     """Attribute -> its accesses through `self` in the methods of this class, and in functions inside them."""
-    if cls.name in facts.kept:
-        return facts.kept[cls.name]
+    if cls.name in facts.accesses:
+        return facts.accesses[cls.name]
     found: dict[str, list[Access]] = {}
-    facts.kept[cls.name] = found
+    facts.accesses[cls.name] = found
     for fn in facts.module.functions:
-        if fn.cls is not cls or fn.name in BEGINNINGS or not fn.me:
+        if fn.cls is not cls or fn.name in BEGINNINGS or not fn.self_name:
             continue
         for node in fn.attributes:
-            if isinstance(node.value, ast.Name) and node.value.id == fn.me and node.attr not in cls.methods:
+            if isinstance(node.value, ast.Name) and node.value.id == fn.self_name and node.attr not in cls.methods:
                 kind = kind_of(node)
                 found.setdefault(node.attr, []).append(
                     Access(f"{cls.name}.{node.attr}", kind, node, fn, facts.held_at(node, fn))
@@ -66,15 +66,15 @@ def of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
     return found
 
 
-def of_globals(facts: Facts) -> dict[str, list[Access]]:
+def accesses_of_globals(facts: Facts) -> dict[str, list[Access]]:
     """Global -> its accesses in functions; only of globals that some function assigns, and of containers."""
-    if "" in facts.kept:
-        return facts.kept[""]
+    if "" in facts.accesses:
+        return facts.accesses[""]
     module = facts.module
     shared = {name for fn in module.functions if fn is not module.top for name in fn.globals}
     shared |= {name for name, value in module.top.bound.items() if _is_container(value)}
     found: dict[str, list[Access]] = {}
-    facts.kept[""] = found
+    facts.accesses[""] = found
     if not shared:
         return found
     for fn in module.functions:
@@ -90,7 +90,7 @@ def of_globals(facts: Facts) -> dict[str, list[Access]]:
 def _is_container(value: ast.expr) -> bool:
     if isinstance(value, ast.Dict | ast.List | ast.Set):
         return True
-    return isinstance(value, ast.Call) and last(value.func) in (
+    return isinstance(value, ast.Call) and short_name(value.func) in (
         "dict",
         "list",
         "set",
@@ -147,7 +147,7 @@ def is_shared(cls: Class, facts: Facts) -> bool:
         return True
     for values in cls.values.values():
         for value, fn in values:
-            made = module.made(value, fn)
+            made = module.constructed(value, fn)
             if made is not None and made[0] in ("Lock", "RLock", "Condition", "Thread"):
                 return True
     return any(root.kind == "thread" and root.function.cls is cls for root in facts.roots)
@@ -164,12 +164,12 @@ def own_locks(locks: frozenset[str], cls: Class | None) -> list[str]:
     return sorted(lock for lock in locks if lock.rpartition(".")[0] in owners)
 
 
-def ends(fn: Function) -> bool:
+def is_teardown(fn: Function) -> bool:
     """A function that takes things down: the others are taken to have stopped by then."""
     return any(word in fn.name.lower() for word in ENDINGS)
 
 
-def catches(node: ast.AST, *names: str) -> bool:
+def is_caught(node: ast.AST, *names: str) -> bool:
     """Whether this stands in a `try` that catches one of these, or everything."""
     at: ast.AST | None = node
     while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -177,7 +177,7 @@ def catches(node: ast.AST, *names: str) -> bool:
         if isinstance(around, ast.Try) and at in around.body:
             for handler in around.handlers:
                 kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-                if any(kind is None or last(kind) in (*names, "Exception", "BaseException") for kind in kinds):
+                if any(kind is None or short_name(kind) in (*names, "Exception", "BaseException") for kind in kinds):
                     return True
         at = around
     return False

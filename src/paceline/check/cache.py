@@ -42,11 +42,11 @@ class Cache:
 
 
 def _name(text: str) -> str:
-    return hashlib.sha256(_ourselves() + text.encode("utf-8", "surrogatepass")).hexdigest()[:32] + ".json"
+    return hashlib.sha256(_checker_source() + text.encode("utf-8", "surrogatepass")).hexdigest()[:32] + ".json"
 
 
 @cache
-def _ourselves() -> bytes:
+def _checker_source() -> bytes:
     """The hash of the checker's own source: another version finds other things."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.rglob("*.py")):

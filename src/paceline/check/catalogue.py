@@ -7,7 +7,7 @@ from __future__ import annotations
 
 LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "AsyncLock", "AsyncCondition", "AsyncSemaphore"}
 ASYNC_LOCKS = {"AsyncLock", "AsyncCondition", "AsyncSemaphore"}
-ONCE = {"Lock", "AsyncLock"}  # the holder waits for itself when it takes one again
+NON_REENTRANT = {"Lock", "AsyncLock"}  # the holder waits for itself when it takes one again
 
 _THREADING = {
     "Lock": "Lock", "RLock": "RLock", "Condition": "Condition", "Semaphore": "Semaphore",
@@ -27,7 +27,7 @@ _ASYNCIO = {
 }  # fmt: skip
 
 # What a constructor makes.
-MAKES: dict[str, str] = {
+CONSTRUCTORS: dict[str, str] = {
     **{f"threading.{name}": kind for name, kind in _THREADING.items()},
     **{f"multiprocessing.{name}": kind for name, kind in _PROCESSES.items()},
     **{f"asyncio.{name}": kind for name, kind in _ASYNCIO.items()},
@@ -48,7 +48,7 @@ MAKES: dict[str, str] = {
 }
 
 # Modules that are others under another name.
-SAME = {
+MODULE_ALIASES = {
     "torch.multiprocessing": "multiprocessing",
     "billiard": "multiprocessing",
     "multiprocess": "multiprocessing",
@@ -141,11 +141,11 @@ OBJECT_COLLECTIVES: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 # Names that mean an operation of all ranks wherever they come from.
-UNMISTAKABLE = {"all_reduce", "allreduce", "all_gather", "allgather", "all_gather_object", "reduce_scatter",
+COLLECTIVE_NAMES = {"all_reduce", "allreduce", "all_gather", "allgather", "all_gather_object", "reduce_scatter",
                 "broadcast_object_list", "wait_for_everyone", "barrier", "all_to_all", "broadcast_object",
                 "gather_object", "sync_global_devices", "reduce_dict", "all_gather_list", "synchronize_processes",
                 "dist_barrier", "block_all", "all_reduce_dict"}  # fmt: skip
-FOR_ALL = {"dist", "distributed", "comm", "comms", "misc", "coordinator", "parallel", "hvd", "bps", "xm", "ops",
+WORLD_OBJECTS = {"dist", "distributed", "comm", "comms", "misc", "coordinator", "parallel", "hvd", "bps", "xm", "ops",
            "env", "backend", "self", "engine", "model_engine", "dist_manager", "context", "ctx"}  # fmt: skip
 
 # Who this is among the ranks.
@@ -163,7 +163,7 @@ RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", 
 RANK_DECORATORS = {"rank_zero_only", "main_process_only", "on_main_process", "master_only", "is_main_process_only",
                    "on_local_main_process", "rank_zero"}  # fmt: skip
 # A block that all ranks enter, one group after the other; the collectives inside are its own.
-GOES_FIRST = {"main_process_first", "local_main_process_first", "rank_zero_first", "torch_distributed_zero_first"}
+RANK_ZERO_FIRST = {"main_process_first", "local_main_process_first", "rank_zero_first", "torch_distributed_zero_first"}
 
 LOCK_WORDS = ("lock", "mutex", "mutx")
 CONDITION_WORDS = ("condition", "_cond", "_cv")

@@ -21,7 +21,7 @@ UNREADABLE = "PC001"
 DEPTH = 6_000  # of nested syntax; the parser itself stops before
 
 # A file with none of these words has nothing that another thread, process or rank could meet.
-CONCERNED = re.compile(
+RELEVANT = re.compile(
     r"thread|async |multiprocess|asyncio|concurrent|[Qq]ueue|[Ll]ock|mutex|fork|Popen|signal|__del__|weakref"
     r"|gc\.callbacks|torch|mpi4py|MPI|dist\.|accelerat|horovod|deepspeed|[Rr]ank|exists|paceline: ignore"
 )
@@ -29,7 +29,7 @@ CONCERNED = re.compile(
 
 def check_text(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values())) -> list[Finding]:
     """The findings of one file, in the order of its lines; those that a comment ignores are left out."""
-    if not CONCERNED.search(text):
+    if not RELEVANT.search(text):
         return []
     try:
         with _deep():

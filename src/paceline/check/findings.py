@@ -38,7 +38,7 @@ class Finding:
         said = "\0".join((self.path, self.rule, self.function, self.about, str(self.ordinal)))
         return hashlib.sha256(said.encode("utf-8", "replace")).hexdigest()[:16]
 
-    def told(self) -> str:
+    def explanation(self) -> str:
         """The story and what to change, as lines of text."""
         scenes = [Scene(step.who, f"line {step.line}: {step.what}") for step in self.story]
         if not self.waits:

@@ -6,7 +6,7 @@
     finally:                 │
         lock.release()    [finally: release] ─► return exit
 
-It is built from its end: every statement is told what comes after it, so a `finally` is simply built once for each
+It is built from its end: every statement is reported what comes after it, so a `finally` is simply built once for each
 place that it leads to (what follows, an exception, a return, a break, a continue), and the end of a `with` likewise.
 The head of a loop is a node of its own that knows what comes after the loop, so that a walk can bound it.
 """
@@ -98,7 +98,7 @@ class _Builder:
 
     def block(self, body: Statements, follow: Node, exits: _Exits) -> Node:
         for statement in reversed(body):
-            build_one = _KINDS.get(type(statement))
+            build_one = _BUILDERS.get(type(statement))
             if build_one is None:
                 follow = self.simple(statement, follow, exits)
             else:
@@ -233,7 +233,7 @@ class _Builder:
         return self.block(statement.body, after, inside)
 
 
-_KINDS: dict[type[ast.stmt], Callable[..., Node]] = {
+_BUILDERS: dict[type[ast.stmt], Callable[..., Node]] = {
     ast.Return: _Builder.return_,
     ast.Raise: _Builder.raise_,
     ast.Break: _Builder.break_,
@@ -248,7 +248,7 @@ _KINDS: dict[type[ast.stmt], Callable[..., Node]] = {
     ast.Try: _Builder.try_,
 }
 if hasattr(ast, "TryStar"):
-    _KINDS[ast.TryStar] = _Builder.try_
+    _BUILDERS[ast.TryStar] = _Builder.try_
 
 
 def catches_all(handler: ast.ExceptHandler) -> bool:
@@ -261,10 +261,10 @@ def catches_all(handler: ast.ExceptHandler) -> bool:
 
 def _suppresses(expression: ast.expr) -> bool:
     called = expression.func if isinstance(expression, ast.Call) else expression
-    return isinstance(called, ast.Name | ast.Attribute) and _last(called) == "suppress"
+    return isinstance(called, ast.Name | ast.Attribute) and _short_name(called) == "suppress"
 
 
-def _last(name: ast.expr) -> str:
+def _short_name(name: ast.expr) -> str:
     return name.attr if isinstance(name, ast.Attribute) else name.id if isinstance(name, ast.Name) else ""
 
 
@@ -284,7 +284,7 @@ def may_raise(syntax: ast.AST) -> bool:
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Call):
-            if _last(node.func) not in HARMLESS:
+            if _short_name(node.func) not in HARMLESS:
                 return True
         elif isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.Assert | ast.Import | ast.ImportFrom):
             return True

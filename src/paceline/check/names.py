@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from paceline.check.catalogue import SAME
+from paceline.check.catalogue import MODULE_ALIASES
 
 
 def dotted(node: ast.AST) -> str:
@@ -27,7 +27,7 @@ def dotted(node: ast.AST) -> str:
             return ""
 
 
-def last(node: ast.AST) -> str:
+def short_name(node: ast.AST) -> str:
     """The last word of a name: `wait` of `self.event.wait`."""
     if isinstance(node, ast.Attribute):
         return node.attr
@@ -45,7 +45,7 @@ def imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
             found[alias.asname] = same(alias.name)
         else:
             head = alias.name.split(".")[0]
-            found[head] = SAME.get(head, head)
+            found[head] = MODULE_ALIASES.get(head, head)
     return found
 
 
@@ -54,7 +54,7 @@ def same(name: str) -> str:
     name = name.removeprefix(".six.moves.").removeprefix("six.moves.")
     if name.partition(".")[0] not in _HEADS:
         return name
-    for other, usual in SAME.items():
+    for other, usual in MODULE_ALIASES.items():
         if name == other:
             return usual
         if name.startswith(other) and name[len(other)] == ".":
@@ -62,7 +62,7 @@ def same(name: str) -> str:
     return name
 
 
-_HEADS = {name.partition(".")[0] for name in SAME}
+_HEADS = {name.partition(".")[0] for name in MODULE_ALIASES}
 
 
 def parent(node: ast.AST) -> ast.AST | None:
@@ -70,7 +70,7 @@ def parent(node: ast.AST) -> ast.AST | None:
     return getattr(node, "up", None)
 
 
-def inside(node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
+def enclosing(node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
     """The nearest enclosing syntax of these kinds within the same function."""
     at = parent(node)
     while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):

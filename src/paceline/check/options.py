@@ -11,7 +11,19 @@ from paceline.check.rules import RULES
 from paceline.check.rules.rule import Rule
 from paceline.errors import UsageError, suggest
 
-NEVER = (".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", "build", "dist", ".tox", ".nox", ".eggs")
+EXCLUDED_FOLDERS = (
+    ".git",
+    ".hg",
+    ".venv",
+    "venv",
+    "node_modules",
+    "__pycache__",
+    "build",
+    "dist",
+    ".tox",
+    ".nox",
+    ".eggs",
+)
 
 
 @dataclass(frozen=True)
@@ -27,9 +39,9 @@ class Options:
     cache: bool = True
 
     def rules(self) -> list[Rule]:
-        return [r for r in RULES.values() if self.says(r.code)]
+        return [r for r in RULES.values() if self.includes(r.code)]
 
-    def says(self, code: str) -> bool:
+    def includes(self, code: str) -> bool:
         return code.startswith(self.select) and not (self.ignore and code.startswith(self.ignore))
 
 
@@ -51,7 +63,7 @@ def read_options(start: Path, **given: Any) -> Options:
     return options
 
 
-def codes(given: str | None) -> tuple[str, ...] | None:
+def parse_codes(given: str | None) -> tuple[str, ...] | None:
     """`PC1,PC501` as a tuple."""
     return None if given is None else tuple(code.strip() for code in given.split(",") if code.strip())
 

@@ -38,7 +38,7 @@ def section(rule: Rule) -> str:
     return f"{head}\n\nFound:\n\n```text\n{bad}\n```\n\nNot found:\n\n```text\n{good}\n```\n"
 
 
-def explained(code: str) -> str:
+def explain_rule(code: str) -> str:
     if code not in RULES:
         raise UsageError(f"there is no rule {code!r}: {suggest(code, RULES)}")
     return section(RULES[code])

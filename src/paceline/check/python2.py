@@ -30,7 +30,7 @@ _CHANGES: list[tuple[re.Pattern[str], str]] = [
 _CAUGHT = _CHANGES[2]
 
 
-def repaired(text: str, line: int) -> str:
+def as_python3(text: str, line: int) -> str:
     """The text with the line that the parser refuses rewritten, as often as that helps."""
     lines = text.replace("\t", "        ").split("\n")
     for number, content in enumerate(lines):

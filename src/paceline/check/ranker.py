@@ -1,6 +1,6 @@
 """A small ranker: how likely a finding is true, by what can be seen of it. No file names and no history.
 
-Logistic regression in plain Python, drawn towards nought by a ridge, fitted to marks of one's own where they are enough
+Logistic regression in plain Python, drawn towards nought by a ridge, fit to effects of one's own where they are enough
 (see `feedback`). Weights learned from other projects are not shipped: they did not beat the plain order there
 (benchmarks/checker).
 """
@@ -31,7 +31,7 @@ def features(found: Finding) -> list[float]:
     ]
 
 
-def fitted(rows: Sequence[Sequence[float]], truths: Sequence[bool]) -> list[float]:
+def fit(rows: Sequence[Sequence[float]], truths: Sequence[bool]) -> list[float]:
     """Weights by descent, the last of them alone; true and false count the same in sum."""
     share = {True: 0.5 / max(1, sum(truths)), False: 0.5 / max(1, len(truths) - sum(truths))}
     weights = [0.0] * (len(rows[0]) + 1)

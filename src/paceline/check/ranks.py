@@ -12,9 +12,9 @@ import re
 from typing import NamedTuple
 
 from paceline.check import catalogue
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
 from paceline.check.module import Module
-from paceline.check.names import dotted, inside, keyword, last
+from paceline.check.names import dotted, enclosing, keyword, short_name
 
 ALIASES = 3
 # The rank in one of several groups: `get_data_parallel_rank()`; not the number of another rank.
@@ -45,7 +45,7 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     if (
         name is None
         and isinstance(function, ast.Name)
-        and function.id in catalogue.UNMISTAKABLE
+        and function.id in catalogue.COLLECTIVE_NAMES
         and function.id in module.imports
     ):
         name = function.id
@@ -59,22 +59,22 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     if (
         group is None
         and isinstance(function, ast.Attribute)
-        and name in catalogue.UNMISTAKABLE
+        and name in catalogue.COLLECTIVE_NAMES
         and not _usual(function, fn, module)
     ):
         group = function.value  # an operation of a communicator of its own
     root = keyword(call, "src") or keyword(call, "root") or keyword(call, "dst")
     if root is None and name in ("broadcast", "reduce", "bcast") and len(call.args) > 1:
         root = call.args[1]
-    return Collective(name, call, _said(group), _said(root))
+    return Collective(name, call, _text_of(group), _text_of(root))
 
 
 def _usual(function: ast.Attribute, fn: Function, module: Module) -> bool:
     """A module or object that speaks for all ranks."""
-    owner = last(function.value).lower().strip("_")
+    owner = short_name(function.value).lower().strip("_")
     head = dotted(function.value).split(".")[0]
-    known = owner in catalogue.OBJECT_COLLECTIVES or owner in catalogue.FOR_ALL or owner.endswith("utils")
-    return known or owner == fn.me or _by_name(module.canonical(function)) is not None or head in module.imports
+    known = owner in catalogue.OBJECT_COLLECTIVES or owner in catalogue.WORLD_OBJECTS or owner.endswith("utils")
+    return known or owner == fn.self_name or _by_name(module.canonical(function)) is not None or head in module.imports
 
 
 def _by_name(name: str) -> str | None:
@@ -88,7 +88,7 @@ def _by_name(name: str) -> str | None:
 
 
 def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | None:
-    owner = last(function.value).lower()
+    owner = short_name(function.value).lower()
     if "mpi4py" in " ".join(module.imports.values()):
         comm = dotted(function.value)
         if comm.endswith("COMM_WORLD") or owner == "comm" or owner.endswith("comm") or owner.startswith("comm"):
@@ -98,12 +98,12 @@ def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | N
             return methods[function.attr]
     if function.attr == "state_dict" and "model" in owner and any("FullyShard" in n for n in module.imports.values()):
         return "state_dict"  # gathers the shards of all ranks
-    if function.attr in catalogue.UNMISTAKABLE:
+    if function.attr in catalogue.COLLECTIVE_NAMES:
         return function.attr
     if (
         fn.cls is not None
         and isinstance(function.value, ast.Name)
-        and function.value.id == fn.me
+        and function.value.id == fn.self_name
         and fn.cls.is_a(
             "LightningModule",
             "lightning.LightningModule",
@@ -120,7 +120,7 @@ def _truly(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and node.value is True
 
 
-def _said(node: ast.expr | None) -> str:
+def _text_of(node: ast.expr | None) -> str:
     return "" if node is None or (isinstance(node, ast.Constant) and node.value is None) else ast.unparse(node)
 
 
@@ -136,7 +136,7 @@ def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> C
         return _compared(test, fn, module, depth)
     if isinstance(test, ast.Call) and (broken := _broken(test, fn, module)) is not None:
         return broken
-    if isinstance(test, ast.Call) and last(test.func) in ("len", "any", "all", "bool"):
+    if isinstance(test, ast.Call) and short_name(test.func) in ("len", "any", "all", "bool"):
         return _local(test, test, True, fn)
     who = of_rank(test, fn, module, depth)
     if who is not None:
@@ -194,10 +194,10 @@ def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tup
         found = next((f for part in parts if (f := of_rank(part, fn, module, depth))), None)
         return found and (ast.unparse(node), found[1], True)
     if isinstance(node, ast.Call):
-        name = last(node.func)
+        name = short_name(node.func)
         if name in catalogue.RANK_CALLS:
             group = keyword(node, "group", 0) if name == "get_rank" else None
-            return dotted(node.func) + "()", _said(group), name.startswith(BOOLEAN)
+            return dotted(node.func) + "()", _text_of(group), name.startswith(BOOLEAN)
         if name == "rank" and not node.args and not node.keywords and isinstance(node.func, ast.Attribute):
             return dotted(node.func) + "()", "", False
         if not node.args and not node.keywords and _GROUP_RANK.fullmatch(name):
@@ -208,13 +208,18 @@ def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tup
             return "rank", "", False
         return None
     if isinstance(node, ast.Subscript):
-        return ("rank", "", False) if _names_rank(node.slice) and last(node.value) == "environ" else None
+        return ("rank", "", False) if _names_rank(node.slice) and short_name(node.value) == "environ" else None
     if isinstance(node, ast.Name):
         return _name_of_rank(node, fn, module, depth)
     if isinstance(node, ast.Attribute):
         if node.attr.lower().strip("_") in catalogue.RANK_NAMES:
             return dotted(node), "", node.attr.startswith(BOOLEAN)
-        if fn.cls is not None and isinstance(node.value, ast.Name) and node.value.id == fn.me and depth < ALIASES:
+        if (
+            fn.cls is not None
+            and isinstance(node.value, ast.Name)
+            and node.value.id == fn.self_name
+            and depth < ALIASES
+        ):
             for cls in fn.cls.ancestry:
                 for value, scope in cls.values.get(node.attr, ()):
                     found = of_rank(value, scope, module, depth + 1)
@@ -262,18 +267,18 @@ def _broken(node: ast.expr, fn: Function, module: Module) -> Condition | None:
     at: ast.AST = node
     while isinstance(at, ast.Call) and isinstance(at.func, ast.Attribute) and at.func.attr in ("any", "all", "item"):
         at = at.func.value
-    if not isinstance(at, ast.Call) or last(at.func) not in ("isnan", "isinf", "isfinite"):
+    if not isinstance(at, ast.Call) or short_name(at.func) not in ("isnan", "isinf", "isfinite"):
         return None
     name = dotted(at.args[0]) if at.args else dotted(getattr(at.func, "value", at.func))
     for call in fn.calls:
         if call.lineno < node.lineno and any(dotted(a) == name for a in call.args) and collective(call, fn, module):
             return None
-    return Condition(f"{last(at.func)}({name})", True, True, "") if name else None
+    return Condition(f"{short_name(at.func)}({name})", True, True, "") if name else None
 
 
 def _local(test: ast.expr, node: ast.expr, sign: bool, fn: Function) -> Condition | None:
     """A question about a list that this function fills by itself, under conditions of its own."""
-    while isinstance(node, ast.Call) and last(node.func) in ("len", "any", "all", "bool") and len(node.args) == 1:
+    while isinstance(node, ast.Call) and short_name(node.func) in ("len", "any", "all", "bool") and len(node.args) == 1:
         node = node.args[0]
     if not isinstance(node, ast.Name):
         return None
@@ -283,6 +288,6 @@ def _local(test: ast.expr, node: ast.expr, sign: bool, fn: Function) -> Conditio
         return None
     for call in fn.calls:
         fills = dotted(call.func) in (f"{node.id}.append", f"{node.id}.extend", f"{node.id}.add")
-        if fills and inside(call, ast.For) and inside(call, ast.If):
+        if fills and enclosing(call, ast.For) and enclosing(call, ast.If):
             return Condition(f"len({node.id}) > 0", sign, True, "")
     return None

@@ -11,9 +11,9 @@ from pathlib import Path
 from paceline.check.baseline import read_baseline
 from paceline.check.cache import Cache
 from paceline.check.engine import UNREADABLE, check_text
-from paceline.check.feedback import ranked, read_marks
+from paceline.check.feedback import rank, read_verdicts
 from paceline.check.findings import Finding
-from paceline.check.options import NEVER, Options
+from paceline.check.options import EXCLUDED_FOLDERS, Options
 from paceline.check.source import Unreadable, read
 from paceline.errors import UsageError
 
@@ -39,9 +39,9 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
     found: list[Finding] = []
     for file in files_under(paths, options.exclude):
         report.files += 1
-        found += [finding for finding in _check(file, cache, report) if options.says(finding.rule)]
+        found += [finding for finding in _check(file, cache, report) if options.includes(finding.rule)]
     if options.feedback:
-        found = ranked(found, read_marks(Path(options.feedback)))
+        found = rank(found, read_verdicts(Path(options.feedback)))
     found = [finding for finding in found if finding.confidence >= options.min_confidence]
     report.findings = [finding for finding in found if finding.fingerprint not in known]
     report.known = len(found) - len(report.findings)
@@ -49,7 +49,7 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
 
 
 def _check(file: Path, cache: Cache | None, report: Report) -> list[Finding]:
-    path = _shown(file)
+    path = _display_path(file)
     try:
         text = read(file)
     except Unreadable as error:
@@ -65,7 +65,7 @@ def _check(file: Path, cache: Cache | None, report: Report) -> list[Finding]:
     return found
 
 
-def _shown(file: Path) -> str:
+def _display_path(file: Path) -> str:
     """Relative to where one is, where possible: so that a fingerprint is the same on another machine."""
     try:
         return file.resolve().relative_to(Path.cwd()).as_posix()
@@ -87,7 +87,7 @@ def files_under(paths: Iterable[Path], exclude: tuple[str, ...] = ()) -> Iterato
 
 def _walk(folder: Path, exclude: tuple[str, ...]) -> Iterator[Path]:
     for at, folders, files in os.walk(folder):
-        folders[:] = sorted(f for f in folders if f not in NEVER and not _excluded(Path(at, f), exclude))
+        folders[:] = sorted(f for f in folders if f not in EXCLUDED_FOLDERS and not _excluded(Path(at, f), exclude))
         for name in sorted(files):
             if name.endswith(".py") and not _excluded(Path(at, name), exclude):
                 yield Path(at, name)

@@ -11,9 +11,9 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from paceline.check.catalogue import GOES_FIRST
-from paceline.check.declared import Function
-from paceline.check.names import last, parent
+from paceline.check.catalogue import RANK_ZERO_FIRST
+from paceline.check.declarations import Function
+from paceline.check.names import parent, short_name
 from paceline.check.ranks import Collective, Condition, collective, condition
 from paceline.check.summaries import Facts, runs_now
 
@@ -84,12 +84,15 @@ class Sequences:
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             head = self.calls(node, fn, depth)
             inner = self.body(node.body, fn, assumed, depth)
-            mark = (Item(inner.exit, node),) if inner.exit in ("break", "return") and inner.items else ()
-            loop = (Item("loop", node, inner.items + mark),) if inner.items else ()
+            effect = (Item(inner.exit, node),) if inner.exit in ("break", "return") and inner.items else ()
+            loop = (Item("loop", node, inner.items + effect),) if inner.items else ()
             return Sequence(head + loop + self.body(node.orelse, fn, assumed, depth).items, "")
         if isinstance(node, ast.With | ast.AsyncWith):
             head = self.calls(node, fn, depth)
-            if any(isinstance(c := item.context_expr, ast.Call) and last(c.func) in GOES_FIRST for item in node.items):
+            if any(
+                isinstance(c := item.context_expr, ast.Call) and short_name(c.func) in RANK_ZERO_FIRST
+                for item in node.items
+            ):
                 return Sequence(head, "")
             inner = self.body(node.body, fn, assumed, depth)
             return Sequence(head + inner.items, inner.exit)
@@ -119,7 +122,7 @@ class Sequences:
             return Sequence(head + chosen.items, chosen.exit)
         yes, no = self.body(node.body, fn, assumed, depth), self.body(node.orelse, fn, assumed, depth)
         both = yes.exit if yes.exit == no.exit else ""
-        if self.conditions(node.test, fn):  # another rank's matter, told where it is
+        if self.conditions(node.test, fn):  # another rank's matter, reported where it is
             longer = max((yes, no), key=lambda s: len(s.items))
             return Sequence(head + longer.items, both)
         if not yes.items and not no.items:
@@ -176,10 +179,10 @@ class Sequences:
         """Statement -> its operations and calls of functions of this file."""
         if id(fn) not in self._index:
             index: dict[int, list[tuple[ast.expr, Collective | None, Function | None]]] = {}
-            for mark in self.facts.walker.marks(fn):
-                call = mark.node
+            for effect in self.facts.walker.effects(fn):
+                call = effect.node
                 found = self.collective(call, fn) if isinstance(call, ast.Call) else None
-                callee = mark.callee if mark.callee is not fn and runs_now(mark) else None
+                callee = effect.callee if effect.callee is not fn and runs_now(effect) else None
                 if found is None and callee is None:
                     continue
                 at: ast.AST | None = call

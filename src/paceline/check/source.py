@@ -8,7 +8,7 @@ import tokenize
 import warnings
 from pathlib import Path
 
-from paceline.check.python2 import repaired
+from paceline.check.python2 import as_python3
 
 
 class Unreadable(Exception):
@@ -46,6 +46,6 @@ def parse(text: str) -> ast.Module:
         except (ValueError, RecursionError, MemoryError) as error:
             raise Unreadable(f"cannot be parsed: {error}") from None
         try:
-            return ast.parse(repaired(text, first.lineno or 1))
+            return ast.parse(as_python3(text, first.lineno or 1))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise Unreadable(f"cannot be parsed: {first.msg}", first.lineno or 1) from None

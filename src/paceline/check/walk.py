@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.check.catalogue import LOCKS
-from paceline.check.declared import Function, Resource
+from paceline.check.declarations import Function, Resource
+from paceline.check.effects import Effect, effect_of, implicit_calls
 from paceline.check.graph import Node, expressions
-from paceline.check.marks import Mark, hidden, mark
 from paceline.check.module import Module
 from paceline.check.names import dotted, parent
 
@@ -34,7 +34,7 @@ State = tuple[Held, ...]
 
 
 class Event(NamedTuple):
-    mark: Mark
+    effect: Effect
     held: State
 
 
@@ -58,13 +58,13 @@ class Walker:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self._marks: dict[int, list[Mark]] = {}
+        self._effects: dict[int, list[Effect]] = {}
         self._walks: dict[int, Walk] = {}
 
-    def marks(self, fn: Function) -> list[Mark]:
-        if id(fn) not in self._marks:
-            self._marks[id(fn)] = [mark(call, fn, self.module) for call in fn.calls] + hidden(fn)
-        return self._marks[id(fn)]
+    def effects(self, fn: Function) -> list[Effect]:
+        if id(fn) not in self._effects:
+            self._effects[id(fn)] = [effect_of(call, fn, self.module) for call in fn.calls] + implicit_calls(fn)
+        return self._effects[id(fn)]
 
     def walk(self, fn: Function) -> Walk:
         if id(fn) not in self._walks:
@@ -73,22 +73,22 @@ class Walker:
         return self._walks[id(fn)]
 
     def _walk(self, fn: Function) -> Walk:
-        marks = self.marks(fn)
+        effects = self.effects(fn)
         around = self._decorators(fn)
         if (
             not around
-            and not any(m.kind in ("take", "try", "free") for m in marks)
+            and not any(m.kind in ("take", "try", "free") for m in effects)
             and not any(self._entered(item.context_expr, fn) for w in fn.withs for item in w.items)
         ):
-            return Walk([Event(m, ()) for m in marks])
+            return Walk([Event(m, ()) for m in effects])
         graph = fn.graph
         if graph is None:
-            return Walk([Event(m, ()) for m in marks], cut=True)
-        by_call = {id(m.node): m for m in marks}
+            return Walk([Event(m, ()) for m in effects], cut=True)
+        by_call = {id(m.node): m for m in effects}
         result = _Search(self, fn, by_call).run(graph.entry, graph.end, graph.failure, tuple(h for _, h in around))
-        result.events += [Event(Mark("take", node, held.resource), ()) for node, held in around]
-        seen = {id(event.mark) for event in result.events}
-        result.events += [Event(m, ()) for m in marks if id(m) not in seen]  # what no path reaches, or decorators
+        result.events += [Event(Effect("take", node, held.resource), ()) for node, held in around]
+        seen = {id(event.effect) for event in result.events}
+        result.events += [Event(m, ()) for m in effects if id(m) not in seen]  # what no path reaches, or decorators
         return result
 
     def _decorators(self, fn: Function) -> list[tuple[ast.expr, Held]]:
@@ -101,7 +101,7 @@ class Walker:
             given = next(iter(maker.parameters))
             for wrapper in maker.nested.values():
                 for event in self.walk(wrapper).events:
-                    called = event.mark.node.func if isinstance(event.mark.node, ast.Call) else None
+                    called = event.effect.node.func if isinstance(event.effect.node, ast.Call) else None
                     if isinstance(called, ast.Name) and called.id == given:
                         found += [
                             (decorator, self._of(fn, h)._replace(line=decorator.lineno, by_with=True))
@@ -112,8 +112,8 @@ class Walker:
     def _of(self, fn: Function, held: Held) -> Held:
         """A lock of the wrapper's first argument as the lock of the function's own object."""
         attribute = held.receiver.rpartition(".")[2]
-        own = self.module.of_class(fn.cls, attribute) if fn.cls is not None and held.receiver.count(".") == 1 else None
-        return held if own is None else held._replace(resource=own, receiver=f"{fn.me}.{attribute}")
+        own = self.module.attribute(fn.cls, attribute) if fn.cls is not None and held.receiver.count(".") == 1 else None
+        return held if own is None else held._replace(resource=own, receiver=f"{fn.self_name}.{attribute}")
 
     def _entered(self, context: ast.expr, fn: Function) -> list[Held]:
         """What entering a `with` takes: a lock, or whatever a context manager of this file holds at its yield."""
@@ -128,11 +128,11 @@ class Walker:
 
 
 class _Search:
-    def __init__(self, walker: Walker, fn: Function, by_call: dict[int, Mark]) -> None:
+    def __init__(self, walker: Walker, fn: Function, by_call: dict[int, Effect]) -> None:
         self.walker, self.fn, self.by_call = walker, fn, by_call
         self.result = Walk()
-        self.at: dict[int, list[Mark]] = {}
-        self.told: set[tuple[int, State]] = set()
+        self.at: dict[int, list[Effect]] = {}
+        self.reported: set[tuple[int, State]] = set()
 
     def run(self, entry: Node, end: Node, failure: Node, start: State) -> Walk:
         todo: list[tuple[Node, State, int]] = [(entry, start, 0)]
@@ -182,8 +182,8 @@ class _Search:
             gone = [(h.resource.id, h.line) for h in self.walker._entered(item.context_expr, self.fn)]
             return tuple(h for h in state if (h.resource.id, h.line) not in gone or not h.by_with), None
         tried: Held | None = None
-        for found in self._marks_at(node):
-            self._tell(found, state)
+        for found in self._effects_at(node):
+            self._report(found, state)
             resource = found.resource
             if resource is None or found.kind in ("call", "wait"):
                 continue
@@ -199,20 +199,20 @@ class _Search:
             item = node.syntax
             assert isinstance(item, ast.withitem)
             for held in self.walker._entered(item.context_expr, self.fn):
-                self._tell(self._enter_mark(item, held), state)
+                self._report(self._enter_effect(item, held), state)
                 if held not in state:
                     state = (*state, held)
         if self.fn.generator and node.syntax is not None and _yields(node):
             self.result.at_yield = state
         return state, tried
 
-    def _enter_mark(self, item: ast.withitem, held: Held) -> Mark:
+    def _enter_effect(self, item: ast.withitem, held: Held) -> Effect:
         key = id(item) ^ hash(held.resource.id)
         if key not in self.at:
-            self.at[key] = [Mark("take", item.context_expr, held.resource)]
+            self.at[key] = [Effect("take", item.context_expr, held.resource)]
         return self.at[key][0]
 
-    def _marks_at(self, node: Node) -> list[Mark]:
+    def _effects_at(self, node: Node) -> list[Effect]:
         syntax = expressions(node)
         if syntax is None:
             return []
@@ -220,10 +220,10 @@ class _Search:
             self.at[id(syntax)] = [m for part in _parts(syntax) if (m := self.by_call.get(id(part)))]
         return self.at[id(syntax)]
 
-    def _tell(self, found: Mark, state: State) -> None:
+    def _report(self, found: Effect, state: State) -> None:
         key = (id(found), state)
-        if key not in self.told:
-            self.told.add(key)
+        if key not in self.reported:
+            self.reported.add(key)
             self.result.events.append(Event(found, state))
 
 

@@ -50,7 +50,7 @@ def _result(finding: Finding) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": finding.rule,
         "level": "error" if finding.confidence >= 0.8 else "warning",
-        "message": {"text": f"{finding.message}\n{finding.told()}"},
+        "message": {"text": f"{finding.message}\n{finding.explanation()}"},
         "locations": [_location(finding.path, finding.line, finding.column)],
         "partialFingerprints": {"paceline/v1": finding.fingerprint},
         "rank": round(100 * finding.confidence, 1),

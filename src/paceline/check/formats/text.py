@@ -11,5 +11,5 @@ def text(report: Report) -> str:
     blocks = []
     for finding in report.findings:
         head = f"{finding.path}:{finding.line}:{finding.column}: {finding.rule} {finding.message}"
-        blocks.append(head + "\n" + textwrap.indent(finding.told(), "  "))
+        blocks.append(head + "\n" + textwrap.indent(finding.explanation(), "  "))
     return "\n\n".join(blocks)

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import ASYNC_LOCKS
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
@@ -22,15 +22,19 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         if not fn.asynchronous:
             continue
-        told: set[str] = set()
-        for mark, held in facts.events(fn):
-            at = parent(mark.node)
-            if not isinstance(at, ast.Await) or mark.kind == "take":
+        reported: set[str] = set()
+        for effect, held in facts.events(fn):
+            at = parent(effect.node)
+            if not isinstance(at, ast.Await) or effect.kind == "take":
                 continue
             for lock, line, *_ in held:
-                if lock.kind not in ASYNC_LOCKS and lock.id not in told and (lock.sure or not _async_with(line, fn)):
-                    told.add(lock.id)
-                    yield _tell(fn, at, lock.id, line, 0.9 if lock.sure else 0.65)
+                if (
+                    lock.kind not in ASYNC_LOCKS
+                    and lock.id not in reported
+                    and (lock.sure or not _async_with(line, fn))
+                ):
+                    reported.add(lock.id)
+                    yield _report(fn, at, lock.id, line, 0.9 if lock.sure else 0.65)
 
 
 def _async_with(line: int, fn: Function) -> bool:
@@ -40,7 +44,7 @@ def _async_with(line: int, fn: Function) -> bool:
     return any(a.lineno == line for a in fn.awaits)
 
 
-def _tell(fn: Function, at: ast.Await, lock: str, line: int, confidence: float) -> Finding:
+def _report(fn: Function, at: ast.Await, lock: str, line: int, confidence: float) -> Finding:
     return finding(
         at,
         fn,

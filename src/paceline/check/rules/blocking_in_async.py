@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -23,26 +23,26 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         if not fn.asynchronous:
             continue
-        for mark in facts.walker.marks(fn):
-            resource = mark.resource
+        for effect in facts.walker.effects(fn):
+            resource = effect.resource
             if (
-                mark.kind != "wait"
-                or mark.timeout
+                effect.kind != "wait"
+                or effect.timeout
                 or resource is None
                 or not resource.sure
                 or resource.kind not in KINDS
             ):
                 continue
-            if isinstance(parent(mark.node), ast.Await) or _is_done(mark.node, fn.calls):
+            if isinstance(parent(effect.node), ast.Await) or _is_done(effect.node, fn.calls):
                 continue
             yield finding(
-                mark.node,
+                effect.node,
                 fn,
-                f"{said(mark.node)} in a coroutine stops the event loop until "
-                f"{mark.waits_for.replace(' to ', ' has come to ')}: if that takes a task of this loop, it never will",
+                f"{text_of(effect.node)} in a coroutine stops the event loop until "
+                f"{effect.waits_for.replace(' to ', ' has come to ')}: if that takes a task of this loop, it never will",
                 [
-                    Step("the loop", mark.line, f"runs {fn.qualname}, which waits for {mark.waits_for}"),
-                    Step("the others", mark.line, "cannot run, since their loop stands still"),
+                    Step("the loop", effect.line, f"runs {fn.qualname}, which waits for {effect.waits_for}"),
+                    Step("the others", effect.line, "cannot run, since their loop stands still"),
                 ],
                 "await it in a thread (asyncio.to_thread, loop.run_in_executor), or use asyncio's own",
                 resource.id,

@@ -12,10 +12,10 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import CALLBACK_WORDS
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import Effect, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import Mark, said
-from paceline.check.names import dotted, last
+from paceline.check.names import dotted, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -24,32 +24,34 @@ COMPLETES = ("set_result", "set_exception", "set_running_or_notify_cancel")
 
 def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
-        told: set[str] = set()
-        for mark, held in facts.events(fn):
+        reported: set[str] = set()
+        for effect, held in facts.events(fn):
             locks = [
-                h for h in held if h.resource.sure and h.resource.kind in ("Lock", "RLock") and not h.resource.many
+                h
+                for h in held
+                if h.resource.sure and h.resource.kind in ("Lock", "RLock") and not h.resource.one_of_several
             ]
-            if not locks or mark.kind != "call" or mark.callee is not None:
+            if not locks or effect.kind != "call" or effect.callee is not None:
                 continue
-            what = _stranger(mark, fn, facts)
-            first = next((h for h in locks if h.resource.once or what == "the callbacks of a future"), None)
-            if not what or first is None or first.resource.id in told:
+            what = _stranger(effect, fn, facts)
+            first = next((h for h in locks if h.resource.non_reentrant or what == "the callbacks of a future"), None)
+            if not what or first is None or first.resource.id in reported:
                 continue
             other = next(
                 (f for f in facts.module.functions if f is not fn and _enters(f, first.resource.id, facts)), None
             )
             if other is None:
                 continue
-            told.add(first.resource.id)
+            reported.add(first.resource.id)
             lock = first.resource
             yield finding(
-                mark.node,
+                effect.node,
                 fn,
-                f"{said(mark.node)} runs {what} with {lock.id} held; if they come back here, or wait for a "
+                f"{text_of(effect.node)} runs {what} with {lock.id} held; if they come back here, or wait for a "
                 "thread that does, nobody goes on",
                 [
                     Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
-                    Step("thread A", mark.line, f"calls {said(mark.node)}: {what}"),
+                    Step("thread A", effect.line, f"calls {text_of(effect.node)}: {what}"),
                     Step("thread A", other.line, f"they call {other.qualname}, which waits for {lock.id}"),
                 ],
                 "copy what is needed under the lock, and call it after the lock is released",
@@ -64,14 +66,14 @@ def _enters(fn: Function, lock: str, facts: Facts) -> bool:
     )
 
 
-def _stranger(mark: Mark, fn: Function, facts: Facts) -> str:
-    call = mark.node
+def _stranger(effect: Effect, fn: Function, facts: Facts) -> str:
+    call = effect.node
     assert isinstance(call, ast.Call)
-    name = last(call.func).lower()
+    name = short_name(call.func).lower()
     if name in COMPLETES:
         return "the callbacks of a future"
     if name == "cancel" and isinstance(call.func, ast.Attribute) and "add_done_callback" in _words(facts):
-        receiver = last(call.func.value).lower()
+        receiver = short_name(call.func.value).lower()
         if receiver in ("f", "fut", "future") or "future" in receiver:
             return "the callbacks of a future"
     if name.endswith(CALLBACK_WORDS) and not _is_plain(call.func, fn):
@@ -91,11 +93,13 @@ def _is_plain(function: ast.expr, fn: Function) -> bool:
     if isinstance(function, ast.Name):
         return not any(function.id in scope.parameters or function.id in scope.bound for scope in fn.scopes())
     owner = function.value if isinstance(function, ast.Attribute) else None
-    return not (isinstance(owner, ast.Name) and owner.id == fn.me) or _is_method(function, fn)
+    return not (isinstance(owner, ast.Name) and owner.id == fn.self_name) or _is_method(function, fn)
 
 
 def _is_method(function: ast.expr, fn: Function) -> bool:
-    return fn.cls is not None and (fn.cls.method(last(function)) is not None or last(function) not in fn.cls.values)
+    return fn.cls is not None and (
+        fn.cls.method(short_name(function)) is not None or short_name(function) not in fn.cls.values
+    )
 
 
 def _words(facts: Facts) -> set[str]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, catches, is_shared, of_class, of_globals, own_locks
+from paceline.check.accesses import Access, accesses_of_class, accesses_of_globals, is_caught, is_shared, own_locks
 from paceline.check.catalogue import ASYNC_LOCKS
-from paceline.check.declared import Class, Function
+from paceline.check.declarations import Class, Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, inside, last, parent
+from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -23,11 +23,11 @@ def find(facts: Facts) -> Iterator[Finding]:
     for cls in facts.module.classes.values():
         if not is_shared(cls, facts):
             continue
-        for accesses in of_class(cls, facts).values():
+        for accesses in accesses_of_class(cls, facts).values():
             yield from _vanishes(accesses, facts)
             yield from _removed(accesses, cls)
             yield from _filled(accesses, cls)
-    for accesses in of_globals(facts).values():
+    for accesses in accesses_of_globals(facts).values():
         yield from _filled(accesses, None)
     yield from _locked(facts)
 
@@ -36,28 +36,30 @@ def _locked(facts: Facts) -> Iterator[Finding]:
     """`if not lock.locked(): lock.acquire()`."""
     for fn in facts.module.functions:
         for test in fn.tests:
-            asked = next((n for n in ast.walk(test.test) if isinstance(n, ast.Call) and last(n.func) == "locked"), None)
+            asked = next(
+                (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) == "locked"), None
+            )
             if asked is None or not isinstance(test, ast.If) or not isinstance(asked.func, ast.Attribute):
                 continue
             lock = facts.module.resource(asked.func.value, fn)
             if lock is None or lock.kind in ASYNC_LOCKS:
                 continue
-            for mark in facts.walker.marks(fn):
+            for effect in facts.walker.effects(fn):
                 if (
-                    mark.kind == "take"
-                    and mark.resource is not None
-                    and mark.resource.id == lock.id
-                    and inside(mark.node, ast.If) is test
+                    effect.kind == "take"
+                    and effect.resource is not None
+                    and effect.resource.id == lock.id
+                    and enclosing(effect.node, ast.If) is test
                 ):
                     yield finding(
-                        mark.node,
+                        effect.node,
                         fn,
                         f"{lock.id} is asked whether it is taken (line {test.lineno}), and then taken: "
                         "another thread may take it in between, and this one waits after all",
                         [
                             Step("thread A", test.lineno, f"finds {lock.id} free"),
-                            Step("thread B", mark.line, "takes it"),
-                            Step("thread A", mark.line, "waits for it"),
+                            Step("thread B", effect.line, "takes it"),
+                            Step("thread A", effect.line, "waits for it"),
                         ],
                         "use acquire(blocking=False), which asks and takes in one step",
                         lock.id,
@@ -74,7 +76,7 @@ def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
     for access in accesses:
         if access.kind != "grow" or access.locks or not common:
             continue
-        test = inside(access.node, ast.If)
+        test = enclosing(access.node, ast.If)
         subscript = parent(access.node)
         if not isinstance(test, ast.If) or not isinstance(subscript, ast.Subscript):
             continue
@@ -105,19 +107,19 @@ def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     gone = [a for a in accesses if a.kind == "none"]
     if not gone:
         return
-    told: set[bool] = set()  # one place in a thread and one outside of it are enough of a thing
+    reported: set[bool] = set()  # one place in a thread and one outside of it are enough of a thing
     for access in accesses:
         test = _test(access.node)
-        if test is None or access.changes or bool(facts.threads_of(access.fn)) in told:
+        if test is None or access.changes or bool(facts.threads_of(access.fn)) in reported:
             continue
         use = next((a for a in accesses if a.fn is access.fn and a is not access and _used_in(a, test)), None)
-        if use is None or catches(use.node, "AttributeError", "TypeError"):
+        if use is None or is_caught(use.node, "AttributeError", "TypeError"):
             continue
         other = next(
             (a for a in gone if _meet(a.fn, access.fn, facts) and not a.locks & access.locks & use.locks), None
         )
         if other is not None:
-            told.add(bool(facts.threads_of(access.fn)))
+            reported.add(bool(facts.threads_of(access.fn)))
             yield finding(
                 use.node,
                 access.fn,
@@ -181,15 +183,15 @@ def _removed(accesses: list[Access], cls: Class) -> Iterator[Finding]:
     """An item read without the lock under which items are removed."""
     removals = [a for a in accesses if a.kind == "shrink" and a.locks]
     if any(a.kind == "grow" and not a.locks for a in accesses):
-        return  # told by the one that fills it
+        return  # reported by the one that fills it
     if not removals or any(a.kind == "shrink" and not a.locks for a in accesses):
         return
     guard = frozenset(own_locks(frozenset.intersection(*(a.locks for a in removals)), cls))
-    told: set[int] = set()
+    reported: set[int] = set()
     for access in accesses:
-        if access.kind != "item" or access.locks & guard or not guard or id(access.fn) in told:
+        if access.kind != "item" or access.locks & guard or not guard or id(access.fn) in reported:
             continue
-        if catches(access.node, "KeyError", "IndexError", "LookupError"):
+        if is_caught(access.node, "KeyError", "IndexError", "LookupError"):
             continue
         subscript = parent(access.node)
         assert isinstance(subscript, ast.Subscript)
@@ -197,7 +199,7 @@ def _removed(accesses: list[Access], cls: Class) -> Iterator[Finding]:
             continue
         if not _looked_up(subscript, access):
             continue
-        told.add(id(access.fn))
+        reported.add(id(access.fn))
         lock = min(guard)
         removal = removals[0]
         yield finding(

@@ -11,11 +11,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import last
+from paceline.check.names import short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, Root, led
+from paceline.check.summaries import Facts, Root, call_steps
 from paceline.check.walk import Event
 
 RUNS = {"del": "a destructor or weak reference's callback", "gc": "a callback of the garbage collector"}
@@ -28,10 +28,10 @@ def find(facts: Facts) -> Iterator[Finding]:
         for take in facts.takes(root.function).values():
             lock = take.resource
             own = root.function.name == "__del__" and take.same and not _shared(lock.id, facts)
-            if lock.once and lock.sure and not lock.many and not own:
+            if lock.non_reentrant and lock.sure and not lock.one_of_several and not own:
                 other = _elsewhere(lock.id, root.function, facts)
                 if other is not None:
-                    yield _tell(root, take.steps, lock.id, other)
+                    yield _report(root, take.steps, lock.id, other)
         yield from _queues(root, facts)
 
 
@@ -46,14 +46,14 @@ def _elsewhere(lock: str, fn: Function, facts: Facts) -> tuple[Function, Event] 
     for other in facts.module.functions:
         if other is not fn:
             for event in facts.events(other):
-                if event.mark.kind == "call" and any(h.resource.id == lock for h in event.held):
+                if event.effect.kind == "call" and any(h.resource.id == lock for h in event.held):
                     return other, event
     return None
 
 
 def _queues(root: Root, facts: Facts) -> Iterator[Finding]:
     for call in root.function.calls:
-        if last(call.func) in ("put", "get", "put_nowait", "get_nowait") and isinstance(call.func, ast.Attribute):
+        if short_name(call.func) in ("put", "get", "put_nowait", "get_nowait") and isinstance(call.func, ast.Attribute):
             found = facts.module.resource(call.func.value, root.function)
             own = root.function.name == "__del__" and found is not None and not _shared(found.id, facts)
             if found is not None and found.kind == "Queue" and not own:
@@ -74,7 +74,7 @@ def _queues(root: Root, facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def _tell(
+def _report(
     root: Root, steps: tuple[tuple[Function, ast.expr], ...], lock: str, other: tuple[Function, Event]
 ) -> Finding:
     fn, event = other
@@ -87,8 +87,8 @@ def _tell(
         f"{held.line}), the thread waits for itself",
         [
             Step("thread A", held.line, f"{fn.qualname} takes {lock}"),
-            Step("thread A", event.mark.line, "an object dies here, and Python runs what is to run then"),
-            *led("thread A", steps, f"waits for {lock}, which its own thread holds"),
+            Step("thread A", event.effect.line, "an object dies here, and Python runs what is to run then"),
+            *call_steps("thread A", steps, f"waits for {lock}, which its own thread holds"),
         ],
         "leave the work to a thread (put it in a queue.SimpleQueue), or make the lock re-entrant and the data bear it",
         lock,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
@@ -30,14 +30,14 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield finding(
                 found.call,
                 fn,
-                f"{said(found.call)} runs in a thread, and {said(outside[1].call)} at line "
+                f"{text_of(found.call)} runs in a thread, and {text_of(outside[1].call)} at line "
                 f"{outside[1].call.lineno} outside of it, both in the default group: their order differs between ranks",
                 [
-                    Step("rank 0", found.call.lineno, f"its thread calls {said(found.call)} first"),
-                    Step("rank 1", outside[1].call.lineno, f"its main thread calls {said(outside[1].call)} first"),
+                    Step("rank 0", found.call.lineno, f"its thread calls {text_of(found.call)} first"),
+                    Step("rank 1", outside[1].call.lineno, f"its main thread calls {text_of(outside[1].call)} first"),
                 ],
                 "give the thread a group of its own (new_group), made by all ranks before it starts",
-                said(found.call),
+                text_of(found.call),
                 0.6,
             )
             return

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -36,10 +36,10 @@ def find(facts: Facts) -> Iterator[Finding]:
                     free.node,
                     fn,
                     f"{lock} is released here and taken again at line {again.line}, but {caller.qualname} "
-                    f"holds it around the call at line {event.mark.line}",
+                    f"holds it around the call at line {event.effect.line}",
                     [
                         Step("thread A", held.line, f"{caller.qualname} takes {lock} for a whole block"),
-                        Step("thread A", event.mark.line, f"calls {said(event.mark.node)}"),
+                        Step("thread A", event.effect.line, f"calls {text_of(event.effect.node)}"),
                         Step("thread A", free.line, f"{fn.qualname} releases {lock}"),
                         Step("thread B", held.line, "takes it, and changes what thread A is in the middle of"),
                     ],

@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import catches
+from paceline.check.accesses import is_caught
 from paceline.check.catalogue import RANK_CALLS
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import dotted, inside, is_constant, keyword, last
+from paceline.check.names import dotted, enclosing, is_constant, keyword, short_name
 from paceline.check.ranks import condition
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -31,7 +31,9 @@ def find(facts: Facts) -> Iterator[Finding]:
         for test in fn.tests:
             if not isinstance(test, ast.If):
                 continue
-            asked = next((n for n in ast.walk(test.test) if isinstance(n, ast.Call) and last(n.func) in ASKS), None)
+            asked = next(
+                (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS), None
+            )
             if asked is None or _one_rank(test, fn, facts) or facts.held_at(test, fn):
                 continue
             if ranks is None:
@@ -41,17 +43,17 @@ def find(facts: Facts) -> Iterator[Finding]:
             path = ast.unparse(asked.args[0]) if asked.args else dotted(getattr(asked.func, "value", asked))
             for call in fn.calls:
                 if (
-                    inside(call, ast.If) is test
+                    enclosing(call, ast.If) is test
                     and _makes(call, path, ranks)
-                    and not catches(call, "FileExistsError", "FileNotFoundError", "OSError")
+                    and not is_caught(call, "FileExistsError", "FileNotFoundError", "OSError")
                 ):
-                    yield _tell(fn, test, call, path)
+                    yield _report(fn, test, call, path)
 
 
 def _ranks(facts: Facts) -> bool:
     """Whether this file runs on all ranks of a job at once: it asks which it is, or calls an operation of all."""
     return any(
-        last(c.func) in RANK_CALLS or facts.sequences.collective(c, fn)
+        short_name(c.func) in RANK_CALLS or facts.sequences.collective(c, fn)
         for fn in facts.module.functions
         for c in fn.calls
     )
@@ -67,13 +69,13 @@ def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
         parts = around.test.values if isinstance(around.test, ast.BoolOp) else [around.test]
         if any(condition(part, fn, facts.module) is not None for part in parts):
             return True
-        around = inside(around, ast.If)  # type: ignore[assignment]
+        around = enclosing(around, ast.If)  # type: ignore[assignment]
     return False
 
 
 def _makes(call: ast.Call, path: str, ranks: bool) -> bool:
     """Makes the very path; among ranks, also removes or writes it."""
-    name = last(call.func)
+    name = short_name(call.func)
     places = [ast.unparse(a) for a in call.args] + [dotted(getattr(call.func, "value", call.func))]
     if name in MAKES:
         return path in places and not is_constant(keyword(call, "exist_ok"), True)
@@ -84,18 +86,18 @@ def _makes(call: ast.Call, path: str, ranks: bool) -> bool:
     return name in ("save", "savez", "dump") and path in places[:2] and len(call.args) > 1
 
 
-def _tell(fn: Function, test: ast.If, call: ast.Call, path: str) -> Finding:
-    removes, makes = last(call.func) in REMOVES, last(call.func) in MAKES
+def _report(fn: Function, test: ast.If, call: ast.Call, path: str) -> Finding:
+    removes, makes = short_name(call.func) in REMOVES, short_name(call.func) in MAKES
     remedy = "missing_ok=True, or ignore_errors=True" if removes else "exist_ok=True" if makes else ""
     return finding(
         call,
         fn,
-        f"{path} is looked for (line {test.lineno}), and then comes {said(call)}: when two processes look at "
+        f"{path} is looked for (line {test.lineno}), and then comes {text_of(call)}: when two processes look at "
         "once, the second fails, or spoils what the first has done",
         [
             Step("rank 0", test.lineno, f"looks for {path}"),
             Step("rank 1", test.lineno, "looks too, and finds the same"),
-            Step("rank 0", call.lineno, f"calls {said(call)}"),
+            Step("rank 0", call.lineno, f"calls {text_of(call)}"),
             Step(
                 "rank 1",
                 call.lineno,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, ends, of_class, own_locks
-from paceline.check.declared import Class
+from paceline.check.accesses import Access, accesses_of_class, is_teardown, own_locks
+from paceline.check.declarations import Class
 from paceline.check.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -17,7 +17,7 @@ from paceline.check.summaries import Facts
 
 def find(facts: Facts) -> Iterator[Finding]:
     for cls in facts.module.classes.values():
-        for accesses in of_class(cls, facts).values():
+        for accesses in accesses_of_class(cls, facts).values():
             yield from _changes(accesses, cls)
 
 
@@ -29,11 +29,16 @@ def _changes(accesses: list[Access], cls: Class) -> Iterator[Finding]:
         return
     common = own_locks(frozenset.intersection(*(a.locks for a in guarded)), cls)
     access = bare[0]
-    if common and not access.fn.name.startswith("_") and not access.fn.name.endswith("locked") and not ends(access.fn):
-        yield _tell(access, guarded[0], min(common))
+    if (
+        common
+        and not access.fn.name.startswith("_")
+        and not access.fn.name.endswith("locked")
+        and not is_teardown(access.fn)
+    ):
+        yield _report(access, guarded[0], min(common))
 
 
-def _tell(access: Access, guarded: Access, lock: str) -> Finding:
+def _report(access: Access, guarded: Access, lock: str) -> Finding:
     return finding(
         access.node,
         access.fn,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Class, Function
+from paceline.check.declarations import Class, Function
 from paceline.check.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -26,7 +26,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         if not asks or not any(isinstance(n, ast.Compare) and _has_pid(n) for fn in asks for n in ast.walk(fn.node)):
             continue
         for attribute, values in cls.values.items():
-            made = [(m, fn) for value, fn in values if (m := module.made(value, fn))]
+            made = [(m, fn) for value, fn in values if (m := module.constructed(value, fn))]
             if not made or made[0][0][0] not in ("Lock", "RLock", "Condition"):
                 continue
             (_kind, call), maker = made[0]
@@ -39,7 +39,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             lock = f"{cls.name}.{attribute}"
             taker = next((fn for fn in cls.methods.values() if lock in facts.takes(fn)), None)
             if taker is not None:
-                yield _tell(call, maker, asks[0], taker, lock, facts)
+                yield _report(call, maker, asks[0], taker, lock, facts)
 
 
 def _globals(facts: Facts) -> Iterator[Finding]:
@@ -49,12 +49,12 @@ def _globals(facts: Facts) -> Iterator[Finding]:
         if not _asks(fn, facts) or not any(isinstance(n, ast.Compare) and _has_pid(n) for n in ast.walk(fn.node)):
             continue
         for lock, take in facts.takes(fn).items():
-            made = facts.module.made(top.bound[lock], top) if lock in top.bound else None
+            made = facts.module.constructed(top.bound[lock], top) if lock in top.bound else None
             again = any(lock in other.globals for other in facts.module.functions if other is not top)
             if made is None or again or not take.resource.sure:
                 continue
             if facts.module.canonical(made[1].func).startswith(("threading.", "_thread.")):
-                yield _tell(made[1], top, fn, fn, lock, facts)
+                yield _report(made[1], top, fn, fn, lock, facts)
 
 
 def _asks(fn: Function, facts: Facts) -> bool:
@@ -76,7 +76,7 @@ def _again(maker: Function, cls: Class) -> bool:
     )
 
 
-def _tell(call: ast.Call, maker: Function, asks: Function, taker: Function, lock: str, facts: Facts) -> Finding:
+def _report(call: ast.Call, maker: Function, asks: Function, taker: Function, lock: str, facts: Facts) -> Finding:
     take = facts.takes(taker)[lock].steps[-1][1]
     return finding(
         call,

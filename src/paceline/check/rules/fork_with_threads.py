@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.check.findings import Finding, Step
-from paceline.check.names import last
+from paceline.check.names import short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     started = next((r for r in facts.roots if r.kind == "thread" and not r.alone), None)
-    made = [c for fn in facts.module.functions for c in fn.calls if facts.module.kind_made(c, fn) == "Thread"]
+    made = [c for fn in facts.module.functions for c in fn.calls if facts.module.constructed_kind(c, fn) == "Thread"]
     if started is None and not made:
         return
     line = started.line if started is not None else made[0].lineno
     for fn in facts.module.functions:
-        if any(last(c.func).startswith(("exec", "spawn")) and c.lineno > fn.line for c in fn.calls):
+        if any(short_name(c.func).startswith(("exec", "spawn")) and c.lineno > fn.line for c in fn.calls):
             continue
         for call in fn.calls:
             if facts.module.canonical(call.func) in ("os.fork", "os.forkpty", "pty.fork"):

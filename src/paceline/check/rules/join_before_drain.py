@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import has_timeout
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import has_timeout
-from paceline.check.names import dotted, keyword, last
+from paceline.check.names import dotted, keyword, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
@@ -23,7 +23,7 @@ READS = ("get", "get_nowait", "recv", "recv_bytes")
 
 def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
-        started = [c for c in fn.calls if facts.module.kind_made(c, fn) == "Process"]
+        started = [c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process"]
         for queue, made in _given(started, fn, facts).items():
             join = next((c for c in fn.calls if c.lineno > made.lineno and _joins(c, fn, facts)), None)
             if join is None:
@@ -31,11 +31,13 @@ def find(facts: Facts) -> Iterator[Finding]:
             uses = [c for c in fn.calls if c not in started and _touches(c, queue)]
             reads = [c.lineno for c in uses if isinstance(c.func, ast.Attribute) and c.func.attr in READS]
             if any(
-                c.lineno <= join.lineno for c in uses if c.lineno not in reads and last(c.func) not in ("put", "close")
+                c.lineno <= join.lineno
+                for c in uses
+                if c.lineno not in reads and short_name(c.func) not in ("put", "close")
             ):
                 continue
             if reads and min(reads) > join.lineno:
-                yield _tell(fn, join, queue, made, min(reads))
+                yield _report(fn, join, queue, made, min(reads))
 
 
 def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast.Call]:
@@ -92,7 +94,7 @@ def _holds_processes(name: str, fn: Function, facts: Facts) -> bool:
             if found is not None and found.kind == "Process":
                 return True
             inside += [given] if isinstance(given, ast.Call) else []
-    return any(facts.module.kind_made(call, fn) == "Process" for call in inside)
+    return any(facts.module.constructed_kind(call, fn) == "Process" for call in inside)
 
 
 def _touches(call: ast.Call, queue: str) -> bool:
@@ -101,7 +103,7 @@ def _touches(call: ast.Call, queue: str) -> bool:
     return any(dotted(a) == queue for a in (*call.args, *(k.value for k in call.keywords)))
 
 
-def _tell(fn: Function, join: ast.Call, queue: str, started: ast.Call, read: int) -> Finding:
+def _report(fn: Function, join: ast.Call, queue: str, started: ast.Call, read: int) -> Finding:
     return finding(
         join,
         fn,

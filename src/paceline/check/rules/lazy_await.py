@@ -10,9 +10,9 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import ASYNC_LOCKS
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, inside
+from paceline.check.names import dotted, enclosing
 from paceline.check.rules.lazy_start import PLAIN, absent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -26,7 +26,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             name = absent(test.test) if isinstance(test, ast.If) else ""
             if (
                 not name
-                or not ((name.startswith(fn.me + ".") and fn.me) or name in fn.globals)
+                or not ((name.startswith(fn.self_name + ".") and fn.self_name) or name in fn.globals)
                 or _locked(test, fn, facts)
             ):
                 continue
@@ -36,21 +36,21 @@ def find(facts: Facts) -> Iterator[Finding]:
                     and dotted(statement.targets[0]) == name
                     and isinstance(statement.value, ast.Await)
                 ):
-                    yield _tell(fn, test, statement, name)
+                    yield _report(fn, test, statement, name)
 
 
 def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
-    around = inside(test, ast.AsyncWith)
+    around = enclosing(test, ast.AsyncWith)
     while isinstance(around, ast.AsyncWith):
         for item in around.items:
             lock = facts.module.resource(item.context_expr, fn)
             if lock is not None and (lock.kind in ASYNC_LOCKS or not lock.sure):
                 return True
-        around = inside(around, ast.AsyncWith)
+        around = enclosing(around, ast.AsyncWith)
     return bool(facts.held_at(test, fn))
 
 
-def _tell(fn: Function, test: ast.If | ast.While, made: ast.Assign, name: str) -> Finding:
+def _report(fn: Function, test: ast.If | ast.While, made: ast.Assign, name: str) -> Finding:
     return finding(
         made,
         fn,

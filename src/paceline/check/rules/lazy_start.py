@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.accesses import BEGINNINGS, is_shared
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted
 from paceline.check.rules.rule import Rule, finding
@@ -54,8 +54,12 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
         return
     for statement in test.body:
         call = statement.value if isinstance(statement, ast.Expr) else None
-        if isinstance(call, ast.Call) and dotted(call.func) == f"{fn.me}.start" and fn.cls.method("start") is None:
-            yield _tell(
+        if (
+            isinstance(call, ast.Call)
+            and dotted(call.func) == f"{fn.self_name}.start"
+            and fn.cls.method("start") is None
+        ):
+            yield _report(
                 call,
                 fn,
                 "the thread is started at its first use",
@@ -76,7 +80,7 @@ def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
         return
     made = next((s for s in within.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
     if made is not None and not isinstance(within.body[0], ast.If):
-        yield _tell(
+        yield _report(
             made,
             fn,
             f"{name} is made under {lock.id}, without looking again whether it is there by now",
@@ -99,18 +103,20 @@ def absent(test: ast.expr) -> str:
 def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """A thread of an object that has a lock, started at first use without it."""
     name = absent(test.test)
-    if not name or fn.cls is None or not name.startswith(fn.me + ".") or fn.name.strip("_").startswith(PLAIN):
+    if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or fn.name.strip("_").startswith(PLAIN):
         return
     if not is_shared(fn.cls, facts) or (fn.name.startswith("_") and facts.guards(fn)):
         return
     has_lock = any(
-        (m := facts.module.made(v, f)) and m[0] in ("Lock", "RLock") for vs in fn.cls.values.values() for v, f in vs
+        (m := facts.module.constructed(v, f)) and m[0] in ("Lock", "RLock")
+        for vs in fn.cls.values.values()
+        for v, f in vs
     )
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name and has_lock:
-            made = facts.module.made(statement.value, fn)
+            made = facts.module.constructed(statement.value, fn)
             if made is not None and made[0] == "Thread":
-                yield _tell(
+                yield _report(
                     statement,
                     fn,
                     f"{name} is made and started at its first use, without the object's lock",
@@ -120,7 +126,7 @@ def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def _tell(at: ast.AST, fn: Function, what: str, asked: str, about: str, confidence: float) -> Finding:
+def _report(at: ast.AST, fn: Function, what: str, asked: str, about: str, confidence: float) -> Finding:
     line = getattr(at, "lineno", fn.line)
     return finding(
         at,

@@ -10,10 +10,10 @@ import ast
 from collections.abc import Iterator
 from typing import TypeGuard
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import inside, last
+from paceline.check.names import enclosing, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.sequences import Item, flattened
@@ -29,7 +29,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         for difference in facts.sequences.differences(fn):
             if difference.exit and difference.missed:
                 dies = difference.exit == "raise"
-                yield _tell(
+                yield _report(
                     fn,
                     difference.test,
                     difference.missed[0],
@@ -55,12 +55,12 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
                 missed = sequences.missed(test, fn, asked[0])
                 if (
                     _leaves(node)
-                    and inside(node, ast.If) is not test
+                    and enclosing(node, ast.If) is not test
                     and missed
                     and not _is_caught(node, test)
                     and not _is_assertion(node)
                 ):
-                    yield _tell(
+                    yield _report(
                         fn,
                         node,
                         missed[0],
@@ -73,7 +73,7 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
 def _leaves(node: ast.AST) -> TypeGuard[ast.Raise | ast.Expr]:
     """A raise, or `sys.exit()`."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        return last(node.value.func) in ("exit", "_exit")
+        return short_name(node.value.func) in ("exit", "_exit")
     return isinstance(node, ast.Raise)
 
 
@@ -82,11 +82,11 @@ def _is_assertion(node: ast.Raise | ast.Expr) -> bool:
     if isinstance(node, ast.Expr):
         return False
     raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-    return raised is None or last(raised) in ("AssertionError", "NotImplementedError", "TypeError")
+    return raised is None or short_name(raised) in ("AssertionError", "NotImplementedError", "TypeError")
 
 
 def _is_caught(node: ast.AST, test: ast.If) -> bool:
-    around = inside(node, ast.Try)
+    around = enclosing(node, ast.Try)
     return isinstance(around, ast.Try) and around.lineno > test.lineno and bool(around.handlers)
 
 
@@ -105,19 +105,19 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
         missed = [i for i in usual if getattr(i.at, "lineno", 0) > (node.end_lineno or 0) and i not in reached]
         if missed:
             how = type(final).__name__.lower()
-            yield _tell(fn, final, missed[0], f"an exception that only one rank sees makes it {how}", 0.65)
+            yield _report(fn, final, missed[0], f"an exception that only one rank sees makes it {how}", 0.65)
 
 
 def _broad(handler: ast.ExceptHandler) -> bool:
     if handler.type is None:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(last(kind) in ITS_OWN for kind in kinds)
+    return any(short_name(kind) in ITS_OWN for kind in kinds)
 
 
-def _tell(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Finding:
+def _report(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Finding:
     line = getattr(item.at, "lineno", at.lineno)
-    by = said(item.at) if isinstance(item.at, ast.Call) else item.name
+    by = text_of(item.at) if isinstance(item.at, ast.Call) else item.name
     return finding(
         at,
         fn,

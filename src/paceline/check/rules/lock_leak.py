@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import Effect
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import Mark
-from paceline.check.names import inside
+from paceline.check.names import enclosing
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.walk import Leak
@@ -28,12 +28,12 @@ def find(facts: Facts) -> Iterator[Finding]:
         walk = facts.walk(fn)
         if walk.cut or not walk.leaks:
             continue
-        told: set[str] = set()
+        reported: set[str] = set()
         dropped = facts.drops(fn)  # taken back at the end, since the caller expects it so
         for leak in sorted(walk.leaks, key=lambda leak: (leak.raised, leak.line)):
             lock = leak.held.resource
             if (
-                lock.id in told
+                lock.id in reported
                 or (lock.id in dropped and dropped[lock.id].line < leak.held.line)
                 or (leak.raised and fn is facts.module.top)
             ):
@@ -42,29 +42,29 @@ def find(facts: Facts) -> Iterator[Finding]:
             take = next((m for m, _ in walk.events if m.kind in ("take", "try") and m.line == leak.held.line), None)
             if not frees or take is None or _depends(take, frees):
                 continue
-            told.add(lock.id)
-            yield _tell(fn, leak, take, min(m.line for m in frees))
+            reported.add(lock.id)
+            yield _report(fn, leak, take, min(m.line for m in frees))
 
 
-def _depends(take: Mark, frees: list[Mark]) -> bool:
+def _depends(take: Effect, frees: list[Effect]) -> bool:
     """Whether it is released under a condition of its own, which may well be the one it was taken under."""
-    around = inside(take.node, ast.If, ast.While)
+    around = enclosing(take.node, ast.If, ast.While)
     for free in frees:
-        condition = inside(free.node, ast.If)
+        condition = enclosing(free.node, ast.If)
         if isinstance(condition, ast.If) and condition is not around and _tests_a_flag(condition, take):
             return True
     return False
 
 
-def _tests_a_flag(condition: ast.If, take: Mark) -> bool:
-    if isinstance(inside(take.node, ast.If), ast.If) or take.kind == "try":
+def _tests_a_flag(condition: ast.If, take: Effect) -> bool:
+    if isinstance(enclosing(take.node, ast.If), ast.If) or take.kind == "try":
         return True
     test = condition.test.operand if isinstance(condition.test, ast.UnaryOp) else condition.test
     name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""
     return any(word in name.lower() for word in ("lock", "acquired", "held", "owned", "taken"))
 
 
-def _tell(fn: Function, leak: Leak, take: Mark, freed: int) -> Finding:
+def _report(fn: Function, leak: Leak, take: Effect, freed: int) -> Finding:
     lock = leak.held.resource
     way = f"an exception at line {leak.line}" if leak.raised else f"the way out at line {leak.line}"
     return finding(

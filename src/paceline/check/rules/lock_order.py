@@ -14,11 +14,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from paceline.check.catalogue import LOCKS
-from paceline.check.declared import Function, Resource
+from paceline.check.declarations import Function, Resource
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, led, runs_now
+from paceline.check.summaries import Facts, call_steps, runs_now
 from paceline.narrative import Wait
 
 WITNESSES = 6  # ways kept from one lock to another
@@ -41,7 +41,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     for circle in _circles(edges):
         chosen = _together([edges[pair] for pair in circle])
         if chosen is not None:
-            yield _tell(chosen, edges)
+            yield _report(chosen, edges)
 
 
 def _edges(facts: Facts) -> dict[tuple[str, str], list[Edge]]:
@@ -49,14 +49,14 @@ def _edges(facts: Facts) -> dict[tuple[str, str], list[Edge]]:
     for fn in facts.module.functions:
         if fn.name in ("__init__", "__new__"):
             continue  # nobody else has the object yet
-        for mark, held in facts.events(fn):
+        for effect, held in facts.events(fn):
             if not held:
                 continue
             reached: list[tuple[Resource, tuple[tuple[Function, ast.expr], ...]]] = []
-            if mark.kind == "take" and mark.resource is not None:
-                reached = [(mark.resource, ((fn, mark.node),))]
-            elif mark.callee is not None and runs_now(mark):
-                reached = [(t.resource, ((fn, mark.node), *t.steps)) for t in facts.takes(mark.callee).values()]
+            if effect.kind == "take" and effect.resource is not None:
+                reached = [(effect.resource, ((fn, effect.node),))]
+            elif effect.callee is not None and runs_now(effect):
+                reached = [(t.resource, ((fn, effect.node), *t.steps)) for t in facts.takes(effect.callee).values()]
             for resource, steps in reached:
                 for first in held:
                     if first.resource.id != resource.id and _counts(first.resource) and _counts(resource):
@@ -68,7 +68,7 @@ def _edges(facts: Facts) -> dict[tuple[str, str], list[Edge]]:
 
 
 def _counts(resource: Resource) -> bool:
-    return resource.kind in LOCKS and "Semaphore" not in resource.kind and not resource.many
+    return resource.kind in LOCKS and "Semaphore" not in resource.kind and not resource.one_of_several
 
 
 def _circles(edges: dict[tuple[str, str], list[Edge]]) -> Iterator[list[tuple[str, str]]]:
@@ -76,13 +76,13 @@ def _circles(edges: dict[tuple[str, str], list[Edge]]) -> Iterator[list[tuple[st
     following: dict[str, list[str]] = {}
     for first, second in edges:
         following.setdefault(first, []).append(second)
-    told: set[frozenset[str]] = set()
+    reported: set[frozenset[str]] = set()
     for group in strongly_connected(following):
         for start in sorted(group):
             path = _back_to(start, following, group)
-            if path is None or frozenset(path) in told:
+            if path is None or frozenset(path) in reported:
                 continue
-            told.add(frozenset(path))
+            reported.add(frozenset(path))
             yield list(pairwise([*path, start]))
 
 
@@ -142,7 +142,7 @@ def _together(ways: list[list[Edge]]) -> list[Edge] | None:
     return None
 
 
-def _tell(circle: list[Edge], edges: dict[tuple[str, str], list[Edge]]) -> Finding:
+def _report(circle: list[Edge], edges: dict[tuple[str, str], list[Edge]]) -> Finding:
     """The story begins with the rarer order: it is the likelier mistake."""
     rarest = min(range(len(circle)), key=lambda i: (len(edges[circle[i].first.id, circle[i].second.id]), i))
     circle = circle[rarest:] + circle[:rarest]
@@ -150,7 +150,7 @@ def _tell(circle: list[Edge], edges: dict[tuple[str, str], list[Edge]]) -> Findi
     for number, edge in enumerate(circle):
         who, whom = f"thread {_letter(number)}", f"thread {_letter((number + 1) % len(circle))}"
         story.append(Step(who, edge.taken, f"{edge.fn.qualname} takes {edge.first.id}"))
-        story += led(who, edge.steps, f"waits for {edge.second.id}, which {whom} holds")
+        story += call_steps(who, edge.steps, f"waits for {edge.second.id}, which {whom} holds")
         waits.append(Wait(who, f"took {edge.first.id} at line {edge.taken}", f"release {edge.second.id}", whom))
     at = circle[0]
     node = at.steps[0][1]
@@ -170,7 +170,7 @@ def _tell(circle: list[Edge], edges: dict[tuple[str, str], list[Edge]]) -> Findi
 
 
 def _how(edge: Edge) -> str:
-    return f"{edge.second.id} is taken" + ("" if len(edge.steps) == 1 else f" by {said(edge.steps[0][1])}")
+    return f"{edge.second.id} is taken" + ("" if len(edge.steps) == 1 else f" by {text_of(edge.steps[0][1])}")
 
 
 def _letter(number: int) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import last
+from paceline.check.names import short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -24,7 +24,7 @@ OWN_LOOP = ("new_event_loop", "run_until_complete", "run_forever", "run", "set_e
 def find(facts: Facts) -> Iterator[Finding]:
     for root in facts.roots:
         fn = root.function
-        if root.kind != "thread" or fn.asynchronous or any(last(c.func) in OWN_LOOP for c in fn.calls):
+        if root.kind != "thread" or fn.asynchronous or any(short_name(c.func) in OWN_LOOP for c in fn.calls):
             continue
         for call in fn.calls:
             what = _touches(call, fn, facts)
@@ -32,14 +32,14 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     call,
                     fn,
-                    f"{said(call)} {what} from the thread started at line {root.line}: the loop is not woken, "
+                    f"{text_of(call)} {what} from the thread started at line {root.line}: the loop is not woken, "
                     "and may sleep on for ever",
                     [
                         Step("the loop", root.line, "sleeps until something is due"),
-                        Step("thread B", call.lineno, f"calls {said(call)}, which does not wake it"),
+                        Step("thread B", call.lineno, f"calls {text_of(call)}, which does not wake it"),
                     ],
                     "use loop.call_soon_threadsafe(...) or asyncio.run_coroutine_threadsafe(...)",
-                    said(call),
+                    text_of(call),
                     0.8,
                 )
                 break
@@ -48,7 +48,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:
     if not isinstance(call.func, ast.Attribute):
         return ""
-    name, owner = call.func.attr, last(call.func.value).lower()
+    name, owner = call.func.attr, short_name(call.func.value).lower()
     if name in OF_LOOP and "loop" in owner:
         return "puts a callback into the loop"
     if name == "create_task" and ("loop" in owner or owner == "asyncio"):

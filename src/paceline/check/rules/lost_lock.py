@@ -10,9 +10,9 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import LOCKS
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -23,17 +23,19 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in module.functions:
         for statement in fn.withs:
             for item in statement.items:
-                made = module.made(item.context_expr, fn) if isinstance(item.context_expr, ast.Call) else None
+                made = module.constructed(item.context_expr, fn) if isinstance(item.context_expr, ast.Call) else None
                 if made is not None and made[0] in LOCKS and item.optional_vars is None:
-                    yield _tell(fn, item.context_expr, "a new lock is made here each time, so it keeps nobody out", "")
+                    yield _report(
+                        fn, item.context_expr, "a new lock is made here each time, so it keeps nobody out", ""
+                    )
         if fn is module.top:
             continue
         for target, value in fn.assigns:
-            made = module.made(value, fn)
+            made = module.constructed(value, fn)
             if made is None or made[0] not in ("Lock", "RLock", "AsyncLock") or not isinstance(target, ast.Name):
                 continue
             if target.id not in fn.globals and _stays(target.id, fn):
-                yield _tell(
+                yield _report(
                     fn, value, f"the lock {target.id} never leaves {fn.qualname}: every call makes its own", target.id
                 )
 
@@ -65,13 +67,13 @@ def _owner(node: ast.AST, fn: Function) -> ast.AST | None:
     return at
 
 
-def _tell(fn: Function, at: ast.expr, message: str, name: str) -> Finding:
+def _report(fn: Function, at: ast.expr, message: str, name: str) -> Finding:
     return finding(
         at,
         fn,
         message,
         [
-            Step("thread A", at.lineno, f"takes the lock that {said(at)} made for it"),
+            Step("thread A", at.lineno, f"takes the lock that {text_of(at)} made for it"),
             Step("thread B", at.lineno, "takes another one, and is inside at the same time"),
         ],
         "make the lock once, where all who share the data can see it: an attribute, or a global",

@@ -10,11 +10,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, is_shared, of_class, of_globals
+from paceline.check.accesses import Access, accesses_of_class, accesses_of_globals, is_shared
 from paceline.check.catalogue import LOCKS
-from paceline.check.declared import Class
+from paceline.check.declarations import Class
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, last, parent
+from paceline.check.names import dotted, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -22,17 +22,17 @@ from paceline.check.summaries import Facts
 def find(facts: Facts) -> Iterator[Finding]:
     for cls in facts.module.classes.values():
         locked = is_shared(cls, facts) and _has_lock(cls, facts)
-        for accesses in of_class(cls, facts).values() if locked or facts.has_threads else ():
+        for accesses in accesses_of_class(cls, facts).values() if locked or facts.has_threads else ():
             found = list(_attribute(accesses, facts)) if locked else []
             yield from found or _in_threads(accesses, facts)
     if facts.has_threads:
-        for accesses in of_globals(facts).values():
+        for accesses in accesses_of_globals(facts).values():
             yield from _global(accesses, facts)
 
 
 def _has_lock(cls: Class, facts: Facts) -> bool:
     return any(
-        (m := facts.module.made(v, f)) is not None and m[0] in LOCKS and not m[0].startswith("Async")
+        (m := facts.module.constructed(v, f)) is not None and m[0] in LOCKS and not m[0].startswith("Async")
         for values in cls.values.values()
         for v, f in values
     )
@@ -50,7 +50,7 @@ def _attribute(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             for r in access.fn.returns
         )
         if guarded or returned:
-            yield _tell(access, guarded[0] if guarded else None)
+            yield _report(access, guarded[0] if guarded else None)
             return
 
 
@@ -60,7 +60,7 @@ def _in_threads(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     for access in inside:
         other = "" if access.locks else _others(access, inside, facts)
         if other:
-            yield _tell(access, None, other)
+            yield _report(access, None, other)
             return
 
 
@@ -82,7 +82,7 @@ def _global(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         )
         others = _others(access, inside, facts)
         if others and (reads or (access.kind == "write" and not _constant(access))):
-            yield _tell(access, None, others)
+            yield _report(access, None, others)
             return
         plain = [
             o
@@ -93,7 +93,7 @@ def _global(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             and not _in_turn(facts.threads_of(o.fn) | facts.threads_of(access.fn), facts)
         ]
         if plain and access.kind == "write" and not _flag(access):
-            yield _tell(access, None, plain[0].fn.qualname)
+            yield _report(access, None, plain[0].fn.qualname)
             return
 
 
@@ -126,7 +126,7 @@ def _flag(access: Access) -> bool:
     return not isinstance(value, ast.Constant) or value.value is None or isinstance(value.value, bool | str)
 
 
-def _tell(access: Access, guarded: Access | None, other: str = "") -> Finding:
+def _report(access: Access, guarded: Access | None, other: str = "") -> Finding:
     what = f"{access.thing} is changed here without a lock"
     if guarded is not None:
         what += f", though {guarded.fn.qualname} holds {min(guarded.locks)} to change it (line {guarded.line})"
@@ -143,7 +143,7 @@ def _tell(access: Access, guarded: Access | None, other: str = "") -> Finding:
             Step("thread B", guarded.line if guarded else access.line, "reads and changes it too"),
             Step("thread A", access.line, "writes what follows from the old value: thread B's change is lost"),
         ],
-        f"hold {min(guarded.locks) if guarded else 'one lock'} wherever {last(access.node) or access.thing} is changed",
+        f"hold {min(guarded.locks) if guarded else 'one lock'} wherever {short_name(access.node) or access.thing} is changed",
         access.thing,
         0.65,
     )

@@ -11,9 +11,9 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import has_timeout, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import has_timeout, said
 from paceline.check.names import dotted
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -27,7 +27,10 @@ def find(facts: Facts) -> Iterator[Finding]:
         for loop in fn.loops:
             if not isinstance(loop, ast.While):
                 continue
-            flags = {dotted(n) for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)} - {fn.me, ""}
+            flags = {dotted(n) for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)} - {
+                fn.self_name,
+                "",
+            }
             steps = list(_in_order(loop, fn, facts, 0))
             for index, (call, where) in enumerate(steps):
                 if not _is(call, "wait"):
@@ -40,7 +43,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                     continue
                 setter = _setter(event, flags, facts)
                 if setter is not None and not _looked_at(loop, clear[0], call, setter[1], where, clear[1]):
-                    yield _tell(fn, loop, clear, call, event, setter)
+                    yield _report(fn, loop, clear, call, event, setter)
 
 
 def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -96,11 +99,11 @@ def _told(fn: Function, clear: ast.Call, wait: ast.Call, event: str, setter: tup
 def _in_order(node: ast.AST, fn: Function, facts: Facts, depth: int) -> Iterator[tuple[ast.Call, Function]]:
     """The calls of a loop in the order of its lines, with those of the functions it calls in their place."""
     inside = {id(n) for n in ast.walk(node) if isinstance(n, ast.Call)}
-    for mark in facts.walker.marks(fn):
-        if id(mark.node) in inside and isinstance(mark.node, ast.Call):
-            if mark.callee is not None and depth < DEPTH:
-                yield from _in_order(mark.callee.node, mark.callee, facts, depth + 1)
-            yield mark.node, fn
+    for effect in facts.walker.effects(fn):
+        if id(effect.node) in inside and isinstance(effect.node, ast.Call):
+            if effect.callee is not None and depth < DEPTH:
+                yield from _in_order(effect.callee.node, effect.callee, facts, depth + 1)
+            yield effect.node, fn
 
 
 def _is(call: ast.Call, method: str) -> bool:
@@ -135,7 +138,7 @@ def _looked_at(loop: ast.While, clear: ast.Call, wait: ast.Call, flag: str, fn: 
     ) or (clearing is not fn and any(dotted(a) == flag and a.lineno > clear.lineno for a in clearing.attributes))
 
 
-def _tell(
+def _report(
     fn: Function,
     loop: ast.While,
     clear: tuple[ast.Call, Function],
@@ -153,7 +156,7 @@ def _tell(
         [
             Step("thread A", loop.lineno, f"{fn.qualname} looks at {flag}: it may go on"),
             Step("thread B", sets.lineno, f"{other.qualname} changes {flag} and sets {event}"),
-            Step("thread A", call.lineno, f"{where.qualname} clears {event} by {said(call)}"),
+            Step("thread A", call.lineno, f"{where.qualname} clears {event} by {text_of(call)}"),
             Step("thread A", wait.lineno, f"waits for {event}, which was already set and cleared away"),
         ],
         "clear the event right after the wait, before looking at what it tells of",

@@ -10,8 +10,8 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import ASYNC_LOCKS
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -19,21 +19,21 @@ from paceline.check.summaries import Facts
 
 def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
-        for mark in facts.walker.marks(fn):
-            resource = mark.resource
-            if mark.kind not in ("take", "try", "wait") or resource is None or not resource.sure:
+        for effect in facts.walker.effects(fn):
+            resource = effect.resource
+            if effect.kind not in ("take", "try", "wait") or resource is None or not resource.sure:
                 continue
-            if resource.kind not in ASYNC_LOCKS or not isinstance(parent(mark.node), ast.Expr):
+            if resource.kind not in ASYNC_LOCKS or not isinstance(parent(effect.node), ast.Expr):
                 continue
             yield finding(
-                mark.node,
+                effect.node,
                 fn,
-                f"{said(mark.node)} is not awaited: it takes nothing, and the next task goes in too",
+                f"{text_of(effect.node)} is not awaited: it takes nothing, and the next task goes in too",
                 [
-                    Step("task A", mark.line, f"calls {said(mark.node)} without await, and goes on"),
-                    Step("task B", mark.line, "does the same: both are inside"),
+                    Step("task A", effect.line, f"calls {text_of(effect.node)} without await, and goes on"),
+                    Step("task B", effect.line, "does the same: both are inside"),
                 ],
-                f"`async with {ast.unparse(mark.node.func.value)}:`",  # type: ignore[attr-defined]
+                f"`async with {ast.unparse(effect.node.func.value)}:`",  # type: ignore[attr-defined]
                 resource.id,
                 0.9,
             )

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import dotted, is_constant, keyword, last, parent
+from paceline.check.names import dotted, is_constant, keyword, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
@@ -27,20 +27,20 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     call,
                     fn,
-                    f"{said(call)} gives back a handle that nobody waits for: whether it was done is never known",
+                    f"{text_of(call)} gives back a handle that nobody waits for: whether it was done is never known",
                     [
-                        Step("rank 0", call.lineno, f"begins {said(call)} and goes on"),
+                        Step("rank 0", call.lineno, f"begins {text_of(call)} and goes on"),
                         Step("rank 0", call.lineno, "changes or frees the buffer, or ends, before it has left"),
                         Step("rank 1", call.lineno, "waits for it, or reads half of it"),
                     ],
                     "keep the handle, and wait() for it before the buffer is used again",
-                    said(call),
+                    text_of(call),
                     0.75,
                 )
 
 
 def _begins(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    if last(call.func) in BEGIN and isinstance(call.func, ast.Attribute):
+    if short_name(call.func) in BEGIN and isinstance(call.func, ast.Attribute):
         owner = dotted(call.func.value)
         mpi = any(name.startswith("mpi4py") for name in facts.module.imports.values())
         return owner in ("dist", "torch.distributed") or (mpi and "comm" in owner.lower())

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, keyword, last, parent
+from paceline.check.names import dotted, keyword, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
@@ -23,13 +23,13 @@ def find(facts: Facts) -> Iterator[Finding]:
         for call in fn.calls:
             name = facts.module.canonical(call.func)
             if name in ("subprocess.call", "subprocess.check_call") and _pipes(call):
-                yield _tell(call, call, fn, " and ".join(_pipes(call)), "subprocess.run(..., capture_output=True)")
+                yield _report(call, call, fn, " and ".join(_pipes(call)), "subprocess.run(..., capture_output=True)")
             if (
-                last(call.func) == "wait"
+                short_name(call.func) == "wait"
                 and isinstance(call.func, ast.Attribute)
                 and _makes(call.func.value, fn, facts)
             ):
-                yield _tell(call, call.func.value, fn, " and ".join(_pipes(call.func.value)), "communicate()")  # type: ignore[arg-type]
+                yield _report(call, call.func.value, fn, " and ".join(_pipes(call.func.value)), "communicate()")  # type: ignore[arg-type]
         for target, value in fn.assigns:
             made = value.value if isinstance(value, ast.Await) else value
             if isinstance(made, ast.Call) and _makes(made, fn, facts):
@@ -40,7 +40,7 @@ def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
     """A child process with a pipe for its output."""
     if not isinstance(node, ast.Call) or not _pipes(node):
         return False
-    return facts.module.kind_made(node, fn) == "Popen" or last(node.func) in (
+    return facts.module.constructed_kind(node, fn) == "Popen" or short_name(node.func) in (
         "create_subprocess_exec",
         "create_subprocess_shell",
     )
@@ -48,7 +48,9 @@ def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
 
 def _pipes(call: ast.Call) -> list[str]:
     return [
-        name for name in ("stdout", "stderr") if (given := keyword(call, name)) is not None and last(given) == "PIPE"
+        name
+        for name in ("stdout", "stderr")
+        if (given := keyword(call, name)) is not None and short_name(given) == "PIPE"
     ]
 
 
@@ -74,11 +76,11 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
                 continue
             before = [a for a in reads if not local or _earlier(a, call, made)]
             if not before and not _timeout(call):
-                yield _tell(call, made, f, " and ".join(pipes), f"{name}.communicate()")
+                yield _report(call, made, f, " and ".join(pipes), f"{name}.communicate()")
                 return
     polled = _polled(name, fn, made, reads) if local else None
     if polled is not None:
-        yield _tell(polled, made, fn, " and ".join(pipes), f"{name}.communicate()")
+        yield _report(polled, made, fn, " and ".join(pipes), f"{name}.communicate()")
     if local and len(pipes) == 2 and (first := _one_only(reads, made)) is not None:
         yield _one(first, made, fn, name)
 
@@ -144,7 +146,7 @@ def _one(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Findin
     )
 
 
-def _tell(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str) -> Finding:
+def _report(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str) -> Finding:
     return finding(
         at,
         fn,

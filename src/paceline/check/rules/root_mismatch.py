@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import inside
+from paceline.check.names import enclosing
 from paceline.check.ranks import Collective, of_rank
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
@@ -36,10 +36,10 @@ def find(facts: Facts) -> Iterator[Finding]:
         for call in fn.calls:
             found = facts.sequences.collective(call, fn)
             if found is not None and found.name in ROOTED and found.root and not found.group and _own(found, fn, facts):
-                yield _tell(
+                yield _report(
                     fn,
                     call,
-                    f"{said(call)} names the rank itself as its root ({found.root}): every rank names another one",
+                    f"{text_of(call)} names the rank itself as its root ({found.root}): every rank names another one",
                     call,
                 )
         for test in fn.tests:
@@ -60,10 +60,10 @@ def find(facts: Facts) -> Iterator[Finding]:
                     if a != b and _plain(a) and _plain(b)
                 ]
                 if differ and isinstance(one.at, ast.Call) and isinstance(two.at, ast.Call):
-                    yield _tell(
+                    yield _report(
                         fn,
                         two.at,
-                        f"{said(two.at)} has another {differ[0]} than on the other side of `if "
+                        f"{text_of(two.at)} has another {differ[0]} than on the other side of `if "
                         f"{ast.unparse(test.test)}` (line {one.at.lineno})",
                         one.at,
                     )
@@ -78,20 +78,20 @@ def _own(found: Collective, fn: Function, facts: Facts) -> bool:
     who = of_rank(root, fn, facts.module) if isinstance(root, ast.Name | ast.Call | ast.Attribute) else None
     if who is None or who[2] or (isinstance(root, ast.Name) and root.id in fn.parameters):
         return False
-    return inside(found.call, ast.If) is None  # under a condition it may be one rank's own call
+    return enclosing(found.call, ast.If) is None  # under a condition it may be one rank's own call
 
 
-def _tell(fn: Function, at: ast.Call, message: str, other: ast.Call) -> Finding:
+def _report(fn: Function, at: ast.Call, message: str, other: ast.Call) -> Finding:
     return finding(
         at,
         fn,
         message + "; the ranks wait for each other, or read what was never sent",
         [
-            Step("rank 0", other.lineno, f"calls {said(other)} with one"),
-            Step("rank 1", at.lineno, f"calls {said(at)} with another"),
+            Step("rank 0", other.lineno, f"calls {text_of(other)} with one"),
+            Step("rank 1", at.lineno, f"calls {text_of(at)} with another"),
         ],
         "give every rank the same root and group",
-        said(at),
+        text_of(at),
         0.8,
     )
 

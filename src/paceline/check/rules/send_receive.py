@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import dotted, inside, keyword, last, parent
+from paceline.check.names import dotted, enclosing, keyword, parent, short_name
 from paceline.check.ranks import condition, of_rank
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
@@ -32,11 +32,11 @@ def find(facts: Facts) -> Iterator[Finding]:
         for test, yes, no in sides:
             one, two = _in(messages, yes), _in(messages, no)
             if one and two and _kind(one[0]) == _kind(two[0]) and any(_kind(c) != _kind(one[0]) for c in one + two):
-                yield _tell(fn, one[0], two[0], test.lineno)
+                yield _report(fn, one[0], two[0], test.lineno)
         alone = [c for c in messages if not _chosen(c, fn, facts)]
         first = alone[0] if alone else None
         if first is not None and any(_kind(c) != _kind(first) for c in alone) and _neighbour(first, fn, facts):
-            yield _tell(fn, first, first, first.lineno)
+            yield _report(fn, first, first, first.lineno)
 
 
 def _message(call: ast.Call, fn: Function, facts: Facts) -> bool:
@@ -46,11 +46,11 @@ def _message(call: ast.Call, fn: Function, facts: Facts) -> bool:
     if facts.module.canonical(call.func).startswith("torch.distributed.") or owner in ("dist", "torch.distributed"):
         return True
     mpi = any(name.startswith("mpi4py") for name in facts.module.imports.values())
-    return mpi and ("comm" in last(call.func.value).lower() or owner.endswith("COMM_WORLD"))
+    return mpi and ("comm" in short_name(call.func.value).lower() or owner.endswith("COMM_WORLD"))
 
 
 def _kind(call: ast.Call) -> str:
-    return "send" if last(call.func) in SENDS else "receive"
+    return "send" if short_name(call.func) in SENDS else "receive"
 
 
 def _sides(fn: Function, facts: Facts) -> list[tuple[ast.If, list[ast.stmt], list[ast.stmt]]]:
@@ -71,11 +71,11 @@ def _sides(fn: Function, facts: Facts) -> list[tuple[ast.If, list[ast.stmt], lis
 
 def _chosen(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether only some ranks come here."""
-    at = inside(call, ast.If)
+    at = enclosing(call, ast.If)
     while isinstance(at, ast.If):
         if facts.sequences.conditions(at.test, fn):
             return True
-        at = inside(at, ast.If)
+        at = enclosing(at, ast.If)
     return False
 
 
@@ -90,8 +90,8 @@ def _neighbour(call: ast.Call, fn: Function, facts: Facts) -> bool:
     other = keyword(call, "dest" if sending else "source") or keyword(call, "dst" if sending else "src")
     if other is None:
         other = (
-            call.args[0 if not sending and last(call.func) == "recv" else 1]
-            if len(call.args) > 1 or (call.args and last(call.func) == "recv")
+            call.args[0 if not sending and short_name(call.func) == "recv" else 1]
+            if len(call.args) > 1 or (call.args and short_name(call.func) == "recv")
             else None
         )
     if isinstance(other, ast.Name):
@@ -103,29 +103,29 @@ def _neighbour(call: ast.Call, fn: Function, facts: Facts) -> bool:
     return of_rank(other.left, fn, facts.module) is not None or of_rank(other.right, fn, facts.module) is not None
 
 
-def _tell(fn: Function, one: ast.Call, two: ast.Call, line: int) -> Finding:
+def _report(fn: Function, one: ast.Call, two: ast.Call, line: int) -> Finding:
     kind = _kind(one)
     sure = kind == "receive"
     waits = "send" if sure else "receive"
     return finding(
         one,
         fn,
-        f"both sides {kind} first ({said(one)} at line {one.lineno}, {said(two)} at line {two.lineno}): "
+        f"both sides {kind} first ({text_of(one)} at line {one.lineno}, {text_of(two)} at line {two.lineno}): "
         + (
             "neither ever sends"
             if sure
             else "each waits for the other to receive once a message no longer fits the buffer"
         ),
         [
-            Step("rank 0", one.lineno, f"calls {said(one)}, and waits for rank 1 to {waits}"),
-            Step("rank 1", two.lineno, f"calls {said(two)}, and waits for rank 0 to {waits}"),
+            Step("rank 0", one.lineno, f"calls {text_of(one)}, and waits for rank 1 to {waits}"),
+            Step("rank 1", two.lineno, f"calls {text_of(two)}, and waits for rank 0 to {waits}"),
         ],
         "let one side receive first, or use sendrecv, or isend and irecv with a wait for both",
-        f"{said(one)} {said(two)}",
+        f"{text_of(one)} {text_of(two)}",
         0.9 if sure else 0.7,
         [
-            Wait("rank 0", f"called {said(one)}", waits, "rank 1"),
-            Wait("rank 1", f"called {said(two)}", waits, "rank 0"),
+            Wait("rank 0", f"called {text_of(one)}", waits, "rank 1"),
+            Wait("rank 1", f"called {text_of(two)}", waits, "rank 0"),
         ],
     )
 

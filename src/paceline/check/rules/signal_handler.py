@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import dotted, last
+from paceline.check.names import dotted, short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, led
+from paceline.check.summaries import Facts, call_steps
 
 Steps = tuple[tuple[Function, ast.expr], ...]
 DEPTH = 3
@@ -28,7 +28,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         if root.kind != "signal":
             continue
         for take in facts.takes(root.function).values():
-            if take.resource.once and take.resource.sure:
+            if take.resource.non_reentrant and take.resource.sure:
                 where, node = take.steps[-1]
                 lock = take.resource.id
                 yield finding(
@@ -38,7 +38,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                     "it waits for itself",
                     [
                         Step("main thread", take.resource.line or root.line, f"holds {lock} when the signal comes"),
-                        *led("main thread", take.steps, f"waits for {lock}, which its own thread holds"),
+                        *call_steps("main thread", take.steps, f"waits for {lock}, which its own thread holds"),
                     ],
                     "let the handler set a flag or write a byte, and do the work in the main loop",
                     lock,
@@ -51,7 +51,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
     for call in fn.calls:
-        if last(call.func) not in ("put", "get", "put_nowait", "get_nowait") or not isinstance(
+        if short_name(call.func) not in ("put", "get", "put_nowait", "get_nowait") or not isinstance(
             call.func, ast.Attribute
         ):
             continue
@@ -60,7 +60,7 @@ def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
             yield finding(
                 call,
                 fn,
-                f"{said(call)} in a signal handler: the queue has a lock inside, which the main thread may "
+                f"{text_of(call)} in a signal handler: the queue has a lock inside, which the main thread may "
                 "hold when the signal comes",
                 [
                     Step(
@@ -85,7 +85,7 @@ def _ends(fn: Function) -> bool:
     final = fn.body[-1] if fn.body else None
     if isinstance(final, ast.Raise):
         return True
-    return isinstance(final, ast.Expr) and isinstance(final.value, ast.Call) and last(final.value.func) in ENDS
+    return isinstance(final, ast.Expr) and isinstance(final.value, ast.Call) and short_name(final.value.func) in ENDS
 
 
 def _writes(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[Finding]:
@@ -99,7 +99,7 @@ def _writes(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[
             name == "print"
             or buffered
             or (
-                last(call.func) in LOGS
+                short_name(call.func) in LOGS
                 and name.split(".")[0].lower() in ("logging", "log", "logger", "_log", "_logger")
             )
         ):
@@ -107,20 +107,20 @@ def _writes(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[
             yield finding(
                 call,
                 fn,
-                f"{said(call)} in a signal handler: if the signal comes while the main thread is writing to "
+                f"{text_of(call)} in a signal handler: if the signal comes while the main thread is writing to "
                 "the same stream, it raises or waits for itself",
                 [
                     Step("main thread", call.lineno, "is writing to the stream when the signal comes"),
-                    *led("main thread", steps, f"writes to the same stream by {said(call)}"),
+                    *call_steps("main thread", steps, f"writes to the same stream by {text_of(call)}"),
                 ],
                 "set a flag and print in the main loop, or write to the descriptor with os.write",
-                said(call),
+                text_of(call),
                 0.55,
             )
             return
-    for mark in facts.runs(fn):
-        assert mark.callee is not None
-        yield from _writes(mark.callee, (*way, (fn, mark.node)), facts, seen)
+    for effect in facts.runs(fn):
+        assert effect.callee is not None
+        yield from _writes(effect.callee, (*way, (fn, effect.node)), facts, seen)
 
 
 RULE = Rule(

@@ -12,9 +12,9 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import RANK_DECORATORS
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.sequences import Difference, Item
 from paceline.check.summaries import Facts
@@ -27,18 +27,18 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         if fn.decorated(*RANK_DECORATORS):
             for item in facts.sequences.operations(fn)[:1]:
-                yield _tell(fn, item, f"{fn.qualname} runs on one rank only (line {fn.line})", fn.line, 0.85)
-        told = 0
+                yield _report(fn, item, f"{fn.qualname} runs on one rank only (line {fn.line})", fn.line, 0.85)
+        reported = 0
         for difference in facts.sequences.differences(fn):
-            if not difference.exit and difference.items and told < 3:
-                told += 1
+            if not difference.exit and difference.items and reported < 3:
+                reported += 1
                 yield _difference(difference)
 
 
 def _difference(found: Difference) -> Finding:
     asked = ast.unparse(found.test.test)
     why = "what this rank holds" if found.condition.local else "the rank"
-    return _tell(
+    return _report(
         found.fn,
         found.items[0],
         f"`if {asked}` at line {found.test.lineno} depends on {why}",
@@ -47,9 +47,9 @@ def _difference(found: Difference) -> Finding:
     )
 
 
-def _tell(fn: Function, item: Item, why: str, line: int, confidence: float) -> Finding:
+def _report(fn: Function, item: Item, why: str, line: int, confidence: float) -> Finding:
     at = item.at
-    by = said(at) if isinstance(at, ast.Call) else item.name
+    by = text_of(at) if isinstance(at, ast.Call) else item.name
     within = "" if by.endswith(item.name + "()") else f", which calls {item.name},"
     return finding(
         at,

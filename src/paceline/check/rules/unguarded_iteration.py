@@ -10,31 +10,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, catches, ends, is_shared, iterates, of_class, of_globals, own_locks
-from paceline.check.declared import Class
+from paceline.check.accesses import (
+    Access,
+    accesses_of_class,
+    accesses_of_globals,
+    is_caught,
+    is_shared,
+    is_teardown,
+    iterates,
+    own_locks,
+)
+from paceline.check.declarations import Class
 from paceline.check.findings import Finding, Step
-from paceline.check.names import last
+from paceline.check.names import short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     for cls in facts.module.classes.values():
-        for accesses in of_class(cls, facts).values():
+        for accesses in accesses_of_class(cls, facts).values():
             yield from _of_one(accesses, facts, cls)
-    for accesses in of_globals(facts).values():
+    for accesses in accesses_of_globals(facts).values():
         yield from _of_one(accesses, facts, None)
 
 
 def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator[Finding]:
-    loops = [a for a in accesses if iterates(a) and not ends(a.fn) and not catches(a.node, "RuntimeError")]
+    loops = [a for a in accesses if iterates(a) and not is_teardown(a.fn) and not is_caught(a.node, "RuntimeError")]
     changes = [a for a in accesses if a.kind in ("grow", "shrink")] if loops else []
-    told: set[int] = set()
+    reported: set[int] = set()
     for loop in loops:
         why = _meets(loop, changes, facts, cls) if loop.fn.name not in ("__repr__", "__str__") else None
-        if why is not None and id(loop.fn) not in told:
-            told.add(id(loop.fn))
-            yield _tell(loop, *why)
+        if why is not None and id(loop.fn) not in reported:
+            reported.add(id(loop.fn))
+            yield _report(loop, *why)
 
 
 def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None) -> tuple[Access, str, float] | None:
@@ -66,11 +75,11 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
 def _may_come_later(change: Access, facts: Facts) -> bool:
     """A public method that does not itself start the threads: it may be called while they run."""
     name = change.fn.name
-    starts = any(last(call.func) == "start" for call in change.fn.calls)
-    return not name.startswith("_") and not starts and not ends(change.fn) and change.fn is not facts.module.top
+    starts = any(short_name(call.func) == "start" for call in change.fn.calls)
+    return not name.startswith("_") and not starts and not is_teardown(change.fn) and change.fn is not facts.module.top
 
 
-def _tell(loop: Access, change: Access, who: str, confidence: float) -> Finding:
+def _report(loop: Access, change: Access, who: str, confidence: float) -> Finding:
     return finding(
         loop.node,
         loop.fn,

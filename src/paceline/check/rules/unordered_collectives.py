@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import dotted, last
+from paceline.check.names import dotted, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.sequences import flattened
@@ -32,21 +32,21 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             inside = [i for item in facts.sequences.body(loop.body, fn, None).items for i in flattened(item)]
             if inside and isinstance(inside[0].at, ast.Call):
-                yield _tell(fn, loop, inside[0].at, why)
+                yield _report(fn, loop, inside[0].at, why)
 
 
 def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
-    ordered = isinstance(over, ast.Call) and last(over.func) == "sorted"
+    ordered = isinstance(over, ast.Call) and short_name(over.func) == "sorted"
     while (
         isinstance(over, ast.Call)
-        and last(over.func) in ("sorted", "list", "tuple", "enumerate", "reversed")
+        and short_name(over.func) in ("sorted", "list", "tuple", "enumerate", "reversed")
         and over.args
     ):
         over = over.args[0]
     if (
         not ordered
         and isinstance(over, ast.Call)
-        and last(over.func) in ("listdir", "glob", "iglob", "iterdir", "scandir")
+        and short_name(over.func) in ("listdir", "glob", "iglob", "iterdir", "scandir")
     ):
         return "the files of a folder, whose order differs between machines"
     if not ordered and _is_set(over, fn):
@@ -82,25 +82,27 @@ def _filled_here(name: str, fn: Function, facts: Facts) -> bool:
     if start is None or any(name in scope.bound for scope in fn.scopes() if scope is not top):
         return False
     empty = (isinstance(start, ast.Dict) and not start.keys) or (
-        isinstance(start, ast.Call) and last(start.func) in ("dict", "defaultdict", "OrderedDict")
+        isinstance(start, ast.Call) and short_name(start.func) in ("dict", "defaultdict", "OrderedDict")
     )
     return empty and any(dotted(s.value) == name for f in facts.module.functions if f is not top for s in f.subscripts)
 
 
-def _tell(fn: Function, loop: ast.For | ast.AsyncFor, call: ast.Call, why: str) -> Finding:
+def _report(fn: Function, loop: ast.For | ast.AsyncFor, call: ast.Call, why: str) -> Finding:
     return finding(
         call,
         fn,
-        f"{said(call)} is called in a loop over {why} (line {loop.lineno}): the ranks' calls do not match",
+        f"{text_of(call)} is called in a loop over {why} (line {loop.lineno}): the ranks' calls do not match",
         [
             Step("rank 0", loop.lineno, "goes through it in one order"),
             Step("rank 1", loop.lineno, "goes through it in another, or finds other keys"),
             Step(
-                "rank 0", call.lineno, f"calls {said(call)} for one item, while rank 1 does for another, or not at all"
+                "rank 0",
+                call.lineno,
+                f"calls {text_of(call)} for one item, while rank 1 does for another, or not at all",
             ),
         ],
         "gather the keys of all ranks first and go through them sorted",
-        said(call),
+        text_of(call),
         0.7,
     )
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.names import dotted
 from paceline.check.rules.join_before_drain import arguments
 from paceline.check.rules.rule import Rule, finding
@@ -26,7 +26,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     shared: dict[str, ast.Call] = {}
     for fn in module.functions:
         for call in fn.calls:
-            if module.kind_made(call, fn) == "Process":
+            if module.constructed_kind(call, fn) == "Process":
                 for value in arguments(call, fn):
                     found = module.resource(value, fn)
                     if found is not None and found.kind in ("ProcessEvent", "ProcessQueue"):
@@ -38,22 +38,28 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         if any(a.attr in LOOKS for a in fn.attributes):
             continue
-        told: set[str] = set()
-        for mark in facts.walker.marks(fn):
-            found = mark.resource
-            if mark.kind != "wait" or mark.timeout or found is None or found.id not in shared or found.id in told:
+        reported: set[str] = set()
+        for effect in facts.walker.effects(fn):
+            found = effect.resource
+            if (
+                effect.kind != "wait"
+                or effect.timeout
+                or found is None
+                or found.id not in shared
+                or found.id in reported
+            ):
                 continue
-            if not dotted(mark.node).endswith(("get()", "wait()")):
+            if not dotted(effect.node).endswith(("get()", "wait()")):
                 continue
-            told.add(found.id)
-            yield _tell(fn, mark.node, found.id, mark.waits_for, shared[found.id])
+            reported.add(found.id)
+            yield _report(fn, effect.node, found.id, effect.waits_for, shared[found.id])
 
 
-def _tell(fn: Function, at: ast.expr, resource: str, what: str, started: ast.Call) -> Finding:
+def _report(fn: Function, at: ast.expr, resource: str, what: str, started: ast.Call) -> Finding:
     return finding(
         at,
         fn,
-        f"{said(at)} waits without a timeout for the process started at line {started.lineno}; if that dies, "
+        f"{text_of(at)} waits without a timeout for the process started at line {started.lineno}; if that dies, "
         "nobody will ever answer",
         [
             Step("the child", started.lineno, "dies: out of memory, a signal, an exception"),

@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import inside
+from paceline.check.names import enclosing
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, in_loop
 
@@ -22,51 +22,56 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         if fn.name.startswith("wait"):
             continue  # a wait of its own, which its callers put into a loop
-        for mark in facts.walker.marks(fn):
-            if mark.kind != "wait" or mark.waits_for != "somebody to notify" or mark.timeout or mark.resource is None:
+        for effect in facts.walker.effects(fn):
+            if (
+                effect.kind != "wait"
+                or effect.waits_for != "somebody to notify"
+                or effect.timeout
+                or effect.resource is None
+            ):
                 continue
-            if any(in_loop(event.mark.node, caller) for caller, event in facts.callers.get(id(fn), ())):
+            if any(in_loop(event.effect.node, caller) for caller, event in facts.callers.get(id(fn), ())):
                 continue  # the caller's loop looks again
-            call = mark.node
+            call = effect.node
             assert isinstance(call, ast.Call)
             assert isinstance(call.func, ast.Attribute)
-            if call.func.attr != "wait" or not mark.resource.sure:
+            if call.func.attr != "wait" or not effect.resource.sure:
                 continue
-            if inside(call, ast.While, ast.For, ast.AsyncFor) is not None:
+            if enclosing(call, ast.While, ast.For, ast.AsyncFor) is not None:
                 if _asked_outside(call):
-                    yield _outside(fn, call, mark.resource.id)
+                    yield _outside(fn, call, effect.resource.id)
                 continue
             yield finding(
                 call,
                 fn,
-                f"{said(call)} is not in a loop that looks again: it may return too early, and waits for ever "
+                f"{text_of(call)} is not in a loop that looks again: it may return too early, and waits for ever "
                 "when the notification came before it",
                 [
-                    Step("thread B", mark.line, f"notifies {mark.resource.id} before anybody waits"),
-                    Step("thread A", mark.line, f"{fn.qualname} waits for a notification that has been"),
+                    Step("thread B", effect.line, f"notifies {effect.resource.id} before anybody waits"),
+                    Step("thread A", effect.line, f"{fn.qualname} waits for a notification that has been"),
                 ],
                 "wait in `while not <what is waited for>:`, or use wait_for()",
-                mark.resource.id,
+                effect.resource.id,
                 0.75,
             )
 
 
 def _asked_outside(call: ast.Call) -> bool:
     """The loop's question is asked before the condition is taken."""
-    around = inside(call, ast.With, ast.AsyncWith, ast.While, ast.For, ast.AsyncFor)
+    around = enclosing(call, ast.With, ast.AsyncWith, ast.While, ast.For, ast.AsyncFor)
     if not isinstance(around, ast.With | ast.AsyncWith) or len(around.body) != 1:
         return False
-    loop = inside(around, ast.With, ast.AsyncWith, ast.While, ast.If)
+    loop = enclosing(around, ast.With, ast.AsyncWith, ast.While, ast.If)
     return isinstance(loop, ast.While) and not isinstance(loop.test, ast.Constant)
 
 
 def _outside(fn: Function, call: ast.Call, condition: str) -> Finding:
-    loop = inside(call, ast.While)
+    loop = enclosing(call, ast.While)
     line = getattr(loop, "lineno", call.lineno)
     return finding(
         call,
         fn,
-        f"what {said(call)} waits for is looked at (line {line}) before {condition} is taken: a notification "
+        f"what {text_of(call)} waits for is looked at (line {line}) before {condition} is taken: a notification "
         "in between is lost",
         [
             Step("thread A", line, f"{fn.qualname} looks: it must wait"),

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.check.graph import Graph, TooLarge, build
-from paceline.check.names import dotted, imported, is_constant, last, same
+from paceline.check.names import dotted, imported, is_constant, same, short_name
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 
@@ -21,8 +21,8 @@ class Resource(NamedTuple):
     id: str
     kind: str
     sure: bool  # it was seen being made
-    once: bool = False  # its holder waits for itself when it takes it again
-    many: bool = False  # one of several under the same name
+    non_reentrant: bool = False  # its holder waits for itself when it takes it again
+    one_of_several: bool = False  # one of several under the same name
     line: int = 0
 
 
@@ -30,7 +30,7 @@ class Resource(NamedTuple):
 class Class:
     name: str
     node: ast.ClassDef
-    module: Declared
+    module: Declarations
     bases: list[str]
     methods: dict[str, Function] = field(default_factory=dict)
     values: dict[str, list[tuple[ast.expr, Function]]] = field(default_factory=dict)
@@ -91,12 +91,12 @@ class Function:
         return isinstance(self.node, ast.AsyncFunctionDef)
 
     @cached_property
-    def me(self) -> str:
+    def self_name(self) -> str:
         """What this method calls its object; a function inside a method sees the method's."""
         if self.cls is None:
             return ""
         if self.outer is not None and self.outer.cls is self.cls and self.cls.methods.get(self.name) is not self:
-            return self.outer.me
+            return self.outer.self_name
         return next(iter(self.parameters), "")
 
     @cached_property
@@ -115,7 +115,8 @@ class Function:
 
     def decorated(self, *names: str) -> bool:
         return any(
-            last(d.func if isinstance(d, ast.Call) else d) in names for d in getattr(self.node, "decorator_list", ())
+            short_name(d.func if isinstance(d, ast.Call) else d) in names
+            for d in getattr(self.node, "decorator_list", ())
         )
 
     def scopes(self) -> Iterator[Function]:
@@ -125,7 +126,7 @@ class Function:
             scope = scope.outer
 
 
-class Declared:
+class Declarations:
     """The result of the pass."""
 
     def __init__(self, tree: ast.Module) -> None:
@@ -221,7 +222,11 @@ class Declared:
                 for one, value in zip(target.elts, node.value.elts, strict=True):  # type: ignore[attr-defined]
                     self._bind(one, value, fn, cls)
                 continue
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Call) and last(node.value.func) == "Pipe":
+            if (
+                isinstance(target, ast.Tuple)
+                and isinstance(node.value, ast.Call)
+                and short_name(node.value.func) == "Pipe"
+            ):
                 for one in target.elts:
                     self._bind(one, node.value, fn, cls)
                 continue
@@ -250,7 +255,7 @@ class Declared:
         elif (
             isinstance(target, ast.Attribute)
             and fn.cls is not None
-            and dotted(target.value) in (fn.me, fn.cls.name, "cls")
+            and dotted(target.value) in (fn.self_name, fn.cls.name, "cls")
         ):
             fn.cls.values.setdefault(target.attr, []).append((value, fn))
 
@@ -275,17 +280,17 @@ _SCOPES = {ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda}
 
 
 def _into(name: str):  # type: ignore[no-untyped-def]
-    def note(module: Declared, node: ast.AST, fn: Function, cls: Class | None) -> None:
+    def note(module: Declarations, node: ast.AST, fn: Function, cls: Class | None) -> None:
         getattr(fn, name).append(node)
 
     return note
 
 
-def _yields(module: Declared, node: ast.AST, fn: Function, cls: Class | None) -> None:
+def _yields(module: Declarations, node: ast.AST, fn: Function, cls: Class | None) -> None:
     fn.generator = True
 
 
-def _globals(module: Declared, node: ast.Global, fn: Function, cls: Class | None) -> None:
+def _globals(module: Declarations, node: ast.Global, fn: Function, cls: Class | None) -> None:
     fn.globals.update(node.names)
 
 
@@ -304,11 +309,11 @@ _NOTES = {
     ast.Yield: _yields,
     ast.YieldFrom: _yields,
     ast.Global: _globals,
-    ast.Import: Declared._note_import,
-    ast.ImportFrom: Declared._note_import,
-    ast.Assign: Declared._note_assign,
-    ast.AnnAssign: Declared._note_annotated,
-    ast.NamedExpr: Declared._note_named,
-    ast.With: Declared._note_with,
-    ast.AsyncWith: Declared._note_with,
+    ast.Import: Declarations._note_import,
+    ast.ImportFrom: Declarations._note_import,
+    ast.Assign: Declarations._note_assign,
+    ast.AnnAssign: Declarations._note_annotated,
+    ast.NamedExpr: Declarations._note_named,
+    ast.With: Declarations._note_with,
+    ast.AsyncWith: Declarations._note_with,
 }

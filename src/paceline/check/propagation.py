@@ -11,8 +11,8 @@ import ast
 from collections.abc import Callable, Container, Iterable
 from typing import Generic, Protocol, TypeVar
 
-from paceline.check.declared import Function
-from paceline.check.marks import Mark
+from paceline.check.declarations import Function
+from paceline.check.effects import Effect
 
 
 class Way(Protocol):
@@ -23,7 +23,7 @@ class Way(Protocol):
 W = TypeVar("W", bound=Way)
 
 
-class Joined(Generic[W]):
+class Propagated(Generic[W]):
     """Function -> {what it does: the shortest way there}.
 
     `own` lists what a function does itself, `runs` the calls that it makes, and `through` puts such a call before a
@@ -33,8 +33,8 @@ class Joined(Generic[W]):
     def __init__(
         self,
         own: Callable[[Function], dict[str, W]],
-        runs: Callable[[Function], list[Mark]],
-        through: Callable[[Function, Mark, W], W],
+        runs: Callable[[Function], list[Effect]],
+        through: Callable[[Function, Effect, W], W],
     ) -> None:
         self._own, self._runs, self._through = own, runs, through
         self._kept: dict[int, dict[str, W]] = {}
@@ -49,10 +49,10 @@ class Joined(Generic[W]):
 
     def _join(self, fn: Function) -> bool:
         mine, changed = self._kept[id(fn)], False
-        for mark in self._runs(fn):
-            for what, way in self._kept[id(mark.callee)].items():
+        for effect in self._runs(fn):
+            for what, way in self._kept[id(effect.callee)].items():
                 if what not in mine or len(mine[what].steps) > len(way.steps) + 1:
-                    mine[what] = self._through(fn, mark, way)
+                    mine[what] = self._through(fn, effect, way)
                     changed = True
         return changed
 

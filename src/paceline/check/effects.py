@@ -12,13 +12,13 @@ import ast
 from dataclasses import dataclass
 
 from paceline.check.catalogue import LOCKS, WAITS
-from paceline.check.declared import Function, Resource
+from paceline.check.declarations import Function, Resource
 from paceline.check.module import Module
 from paceline.check.names import dotted, is_constant, keyword
 
 
 @dataclass(eq=False, slots=True)
-class Mark:
+class Effect:
     kind: str  # take, try, free, wait, call
     node: ast.expr
     resource: Resource | None = None
@@ -31,7 +31,7 @@ class Mark:
         return self.node.lineno
 
 
-def mark(call: ast.Call, fn: Function, module: Module) -> Mark:
+def effect_of(call: ast.Call, fn: Function, module: Module) -> Effect:
     """What one call means."""
     function = call.func
     if isinstance(function, ast.Attribute):
@@ -40,46 +40,46 @@ def mark(call: ast.Call, fn: Function, module: Module) -> Mark:
             found = module.resource(function.value, fn)
             if found is not None and found.kind in LOCKS:
                 if method in ("release", "release_lock", "__exit__"):
-                    return Mark("free", call, found)
-                return Mark("try" if gives_up(call) else "take", call, found)
+                    return Effect("free", call, found)
+                return Effect("try" if gives_up(call) else "take", call, found)
         elif method in _WAITING:
             found = module.resource(function.value, fn)
             if found is not None:
                 whom = WAITS.get((found.kind, method))
                 if whom is not None:
-                    return Mark("wait", call, found, None, whom, has_timeout(call, method))
+                    return Effect("wait", call, found, None, whom, has_timeout(call, method))
                 if method in ("wait", "wait_for") and found.kind in ("Condition", "AsyncCondition"):
-                    return Mark("wait", call, found, None, "somebody to notify", has_timeout(call, method))
-    return Mark("call", call, None, module.callee(call, fn))
+                    return Effect("wait", call, found, None, "somebody to notify", has_timeout(call, method))
+    return Effect("call", call, None, module.callee(call, fn))
 
 
-def hidden(fn: Function) -> list[Mark]:
+def implicit_calls(fn: Function) -> list[Effect]:
     """Calls that do not look like calls: a property of the own object, `self[key]`, `len(self)`."""
     cls = fn.cls
-    if cls is None or not fn.me:
+    if cls is None or not fn.self_name:
         return []
     properties = {name for c in cls.ancestry for name in c.properties}
     length = cls.method("__len__")
     found = [
-        Mark("call", node, None, cls.method(node.attr))
+        Effect("call", node, None, cls.method(node.attr))
         for node in (fn.attributes if properties else ())
-        if node.attr in properties and isinstance(node.ctx, ast.Load) and _is_me(node.value, fn)
+        if node.attr in properties and isinstance(node.ctx, ast.Load) and _is_self(node.value, fn)
     ]
     found += [
-        Mark("call", item, None, method)
+        Effect("call", item, None, method)
         for item in fn.subscripts
-        if _is_me(item.value, fn) and (method := cls.method(_ITEMS[type(item.ctx)])) is not None
+        if _is_self(item.value, fn) and (method := cls.method(_ITEMS[type(item.ctx)])) is not None
     ]
     found += [
-        Mark("call", call, None, length)
+        Effect("call", call, None, length)
         for call in (fn.calls if length is not None else ())
-        if isinstance(call.func, ast.Name) and call.func.id == "len" and call.args and _is_me(call.args[0], fn)
+        if isinstance(call.func, ast.Name) and call.func.id == "len" and call.args and _is_self(call.args[0], fn)
     ]
     return found
 
 
-def _is_me(node: ast.expr, fn: Function) -> bool:
-    return isinstance(node, ast.Name) and node.id == fn.me
+def _is_self(node: ast.expr, fn: Function) -> bool:
+    return isinstance(node, ast.Name) and node.id == fn.self_name
 
 
 def gives_up(call: ast.Call) -> bool:
@@ -118,7 +118,7 @@ def _is_minus_one(node: ast.expr) -> bool:
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
 
 
-def said(node: ast.expr) -> str:
+def text_of(node: ast.expr) -> str:
     """A call or name as one would say it: `self._lock.acquire()`."""
     text = dotted(node.func if isinstance(node, ast.Call) else node)
     return text + "()" if isinstance(node, ast.Call) else text
