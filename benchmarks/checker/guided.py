@@ -4,7 +4,7 @@
 
 Worlds of two or three workers under gates and desks that are wrong on purpose. `explore` walks them breadth first; here
 the same worlds are walked best first, by a Bayesian network over what one sees of a state: for each of six features the
-chance of its value given the parent feature and whether a bad state lies below (a tree-augmented naive Bayes, fit by
+chance of its value given the parent feature and whether a bad state lies below (a tree-augmented naive Bayes, fitted by
 counting on the other faults). Beside it: depth first, and a logistic model of the same features. What counts is how
 many moves are made before the first bad state. Every fault is searched with what was learned from the others only.
 """

@@ -1,4 +1,4 @@
-"""How many real bugs the checker finds, how many of the found are gone in the as_python3 file, and how much else it says.
+"""How many real bugs the checker finds, how many of the found are gone in the repaired file, and how much else it says.
 
     python benchmarks/checker/run.py CASES.tsv FOLDER
 

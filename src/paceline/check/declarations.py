@@ -1,6 +1,6 @@
-"""What a file declares: its functions and classes, and what each of them assigns, calls and touches.
+"""The declarations of a file: its functions and classes, and what each of them assigns, calls and accesses.
 
-One pass over the syntax tree collects everything that the rules ask for, so that no rule walks the tree itself.
+One pass over the syntax tree collects everything that the rules need, so that no rule walks the tree itself.
 """
 
 from __future__ import annotations
@@ -12,27 +12,32 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.check.graph import Graph, TooLarge, build
-from paceline.check.names import dotted, imported, is_constant, same, short_name
+from paceline.check.names import dotted, imported, is_constant, original, short_name
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 
 
 class Resource(NamedTuple):
-    id: str
-    kind: str
-    sure: bool  # it was seen being made
-    non_reentrant: bool = False  # its holder waits for itself when it takes it again
+    """A lock, queue, event, thread or process, known by its identity."""
+
+    id: str  # `Pool._lock`, `LOCK`, `run.lock`
+    kind: str  # a value of catalogue.CONSTRUCTORS
+    sure: bool  # its creation was seen; else it is only named like a lock
+    non_reentrant: bool = False  # a holder that takes it again waits for itself
     one_of_several: bool = False  # one of several under the same name
     line: int = 0
 
 
 @dataclass(eq=False)
 class Class:
+    """A class of the file."""
+
     name: str
     node: ast.ClassDef
     module: Declarations
     bases: list[str]
     methods: dict[str, Function] = field(default_factory=dict)
+    #: Attribute -> the values assigned to it, each with the function that assigns it.
     values: dict[str, list[tuple[ast.expr, Function]]] = field(default_factory=dict)
     properties: set[str] = field(default_factory=set)
 
@@ -48,9 +53,11 @@ class Class:
         return found
 
     def method(self, name: str) -> Function | None:
+        """The method of this name, inherited ones included."""
         return next((c.methods[name] for c in self.ancestry if name in c.methods), None)
 
     def is_a(self, *names: str) -> bool:
+        """Whether one of these canonical names is a base class."""
         return any(base in names for c in self.ancestry for base in c.bases)
 
 
@@ -92,7 +99,7 @@ class Function:
 
     @cached_property
     def self_name(self) -> str:
-        """What this method calls its object; a function inside a method sees the method's."""
+        """The name of this method's first parameter; a function nested in a method uses the method's."""
         if self.cls is None:
             return ""
         if self.outer is not None and self.outer.cls is self.cls and self.cls.methods.get(self.name) is not self:
@@ -101,6 +108,7 @@ class Function:
 
     @cached_property
     def body(self) -> list[ast.stmt]:
+        """The statements; a lambda's expression as one statement."""
         if isinstance(self.node, ast.Lambda):
             value = ast.Expr(self.node.body)
             return [ast.copy_location(value, self.node.body)]
@@ -108,18 +116,21 @@ class Function:
 
     @cached_property
     def graph(self) -> Graph | None:
+        """The control-flow graph; None when it would be too large."""
         try:
             return build(self.body, self.line)
         except (TooLarge, RecursionError):
             return None
 
     def decorated(self, *names: str) -> bool:
+        """Whether a decorator has one of these names, called or not."""
         return any(
             short_name(d.func if isinstance(d, ast.Call) else d) in names
             for d in getattr(self.node, "decorator_list", ())
         )
 
     def scopes(self) -> Iterator[Function]:
+        """This function and those around it, innermost first."""
         scope: Function | None = self
         while scope is not None:
             yield scope
@@ -127,7 +138,7 @@ class Function:
 
 
 class Declarations:
-    """The result of the pass."""
+    """The functions and classes of one file, collected in one pass."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.imports: dict[str, str] = {}
@@ -262,6 +273,7 @@ class Declarations:
     # -- names
 
     def canonical(self, node: ast.AST) -> str:
+        """The dotted name of an expression with its imports resolved; empty when it is not a name."""
         text = dotted(node)
         if not text:
             return ""
@@ -269,8 +281,8 @@ class Declarations:
         call = head.partition("(")[0].partition("[")[0]
         origin = self.imports.get(call)
         if origin is None:
-            return same(text)
-        return same(origin + head[len(call) :] + dot + rest)
+            return original(text)
+        return original(origin + head[len(call) :] + dot + rest)
 
     def function_of(self, node: ast.AST) -> Function | None:
         return self._by_node.get(id(node))

@@ -1,9 +1,9 @@
-"""Marks: what a call means to the other threads and processes.
+"""Effects: what a call means to other threads and processes.
 
-lock.acquire()          take (or try, with a timeout or without waiting)
+lock.acquire()          take (or try, with a timeout or without blocking)
 lock.release()          free
-queue.get()             wait: for somebody else, for ever unless it has a timeout
-self._callback(x)       a call: of a function of this file, or of a stranger
+queue.get()             wait: for another thread or process, for ever unless it has a timeout
+self._callback(x)       call: of a function of this file, or of an unknown one
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from paceline.check.catalogue import LOCKS, WAITS
+from paceline.check.catalogue import LOCKS, NOTIFY, WAITS
 from paceline.check.declarations import Function, Resource
 from paceline.check.module import Module
-from paceline.check.names import dotted, is_constant, keyword
+from paceline.check.names import dotted, is_constant, keyword, parent
 
 
 @dataclass(eq=False, slots=True)
 class Effect:
+    """One call, or an expression that calls implicitly, and its effect."""
+
     kind: str  # take, try, free, wait, call
     node: ast.expr
     resource: Resource | None = None
     callee: Function | None = None
-    waits_for: str = ""  # of a wait: whose move is awaited
+    waits_for: str = ""  # what a wait needs: who has to do what
     timeout: bool = False
 
     @property
@@ -32,7 +34,7 @@ class Effect:
 
 
 def effect_of(call: ast.Call, fn: Function, module: Module) -> Effect:
-    """What one call means."""
+    """The effect of one call."""
     function = call.func
     if isinstance(function, ast.Attribute):
         method = function.attr
@@ -49,12 +51,12 @@ def effect_of(call: ast.Call, fn: Function, module: Module) -> Effect:
                 if whom is not None:
                     return Effect("wait", call, found, None, whom, has_timeout(call, method))
                 if method in ("wait", "wait_for") and found.kind in ("Condition", "AsyncCondition"):
-                    return Effect("wait", call, found, None, "somebody to notify", has_timeout(call, method))
+                    return Effect("wait", call, found, None, NOTIFY, has_timeout(call, method))
     return Effect("call", call, None, module.callee(call, fn))
 
 
 def implicit_calls(fn: Function) -> list[Effect]:
-    """Calls that do not look like calls: a property of the own object, `self[key]`, `len(self)`."""
+    """Calls without call syntax: properties of the own object, `self[key]`, `len(self)`."""
     cls = fn.cls
     if cls is None or not fn.self_name:
         return []
@@ -83,7 +85,7 @@ def _is_self(node: ast.expr, fn: Function) -> bool:
 
 
 def gives_up(call: ast.Call) -> bool:
-    """An acquire that does not wait for ever."""
+    """Whether an acquire has a timeout or does not block."""
     blocking = keyword(call, "blocking", 0)
     timeout = keyword(call, "timeout", 1)
     if keyword(call, "block") is not None:
@@ -94,7 +96,7 @@ def gives_up(call: ast.Call) -> bool:
 
 
 def has_timeout(call: ast.Call, method: str) -> bool:
-    """A wait that does not last for ever."""
+    """Whether a wait has a timeout or does not block."""
     if method == "shutdown":
         wait = keyword(call, "wait", 0)
         return is_constant(wait, False)
@@ -118,8 +120,16 @@ def _is_minus_one(node: ast.expr) -> bool:
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
 
 
+def runs_now(effect: Effect) -> bool:
+    """Whether the callee runs before the call returns: not so for generators, nor for coroutines unless awaited."""
+    callee = effect.callee
+    if callee is None or callee.generator:
+        return False
+    return not callee.asynchronous or isinstance(parent(effect.node), ast.Await)
+
+
 def text_of(node: ast.expr) -> str:
-    """A call or name as one would say it: `self._lock.acquire()`."""
+    """A call or name as text without arguments: `self._lock.acquire()`."""
     text = dotted(node.func if isinstance(node, ast.Call) else node)
     return text + "()" if isinstance(node, ast.Call) else text
 

@@ -6,8 +6,8 @@
     finally:                 │
         lock.release()    [finally: release] ─► return exit
 
-It is built from its end: every statement is reported what comes after it, so a `finally` is simply built once for each
-place that it leads to (what follows, an exception, a return, a break, a continue), and the end of a `with` likewise.
+The graph is built from its end: every statement gets the node that follows it, so a `finally` is simply built once for
+each place that it leads to (what follows, an exception, a return, a break, a continue), and so is the end of a `with`.
 The head of a loop is a node of its own that knows what comes after the loop, so that a walk can bound it.
 """
 
@@ -25,7 +25,7 @@ class TooLarge(Exception):
     """The graph of a function has too many nodes to be walked."""
 
 
-# Calls that are taken never to raise in practice; an edge out of each would drown the true ones.
+# Calls that are assumed never to raise; an exception edge out of each would bury the relevant ones.
 HARMLESS = {
     "append", "add", "discard", "clear", "len", "isinstance", "issubclass", "id", "hasattr", "time", "monotonic",
     "perf_counter", "set", "list", "dict", "tuple", "bool", "super", "debug", "info", "warning", "error", "exception",
@@ -39,15 +39,15 @@ HARMLESS = {
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One step: what is evaluated, and where it may go."""
+    """One step: what is evaluated, and the steps that may follow."""
 
     kind: str  # step, test, enter, leave, handler, return, raise, head, end
     syntax: ast.AST | None
     line: int
     next: list[Node] = field(default_factory=list)
-    otherwise: Node | None = None  # a test's other side
+    otherwise: Node | None = None  # of a test: the step when it is false
     raises: Node | None = None
-    exit: Node | None = None  # of a loop's head: what comes after the loop
+    exit: Node | None = None  # of the head of a loop: the step after the loop
 
     def successors(self) -> Iterator[Node]:
         yield from self.next
@@ -59,15 +59,19 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class _Exits:
+    """Where each way out of a block leads."""
+
     raises: Node
     returns: Node
     breaks: Node | None = None
     continues: Node | None = None
-    caught: bool = False  # somebody wrote a `try` around this: then anything in it may raise
+    caught: bool = False  # inside a `try`: then its author expects anything in it to raise
 
 
 @dataclass(eq=False)
 class Graph:
+    """A function's control flow."""
+
     entry: Node
     end: Node  # normal exit
     failure: Node  # exit by an exception
@@ -75,7 +79,7 @@ class Graph:
 
 
 def build(body: Statements, line: int = 0) -> Graph:
-    """The graph of a body of statements: a function's, or a module's."""
+    """Build the graph of the body of a function or module."""
     return _Builder().graph(body, line)
 
 
@@ -127,7 +131,7 @@ class _Builder:
     # -- branches
 
     def test(self, test: ast.expr, yes: Node, no: Node, exits: _Exits) -> Node:
-        """`and`, `or` and `not` become steps of their own: each operand is evaluated only where it is."""
+        """Build a test. Operands of `and`, `or` and `not` become steps of their own, since not all are evaluated."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return self.test(test.operand, no, yes, exits)
         if isinstance(test, ast.BoolOp):
@@ -186,10 +190,10 @@ class _Builder:
         raises = exits.raises if asynchronous or may_raise(statement.iter) else None
         return self.node("step", statement.iter, statement.lineno, head, raises=raises)
 
-    # -- what must be done on the way out
+    # -- with and try: what runs on the way out
 
     def guarded(self, exits: _Exits, leave: Callable[[Node], Node]) -> _Exits:
-        """The same exits, each through a copy of what `leave` builds."""
+        """The same exits, each through its own copy of the nodes that `leave` builds."""
         return _Exits(
             leave(exits.raises),
             leave(exits.returns),
@@ -252,6 +256,7 @@ if hasattr(ast, "TryStar"):
 
 
 def catches_all(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler catches every exception."""
     kind = handler.type
     if kind is None:
         return True
@@ -269,7 +274,7 @@ def _short_name(name: ast.expr) -> str:
 
 
 def expressions(node: Node) -> ast.AST | None:
-    """What is evaluated in this step, without the bodies of what it opens."""
+    """The syntax that this step evaluates, without the bodies of compound statements."""
     syntax = node.syntax
     if isinstance(syntax, ast.withitem):
         return syntax.context_expr if node.kind == "enter" else None
@@ -279,7 +284,7 @@ def expressions(node: Node) -> ast.AST | None:
 
 
 def may_raise(syntax: ast.AST) -> bool:
-    """Whether an exception may come out of evaluating this: calls, subscripts, awaits, yields, asserts, imports."""
+    """Whether evaluating this may raise: it calls, awaits, yields, asserts or imports something."""
     todo: list[ast.AST] = [syntax]
     while todo:
         node = todo.pop()

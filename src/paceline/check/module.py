@@ -1,7 +1,7 @@
-"""Which of what a file declares are locks, queues, threads; and which function a call runs.
+"""Resolves names within a file: which of them are locks, queues and threads, and which function a call runs.
 
 A resource is known by identity: `Pool._lock` is the attribute of a class, `LOCK` a global, `run.lock` a local of `run`.
-What was not seen being made, but is called a lock, is one that is not `sure`.
+A lock whose creation was not seen, and which is only named like one, is not `sure`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from paceline.check import catalogue
 from paceline.check.declarations import Class, Declarations, Function, Resource
 from paceline.check.names import dotted, keyword, short_name
 
-ALIASES = 4  # how far a name is followed through assignments
+ALIASES = 4  # assignments through which a name is followed
 
 
 class Module(Declarations):
+    """The declarations of a file, with names resolved."""
+
     # -- resources
 
     def constructed(self, value: ast.expr, fn: Function) -> tuple[str, ast.Call] | None:
-        """The kind of thing that this expression makes, and the call that makes it."""
+        """The kind of resource that this expression creates, and the call that creates it."""
         if isinstance(value, ast.IfExp):
             return self.constructed(value.body, fn) or self.constructed(value.orelse, fn)
         if isinstance(value, ast.BoolOp):
@@ -31,6 +33,7 @@ class Module(Declarations):
         return None if kind is None else (kind, value)
 
     def constructed_kind(self, call: ast.Call, fn: Function) -> str | None:
+        """The kind of resource that this call creates; None when it creates none."""
         name = self.canonical(call.func)
         kind = catalogue.CONSTRUCTORS.get(name)
         if kind is not None:
@@ -56,7 +59,7 @@ class Module(Declarations):
         return False
 
     def resource(self, node: ast.expr, fn: Function, depth: int = 0) -> Resource | None:
-        """The lock, queue, thread or other resource that an expression names; None when it is not one."""
+        """The lock, queue, thread or other resource that an expression names; None when it names none."""
         text = dotted(node)
         if not text or depth > ALIASES:
             return None
@@ -114,6 +117,7 @@ class Module(Declarations):
         return _guess(origin, name) if origin is not None else None
 
     def attribute(self, owner: Class, attribute: str) -> Resource | None:
+        """The resource that a class or its bases assign to an attribute."""
         for cls in owner.ancestry:
             values = cls.values.get(attribute, ())
             for value, fn in values:
@@ -159,7 +163,7 @@ class Module(Declarations):
     # -- types and calls
 
     def type_of(self, node: ast.expr, fn: Function, depth: int = 0) -> Class | None:
-        """The class of this file that an expression is an object of."""
+        """The class, of this file, whose instance an expression is."""
         if depth > ALIASES:
             return None
         if isinstance(node, ast.Name):
@@ -231,7 +235,7 @@ class Module(Declarations):
 
 
 def _guess(where: str, name: str) -> Resource | None:
-    """A lock by its name alone."""
+    """A lock or condition that is recognised by its name alone."""
     low = name.lower().rstrip("s")
     if low.endswith(catalogue.CONDITION_WORDS) or low == "cond" or low == "cv":
         return Resource(where, "Condition", False)

@@ -1,8 +1,8 @@
-"""What functions do through everything that they call, joined over the call graph until nothing changes.
+"""Propagates what functions do to their callers, over the whole call graph, until nothing changes.
 
-Callees come before their callers, so a graph without cycles is joined in one pass, however deep it is; functions that
-call each other in a circle take as many passes as the circle needs. The result depends neither on the order of the
-functions in the file nor on which of them is asked about first.
+Callees come before their callers, so an acyclic call graph is done in one pass, however deep it is; functions that call
+each other recursively take as many passes as their cycle needs. The result depends neither on the order of the
+functions in the file nor on which of them is asked for first.
 """
 
 from __future__ import annotations
@@ -15,44 +15,49 @@ from paceline.check.declarations import Function
 from paceline.check.effects import Effect
 
 
-class Way(Protocol):
+class Path(Protocol):
+    """Something that a function does, and the calls that lead there."""
+
     @property
     def steps(self) -> tuple[tuple[Function, ast.expr], ...]: ...
 
 
-W = TypeVar("W", bound=Way)
+P = TypeVar("P", bound=Path)
 
 
-class Propagated(Generic[W]):
-    """Function -> {what it does: the shortest way there}.
+class Propagated(Generic[P]):
+    """Function -> {what it does: the shortest path to it}.
 
-    `own` lists what a function does itself, `runs` the calls that it makes, and `through` puts such a call before a
-    callee's way.
+    `own` gives what a function does itself, `runs` the calls that it makes, and `through` prepends such a call to a
+    path of its callee.
     """
 
     def __init__(
         self,
-        own: Callable[[Function], dict[str, W]],
+        own: Callable[[Function], dict[str, P]],
         runs: Callable[[Function], list[Effect]],
-        through: Callable[[Function, Effect, W], W],
+        through: Callable[[Function, Effect, P], P],
     ) -> None:
         self._own, self._runs, self._through = own, runs, through
-        self._kept: dict[int, dict[str, W]] = {}
+        #: What is known, by the id of the function; complete for every function in it.
+        self._known: dict[int, dict[str, P]] = {}
 
-    def of(self, fn: Function) -> dict[str, W]:
-        if id(fn) not in self._kept:
-            order = reached(fn, lambda at: [m.callee for m in self._runs(at) if m.callee is not None], self._kept)
-            self._kept |= {id(at): self._own(at) for at in order}
+    def of(self, fn: Function) -> dict[str, P]:
+        """What a function does, itself or through its callees."""
+        if id(fn) not in self._known:
+            order = reached(fn, lambda at: [m.callee for m in self._runs(at) if m.callee is not None], self._known)
+            self._known |= {id(at): self._own(at) for at in order}
             while sum(self._join(at) for at in order):
                 pass
-        return self._kept[id(fn)]
+        return self._known[id(fn)]
 
     def _join(self, fn: Function) -> bool:
-        mine, changed = self._kept[id(fn)], False
+        """Add what the callees do; whether that changed anything."""
+        mine, changed = self._known[id(fn)], False
         for effect in self._runs(fn):
-            for what, way in self._kept[id(effect.callee)].items():
-                if what not in mine or len(mine[what].steps) > len(way.steps) + 1:
-                    mine[what] = self._through(fn, effect, way)
+            for what, path in self._known[id(effect.callee)].items():
+                if what not in mine or len(mine[what].steps) > len(path.steps) + 1:
+                    mine[what] = self._through(fn, effect, path)
                     changed = True
         return changed
 
@@ -60,7 +65,7 @@ class Propagated(Generic[W]):
 def reached(
     fn: Function, following: Callable[[Function], Iterable[Function]], known: Container[int] = ()
 ) -> list[Function]:
-    """A function and all that is reached from it without passing one that is known, what follows first."""
+    """The function and all that it reaches without passing through a known one, in post-order."""
     order: list[Function] = []
     seen: set[int] = set()
     todo = [(fn, False)]

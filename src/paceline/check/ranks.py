@@ -1,8 +1,8 @@
-"""What differs between ranks, and what every rank must call.
+"""What differs between ranks, and which calls are collectives.
 
-A condition is *of the rank* when it asks who this is (`rank == 0`, `is_main_process`), directly, through a variable or
-through an attribute; it is *of local data* when it asks about a list that this rank has filled by itself. Everything
-else is taken to be the same on every rank: the configuration, the arguments, the number of steps.
+A condition depends *on the rank* when it asks which rank this is (`rank == 0`, `is_main_process`), directly, through a
+variable or through an attribute; it depends *on local data* when it asks about a list that this rank has filled for
+itself. Everything else is assumed to be the same on every rank: the configuration, the arguments, the number of steps.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from paceline.check.module import Module
 from paceline.check.names import dotted, enclosing, keyword, short_name
 
 ALIASES = 3
-# The rank in one of several groups: `get_data_parallel_rank()`; not the number of another rank.
+# The rank within one of several groups, as `get_data_parallel_rank()`; not the number of another rank.
 _GROUP_RANK = re.compile(r"get_(?!.*(?:src|next|prev|first|last|world|num))(\w+)_rank")
 BOOLEAN = ("is_", "on_", "should_", "save_", "master", "main")
 
 
 class Collective(NamedTuple):
+    """A call that every rank of a group must make."""
+
     name: str
     call: ast.Call
     group: str  # as written; empty for the default group
@@ -30,16 +32,16 @@ class Collective(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """A test that may come out differently on different ranks."""
+    """A test whose outcome may differ between ranks."""
 
     key: str  # the same for `rank == 0` and, with the other sign, `rank != 0`
     sign: bool  # the value of the key for which the test holds
-    local: bool  # of local data rather than of the rank
-    group: str  # the group whose rank it asks for; empty for all ranks
+    local: bool  # depends on local data rather than on the rank
+    group: str  # the group whose rank it tests; empty for the default group
 
 
 def collective(call: ast.Call, fn: Function, module: Module) -> Collective | None:
-    """The operation of all ranks that a call is; None when it is none."""
+    """The collective that a call is; None when it is none."""
     function = call.func
     name = _by_name(module.canonical(function))
     if (
@@ -60,17 +62,17 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
         group is None
         and isinstance(function, ast.Attribute)
         and name in catalogue.COLLECTIVE_NAMES
-        and not _usual(function, fn, module)
+        and not _for_all_ranks(function, fn, module)
     ):
-        group = function.value  # an operation of a communicator of its own
+        group = function.value  # a collective of a communicator of its own
     root = keyword(call, "src") or keyword(call, "root") or keyword(call, "dst")
     if root is None and name in ("broadcast", "reduce", "bcast") and len(call.args) > 1:
         root = call.args[1]
     return Collective(name, call, _text_of(group), _text_of(root))
 
 
-def _usual(function: ast.Attribute, fn: Function, module: Module) -> bool:
-    """A module or object that speaks for all ranks."""
+def _for_all_ranks(function: ast.Attribute, fn: Function, module: Module) -> bool:
+    """Whether a module or object stands for all ranks rather than for a group."""
     owner = short_name(function.value).lower().strip("_")
     head = dotted(function.value).split(".")[0]
     known = owner in catalogue.OBJECT_COLLECTIVES or owner in catalogue.WORLD_OBJECTS or owner.endswith("utils")
@@ -128,14 +130,14 @@ def _text_of(node: ast.expr | None) -> str:
 
 
 def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> Condition | None:
-    """A test without `and` and `or` as a condition, if it may differ between ranks."""
+    """A test without `and` and `or` as a condition; None when it is the same on every rank."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         found = condition(test.operand, fn, module, depth)
         return found and found._replace(sign=not found.sign)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _compared(test, fn, module, depth)
-    if isinstance(test, ast.Call) and (broken := _broken(test, fn, module)) is not None:
-        return broken
+    if isinstance(test, ast.Call) and (nan := _is_nan(test, fn, module)) is not None:
+        return nan
     if isinstance(test, ast.Call) and short_name(test.func) in ("len", "any", "all", "bool"):
         return _local(test, test, True, fn)
     who = of_rank(test, fn, module, depth)
@@ -162,7 +164,7 @@ def _compared(test: ast.Compare, fn: Function, module: Module, depth: int) -> Co
         )
     text, group, _ = who
     if of_rank(right, fn, module, depth) is not None and not isinstance(right, ast.Constant):
-        return None  # one rank against another: which ranks these are is not known here
+        return None  # compares two ranks, which are not known here
     zero = _is_number(right, 0)
     if isinstance(op, ast.GtE | ast.Lt) and zero:
         return None  # `rank >= 0`: whether there are ranks at all
@@ -183,7 +185,7 @@ def _compared(test: ast.Compare, fn: Function, module: Module, depth: int) -> Co
 
 
 def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tuple[str, str, bool] | None:
-    """What of the rank an expression is: as written, of which group, and whether it is a yes or no."""
+    """An expression of the rank: as written, its group, and whether it is a boolean; None when it is no such thing."""
     if isinstance(node, ast.BinOp):
         found = of_rank(node.left, fn, module, depth)
         return found and (ast.unparse(node), found[1], False)
@@ -262,8 +264,8 @@ def _is_zero_or_none(node: ast.expr) -> bool:
     )
 
 
-def _broken(node: ast.expr, fn: Function, module: Module) -> Condition | None:
-    """Whether this rank's own number is broken: `torch.isnan(loss)`, before it was added up over the ranks."""
+def _is_nan(node: ast.expr, fn: Function, module: Module) -> Condition | None:
+    """`torch.isnan(loss)` of a value that was not reduced over the ranks before, and so differs between them."""
     at: ast.AST = node
     while isinstance(at, ast.Call) and isinstance(at.func, ast.Attribute) and at.func.attr in ("any", "all", "item"):
         at = at.func.value
@@ -277,7 +279,7 @@ def _broken(node: ast.expr, fn: Function, module: Module) -> Condition | None:
 
 
 def _local(test: ast.expr, node: ast.expr, sign: bool, fn: Function) -> Condition | None:
-    """A question about a list that this function fills by itself, under conditions of its own."""
+    """A test of a list that this function fills itself, inside a condition."""
     while isinstance(node, ast.Call) and short_name(node.func) in ("len", "any", "all", "bool") and len(node.args) == 1:
         node = node.args[0]
     if not isinstance(node, ast.Name):

@@ -1,4 +1,4 @@
-"""Checking files and folders: which files, with cache, baseline and level, and what came of it."""
+"""Checks files and folders, with cache, baseline, feedback and minimum confidence."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from paceline.errors import UsageError
 
 @dataclass
 class Report:
+    """The findings of a run of the checker, and what it has read."""
+
     findings: list[Finding] = field(default_factory=list)
     files: int = 0
     lines: int = 0
-    known: int = 0  # left out by the baseline
+    known: int = 0  # findings left out because the baseline has them
 
     def summary(self) -> str:
+        """One line for people."""
         found = f"{len(self.findings)} found" if self.findings else "nothing found"
         known = f", {self.known} known from the baseline" if self.known else ""
         return f"{found} in {self.files} files, {self.lines:,} lines{known}"
 
 
 def check_paths(paths: Iterable[Path], options: Options) -> Report:
-    """What is found under these paths, at the options' level."""
+    """Check every Python file under these paths."""
     report = Report()
     cache = Cache(Path.cwd()) if options.cache else None
     known = read_baseline(Path(options.baseline)) if options.baseline else set()
@@ -66,7 +69,7 @@ def _check(file: Path, cache: Cache | None, report: Report) -> list[Finding]:
 
 
 def _display_path(file: Path) -> str:
-    """Relative to where one is, where possible: so that a fingerprint is the same on another machine."""
+    """The path relative to the current folder where possible, so that fingerprints are the same on every machine."""
     try:
         return file.resolve().relative_to(Path.cwd()).as_posix()
     except ValueError:
@@ -74,11 +77,11 @@ def _display_path(file: Path) -> str:
 
 
 def files_under(paths: Iterable[Path], exclude: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Every Python file, each once, in a fixed order; a file that is named is checked whatever it is called."""
+    """Every Python file, each once, in a fixed order; a file that is given by name needs no .py ending."""
     seen: set[str] = set()
     for path in paths:
         if not path.exists():
-            raise UsageError(f"there is no {path}. Give files or folders to check, such as `paceline check src`")
+            raise UsageError(f"{path} does not exist. Give files or folders to check, such as `paceline check src`")
         for file in [path] if path.is_file() else _walk(path, exclude):
             if (key := os.path.realpath(file)) not in seen:
                 seen.add(key)
@@ -94,7 +97,7 @@ def _walk(folder: Path, exclude: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _excluded(path: Path, exclude: tuple[str, ...]) -> bool:
-    said = path.as_posix()
+    text = path.as_posix()
     return any(
-        fnmatch.fnmatch(said, p) or fnmatch.fnmatch(path.name, p) or f"/{said}".endswith(f"/{p}") for p in exclude
+        fnmatch.fnmatch(text, p) or fnmatch.fnmatch(path.name, p) or f"/{text}".endswith(f"/{p}") for p in exclude
     )

@@ -1,8 +1,7 @@
-"""Summaries: what a function does through everything that it calls, joined over the file's call graph.
+"""Summaries: what a function does itself and through everything that it calls, joined over the call graph of the file.
 
-`takes` are the locks that a call may wait for, `waits` the other things, each with the calls that lead there. A
-summary keeps the shortest way to each. `guards` are the locks that every caller holds: a helper that is only ever
-called under a lock is as good as locked.
+`takes` are the locks that a call may wait for, `waits` everything else, each with the shortest path of calls to it.
+`guards` are the locks that every caller holds: a helper that is only called under a lock counts as locked.
 """
 
 from __future__ import annotations
@@ -10,44 +9,46 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from paceline.check.accesses import Access
 from paceline.check.declarations import Function, Resource
-from paceline.check.effects import Effect, text_of
+from paceline.check.effects import Effect, runs_now, text_of
 from paceline.check.findings import Step
 from paceline.check.module import Module
 from paceline.check.names import dotted, is_constant, keyword, parent, short_name
 from paceline.check.propagation import Propagated, reached
+from paceline.check.sequences import Sequences
 from paceline.check.walk import Event, Walk, Walker
-
-if TYPE_CHECKING:
-    from paceline.check.accesses import Access
-    from paceline.check.sequences import Sequences
 
 
 class Take(NamedTuple):
+    """A lock that a function takes, itself or through its callees."""
+
     resource: Resource
     steps: tuple[tuple[Function, ast.expr], ...]  # the calls that lead there, then the take itself
-    same: bool  # the same object all the way: through self, or a global
+    same: bool  # the same object all along the path: through self, or a global
 
 
 class Wait(NamedTuple):
+    """A wait without a timeout, in a function or its callees."""
+
     effect: Effect
     steps: tuple[tuple[Function, ast.expr], ...]
 
 
 class Root(NamedTuple):
-    """Where another path of execution begins."""
+    """A function in which another path of execution begins."""
 
     kind: str  # thread, process, task, signal, del, gc, fork, exit
     function: Function
     line: int
     several: bool  # started in a loop, or more than once
-    alone: bool = False  # joined before anything else is started
+    alone: bool = False  # joined before another thread is started
 
 
 class Facts:
-    """Everything that the rules ask of one file."""
+    """Everything that the rules need to know about one file."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -58,18 +59,18 @@ class Facts:
         )
         self._runs: dict[int, list[Effect]] = {}
         self._guards: dict[int, frozenset[str]] = {}
-        self.accesses: dict[
-            str, dict[str, list[Access]]
-        ] = {}  # class, or nothing for globals -> what accesses.py found
+        self.accesses: dict[str, dict[str, list[Access]]] = {}  # cache of shared_state: by class, "" for globals
 
     def walk(self, fn: Function) -> Walk:
+        """The walk through a function's control flow."""
         return self.walker.walk(fn)
 
     def events(self, fn: Function) -> list[Event]:
+        """The effects in a function, each with the locks held there."""
         return self.walker.walk(fn).events
 
     def takes(self, fn: Function) -> dict[str, Take]:
-        """Lock -> the shortest way on which this function waits for it."""
+        """Lock -> the shortest path on which this function takes it."""
         return self._takes.of(fn)
 
     def _own_takes(self, fn: Function) -> dict[str, Take]:
@@ -82,7 +83,7 @@ class Facts:
 
     def _taken_through(self, fn: Function, effect: Effect, take: Take) -> Take:
         lock = take.resource.id
-        # a function that has just tried the lock would not come here if it held it itself
+        # A function that has just tried the lock does not hold it itself.
         free = any(
             m.kind == "try" and m.resource is not None and m.resource.id == lock and m.line < effect.line
             for m in self.walker.effects(fn)
@@ -91,7 +92,7 @@ class Facts:
         return Take(take.resource, ((fn, effect.node), *take.steps), same)
 
     def waits(self, fn: Function) -> dict[str, Wait]:
-        """What a function waits for without a timeout -> the shortest way there."""
+        """Wait without a timeout -> the shortest path on which this function gets there."""
         return self._waits.of(fn)
 
     def _own_waits(self, fn: Function) -> dict[str, Wait]:
@@ -102,7 +103,7 @@ class Facts:
         return found
 
     def drops(self, fn: Function) -> dict[str, Effect]:
-        """The locks that a function releases without having taken them: its caller's."""
+        """The locks that a function releases without having taken them: those of its caller."""
         found: dict[str, Effect] = {}
         for effect, held in self.events(fn):
             lock = effect.resource
@@ -120,6 +121,7 @@ class Facts:
 
     @cached_property
     def callers(self) -> dict[int, list[tuple[Function, Event]]]:
+        """Function -> the functions that call it, and with which locks held."""
         found: dict[int, list[tuple[Function, Event]]] = {}
         for fn in self.module.functions:
             for event in self.events(fn):
@@ -129,7 +131,7 @@ class Facts:
 
     @cached_property
     def used_as_values(self) -> set[str]:
-        """Methods that are handed on as values: nobody knows who calls those, and when."""
+        """Methods that are used as values, so that their callers are not known."""
         found = set()
         for fn in self.module.functions:
             called = {id(call.func) for call in fn.calls}
@@ -140,14 +142,14 @@ class Facts:
         """The locks that are held whenever this function runs, as far as this file can tell."""
         if id(fn) not in self._guards:
             order = reached(fn, lambda at: [caller for caller, _ in self._guarding(at)], self._guards)
-            found: dict[int, frozenset[str] | None] = {id(at): None for at in order}  # none yet: any lock
+            found: dict[int, frozenset[str] | None] = {id(at): None for at in order}  # None: not known yet
             while sum(self._guard(at, found) for at in order):
                 pass
             self._guards |= {at: locks or frozenset() for at, locks in found.items()}
         return self._guards[id(fn)]
 
     def _guard(self, fn: Function, found: dict[int, frozenset[str] | None]) -> bool:
-        """Keep the locks that all callers known so far hold; whether that has changed anything."""
+        """Intersect the locks of all callers known so far; whether that changed anything."""
         before, guarding = found[id(fn)], self._guarding(fn)
         common = before if guarding else frozenset()
         for caller, event in guarding:
@@ -159,7 +161,7 @@ class Facts:
         return common != before
 
     def _guarding(self, fn: Function) -> list[tuple[Function, Event]]:
-        """The calls that lead to this function, if all of them are in this file."""
+        """The calls of this function, provided that all of them are in this file; else none."""
         private = fn.name.startswith("_") and not fn.name.startswith("__")
         if not private or fn.name in self.used_as_values:
             return []
@@ -177,14 +179,14 @@ class Facts:
 
     @cached_property
     def sequences(self) -> Sequences:
-        from paceline.check.sequences import Sequences
+        """The collectives of each function."""
+        return Sequences(self.module, self.walker)
 
-        return Sequences(self)
-
-    # -- where other paths begin
+    # -- where other paths of execution begin
 
     @cached_property
     def roots(self) -> list[Root]:
+        """The functions in which threads, processes, tasks, handlers and destructors begin."""
         return list(self._roots())
 
     def _roots(self) -> Iterator[Root]:
@@ -240,7 +242,7 @@ class Facts:
 
     @cached_property
     def _one_worker(self) -> bool:
-        """Executors of one thread run one task at a time."""
+        """Whether all executors have one thread, and so run one task at a time."""
         pools = [c for fn in self.module.functions for c in fn.calls if short_name(c.func) == "ThreadPoolExecutor"]
         return bool(pools) and all(is_constant(keyword(c, "max_workers", 0), 1) for c in pools)
 
@@ -260,6 +262,7 @@ class Facts:
         return found
 
     def threads_of(self, fn: Function) -> set[str]:
+        """The threads that reach a function."""
         return {t for t in self.reached.get(id(fn), ()) if t.startswith("thread:")}
 
     @cached_property
@@ -267,16 +270,8 @@ class Facts:
         return any(root.kind == "thread" for root in self.roots)
 
 
-def runs_now(effect: Effect) -> bool:
-    """A call that runs the callee before it returns: not a generator's, nor a coroutine's unless awaited."""
-    callee = effect.callee
-    if callee is None or callee.generator:
-        return False
-    return not callee.asynchronous or isinstance(parent(effect.node), ast.Await)
-
-
 def same_object(effect: Effect, fn: Function) -> bool:
-    """Whether a call stays with the same object: self.method(), super().method(), or a plain function."""
+    """Whether a call stays on the same object: self.method(), super().method(), or a plain function."""
     call = effect.node
     if not isinstance(call, ast.Call):
         return True  # a property or an item of the own object
@@ -288,13 +283,14 @@ def same_object(effect: Effect, fn: Function) -> bool:
 
 
 def call_steps(who: str, steps: tuple[tuple[Function, ast.expr], ...], end: str) -> list[Step]:
-    """The calls that lead somewhere, reported; the last does `end`."""
-    reported = [Step(who, node.lineno, f"{fn.qualname} calls {text_of(node)}") for fn, node in steps[:-1]]
+    """A path of calls as steps of a story, with `end` as what the last function does."""
+    calls = [Step(who, node.lineno, f"{fn.qualname} calls {text_of(node)}") for fn, node in steps[:-1]]
     fn, node = steps[-1]
-    return [*reported, Step(who, node.lineno, f"{fn.qualname} {end}")]
+    return [*calls, Step(who, node.lineno, f"{fn.qualname} {end}")]
 
 
 def in_loop(node: ast.AST, fn: Function) -> bool:
+    """Whether this is inside a loop or comprehension of the function."""
     at = parent(node)
     while at is not None and at is not fn.node:
         if isinstance(at, _LOOPS):
@@ -316,7 +312,7 @@ def joined_at_once(made: ast.Call, fn: Function) -> bool:
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 
-# Calls that make another path of execution begin: its kind, and the argument that it begins in.
+# Calls that start another path of execution -> its kind, and the name and position of the argument that it runs.
 STARTS: dict[str, tuple[str, str, int]] = {
     "Thread": ("thread", "target", 1),
     "Timer": ("thread", "function", 1),

@@ -1,4 +1,4 @@
-"""What a report looks like: text for people, JSON, SARIF 2.1.0, annotations of GitHub."""
+"""Output formats of a report: text for people, JSON, SARIF 2.1.0, and GitHub annotations."""
 
 from __future__ import annotations
 

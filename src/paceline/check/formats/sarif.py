@@ -1,4 +1,4 @@
-"""SARIF 2.1.0: each finding with a flow per thread or rank, in the order of its story."""
+"""SARIF 2.1.0: each finding with one code flow per thread or rank, in the order of its story."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def sarif(report: Report) -> str:
+    """The report as a SARIF log with one run."""
     rules = [
         {
             "id": rule.code,

@@ -1,7 +1,8 @@
-"""An await with a thread's lock held.
+"""An await while a thread's lock is held.
 
-At an `await` the loop runs other tasks, in the same thread. One of them that wants the same lock stops the loop, and
-with it the task that would release it. A `threading.Lock` may guard a step between two awaits, never an await.
+At an `await` the event loop runs other tasks in the same thread. If one of them wants the same lock, it blocks the
+whole loop, including the task that would release the lock. A `threading.Lock` may guard the code between two awaits,
+but never an await.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _async_with(line: int, fn: Function) -> bool:
-    """Taken by `async with` or `await`: a lock of unknown make is then one of asyncio."""
+    """Whether the lock was taken by `async with` or `await`: a lock of unknown origin is then an asyncio lock."""
     if any(isinstance(w, ast.AsyncWith) and i.context_expr.lineno == line for w in fn.withs for i in w.items):
         return True
     return any(a.lineno == line for a in fn.awaits)
@@ -48,19 +49,19 @@ def _report(fn: Function, at: ast.Await, lock: str, line: int, confidence: float
     return finding(
         at,
         fn,
-        f"awaits with {lock} held since line {line}: another task of this loop that wants {lock} stops the "
-        "loop, and nobody releases it",
+        f"awaits while {lock} is held (since line {line}): another task that wants {lock} blocks the event "
+        "loop, so the lock is never released",
         [
             Step("task A", line, f"{fn.qualname} takes {lock}"),
-            Step("task A", at.lineno, "awaits: the loop goes on with others"),
-            Step("task B", line, f"waits for {lock}, and the whole loop with it"),
+            Step("task A", at.lineno, "awaits: the loop runs other tasks"),
+            Step("task B", line, f"waits for {lock} and blocks the whole loop"),
         ],
         "use asyncio.Lock with `async with`, or release the lock before the await",
         lock,
         confidence,
         [
             Wait("task A", f"took {lock}", "run the loop", "task B"),
-            Wait("task B", "stopped the loop", f"release {lock}", "task A"),
+            Wait("task B", "blocked the loop", f"release {lock}", "task A"),
         ],
     )
 
@@ -68,7 +69,7 @@ def _report(fn: Function, at: ast.Await, lock: str, line: int, confidence: float
 RULE = Rule(
     "PC302",
     "await-under-lock",
-    "an await with a thread's lock held",
+    "an await while a thread's lock is held",
     find,
     bad="""
         import threading

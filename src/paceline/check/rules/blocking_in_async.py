@@ -1,8 +1,8 @@
-"""A wait of threads inside a coroutine.
+"""A blocking wait of threads inside a coroutine.
 
-`queue.get()`, `thread.join()`, `event.wait()` or `future.result()` of the threading world stop the whole event loop:
-nothing else runs, not even what would put the item or set the event. When that is a task of the same loop, the
-program stands still for ever.
+`queue.get()`, `thread.join()`, `event.wait()` or `future.result()` of the threading world block the whole event loop:
+nothing else runs, not even the task that would put the item or set the event. If that is a task of the same loop, the
+program hangs.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield finding(
                 effect.node,
                 fn,
-                f"{text_of(effect.node)} in a coroutine stops the event loop until "
-                f"{effect.waits_for.replace(' to ', ' has come to ')}: if that takes a task of this loop, it never will",
+                f"{text_of(effect.node)} in a coroutine blocks the event loop while it waits for {effect.waits_for}: "
+                "if that needs a task of the same loop, it never happens",
                 [
                     Step("the loop", effect.line, f"runs {fn.qualname}, which waits for {effect.waits_for}"),
-                    Step("the others", effect.line, "cannot run, since their loop stands still"),
+                    Step("other tasks", effect.line, "cannot run, since their loop is blocked"),
                 ],
-                "await it in a thread (asyncio.to_thread, loop.run_in_executor), or use asyncio's own",
+                "wait in a thread (await asyncio.to_thread or loop.run_in_executor), or use those of asyncio",
                 resource.id,
                 0.75,
             )
 
 
 def _is_done(node: ast.expr, calls: list[ast.Call]) -> bool:
-    """A result that is asked for after it is known to be there."""
+    """Whether the function asks `done()` of the same future, so that the result is there."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     name = ast.unparse(node.func.value)
@@ -63,7 +63,7 @@ def _is_done(node: ast.expr, calls: list[ast.Call]) -> bool:
 RULE = Rule(
     "PC301",
     "blocking-in-async",
-    "a wait of threads inside a coroutine",
+    "a blocking wait of threads inside a coroutine",
     find,
     bad="""
         import queue

@@ -1,8 +1,8 @@
-"""A bridge from synchronous code into the loop, used on the loop itself.
+"""A synchronous call into the event loop, made on the loop itself.
 
-`run_coroutine_threadsafe(...).result()` hands a coroutine to the loop and waits for it in this thread. On the loop's
-own thread, inside a coroutine or a callback, the loop cannot run it: it waits for itself. `run_until_complete` and
-`asyncio.run` refuse there outright.
+`run_coroutine_threadsafe(...).result()` passes a coroutine to the loop and blocks this thread until it is done. On the
+loop's own thread, in a coroutine or a callback, the loop cannot run it: it waits for itself. `run_until_complete` and
+`asyncio.run` raise there.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def _bridges(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator
             yield finding(
                 at,
                 start,
-                f"{text_of(call)} is reached{by} in the coroutine {start.qualname}: the loop waits for what only "
-                "the loop can run",
-                call_steps("the loop", steps, "waits for the loop, which is itself"),
-                "await the coroutine here; use the bridge only from other threads",
+                f"{text_of(call)} is reached{by} in the coroutine {start.qualname}: the loop waits for a "
+                "coroutine that only the loop can run",
+                call_steps("the loop", steps, "waits for the loop, which is this thread"),
+                "await the coroutine here; call into the loop like this only from other threads",
                 text_of(call),
                 0.75 if len(steps) == 1 else 0.65,
             )
@@ -77,7 +77,7 @@ def _waits_for_loop(call: ast.Call, fn: Function, facts: Facts) -> bool:
 RULE = Rule(
     "PC303",
     "bridge-on-its-loop",
-    "a bridge into the loop, used on the loop itself",
+    "a synchronous call into the event loop, made on the loop itself",
     find,
     bad="""
         import asyncio

@@ -1,9 +1,9 @@
-"""A stranger's function that is called with a lock held.
+"""A callback that is called while a lock is held.
 
-A callback may do anything: call back into the object that holds the lock, or wait for a thread that needs it. With a
-lock that is not re-entrant the first is already the end. Reported where the function called is one that was handed in
-(kept in an attribute, or in a list of listeners), or where completing or cancelling a future runs its callbacks, and
-where another method of the same file takes the lock.
+A callback may do anything: call back into the object that holds the lock, or wait for a thread that needs it. If the
+lock is not re-entrant, the first is a deadlock. Reported where the callee was passed in (it is kept in an attribute or
+in a list of listeners), or where completing or cancelling a future runs its callbacks, and another method of the same
+file takes the lock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             ]
             if not locks or effect.kind != "call" or effect.callee is not None:
                 continue
-            what = _stranger(effect, fn, facts)
+            what = _callback(effect, fn, facts)
             first = next((h for h in locks if h.resource.non_reentrant or what == "the callbacks of a future"), None)
             if not what or first is None or first.resource.id in reported:
                 continue
@@ -47,14 +47,14 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield finding(
                 effect.node,
                 fn,
-                f"{text_of(effect.node)} runs {what} with {lock.id} held; if they come back here, or wait for a "
-                "thread that does, nobody goes on",
+                f"{text_of(effect.node)} runs {what} while {lock.id} is held: a deadlock if that needs {lock.id}, or "
+                "waits for a thread that does",
                 [
                     Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
                     Step("thread A", effect.line, f"calls {text_of(effect.node)}: {what}"),
-                    Step("thread A", other.line, f"they call {other.qualname}, which waits for {lock.id}"),
+                    Step("thread A", other.line, f"which calls {other.qualname}, which waits for {lock.id}"),
                 ],
-                "copy what is needed under the lock, and call it after the lock is released",
+                "copy what is needed under the lock, and call back after the lock is released",
                 lock.id,
                 0.6,
             )
@@ -66,7 +66,7 @@ def _enters(fn: Function, lock: str, facts: Facts) -> bool:
     )
 
 
-def _stranger(effect: Effect, fn: Function, facts: Facts) -> str:
+def _callback(effect: Effect, fn: Function, facts: Facts) -> str:
     call = effect.node
     assert isinstance(call, ast.Call)
     name = short_name(call.func).lower()
@@ -89,7 +89,7 @@ def _stranger(effect: Effect, fn: Function, facts: Facts) -> str:
 
 
 def _is_plain(function: ast.expr, fn: Function) -> bool:
-    """A function of this or another module by its own name, which is no stranger's."""
+    """Whether this names a function of this or another module, rather than one that was passed in."""
     if isinstance(function, ast.Name):
         return not any(function.id in scope.parameters or function.id in scope.bound for scope in fn.scopes())
     owner = function.value if isinstance(function, ast.Attribute) else None
@@ -109,7 +109,7 @@ def _words(facts: Facts) -> set[str]:
 RULE = Rule(
     "PC104",
     "callback-under-lock",
-    "a stranger's function called with a lock held",
+    "a callback that is called while a lock is held",
     find,
     bad="""
         import threading

@@ -1,9 +1,9 @@
 """A destructor, or a callback of the garbage collector, that takes a lock.
 
-Python runs `__del__`, weak references' callbacks and `gc.callbacks` wherever an object happens to die: also in the
-middle of a method that holds the very lock that they take, in the same thread. The object's own lock is no danger in
-its `__del__`, since nobody can be inside an object that dies; a lock shared with others is. So is a `queue.Queue`,
-which has a lock inside (`queue.SimpleQueue` was made for this).
+Python runs `__del__`, callbacks of weak references and `gc.callbacks` wherever an object happens to die: also in the
+middle of a method that holds the very lock that they take, in the same thread. In `__del__` the object's own lock is
+safe, since no thread can be inside an object that is being destroyed; a lock that objects share is not. Nor is a
+`queue.Queue`, which has a lock inside (`queue.SimpleQueue` was made for this).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, Root, call_steps
 from paceline.check.walk import Event
 
-RUNS = {"del": "a destructor or weak reference's callback", "gc": "a callback of the garbage collector"}
+RUNS = {"del": "a destructor or callback of a weak reference", "gc": "a callback of the garbage collector"}
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -36,7 +36,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _shared(lock: str, facts: Facts) -> bool:
-    """A global, or an attribute of the class itself."""
+    """Whether the lock is a global or an attribute of the class itself, rather than of one object."""
     owner, _, attribute = lock.rpartition(".")
     cls = facts.module.classes.get(owner)
     return cls is None or any(fn.cls is not cls for _, fn in cls.values.get(attribute, ()))
@@ -61,14 +61,14 @@ def _queues(root: Root, facts: Facts) -> Iterator[Finding]:
                     call,
                     root.function,
                     f"{RUNS[root.kind]} uses {found.id}, a queue.Queue: if the collector runs inside one of "
-                    "the queue's own methods, its lock is held already",
+                    "the queue's methods, its internal lock is already held",
                     [
                         Step(
                             "thread A", call.lineno, f"is inside {found.id}, whose lock it holds, when an object dies"
                         ),
                         Step("thread A", call.lineno, f"{root.function.qualname} waits for the same lock"),
                     ],
-                    "use queue.SimpleQueue, whose put may be interrupted by itself",
+                    "use queue.SimpleQueue, whose put() is re-entrant",
                     found.id,
                     0.8,
                 )
@@ -87,10 +87,10 @@ def _report(
         f"{held.line}), the thread waits for itself",
         [
             Step("thread A", held.line, f"{fn.qualname} takes {lock}"),
-            Step("thread A", event.effect.line, "an object dies here, and Python runs what is to run then"),
+            Step("thread A", event.effect.line, "an object dies here, and Python runs its destructor or callback"),
             *call_steps("thread A", steps, f"waits for {lock}, which its own thread holds"),
         ],
-        "leave the work to a thread (put it in a queue.SimpleQueue), or make the lock re-entrant and the data bear it",
+        "pass the work to a thread (by a queue.SimpleQueue), or make the lock re-entrant and the code safe for it",
         lock,
         0.85,
     )
@@ -99,7 +99,7 @@ def _report(
 RULE = Rule(
     "PC111",
     "lock-in-destructor",
-    "a destructor or collector's callback that takes a lock",
+    "a destructor or garbage-collector callback that takes a lock",
     find,
     bad="""
         import threading

@@ -1,7 +1,7 @@
-"""An operation of the default group in a thread of its own.
+"""A collective of the default group in a thread of its own.
 
-Ranks match their operations by order, and a thread's operations fall in between the main thread's in an order that
-differs from rank to rank. A thread needs a group of its own.
+Ranks match their collectives by order. The collectives of a thread fall between those of the main thread in an order
+that differs from rank to rank. A thread needs a process group of its own.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield finding(
                 found.call,
                 fn,
-                f"{text_of(found.call)} runs in a thread, and {text_of(outside[1].call)} at line "
-                f"{outside[1].call.lineno} outside of it, both in the default group: their order differs between ranks",
+                f"{text_of(found.call)} runs in a thread and {text_of(outside[1].call)} at line "
+                f"{outside[1].call.lineno} outside it, both in the default group: their order differs between ranks",
                 [
                     Step("rank 0", found.call.lineno, f"its thread calls {text_of(found.call)} first"),
                     Step("rank 1", outside[1].call.lineno, f"its main thread calls {text_of(outside[1].call)} first"),
                 ],
-                "give the thread a group of its own (new_group), made by all ranks before it starts",
+                "give the thread a process group of its own (new_group), created by all ranks before the thread starts",
                 text_of(found.call),
                 0.6,
             )
@@ -46,7 +46,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 RULE = Rule(
     "PC507",
     "collective-in-thread",
-    "an operation of the default group in a thread of its own",
+    "a collective of the default group in a thread",
     find,
     bad="""
         import threading

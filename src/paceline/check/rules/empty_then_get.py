@@ -1,7 +1,7 @@
-"""A queue that is asked whether it is empty, and then waited for.
+"""A queue that is checked for emptiness before a blocking `get()`.
 
-With several workers another one may take the last item in between. The `get()` then waits for an item that never
-comes, and the worker never ends. `get_nowait()` and `queue.Empty` ask and take in one step.
+With several workers, another one may take the last item in between. The `get()` then waits for an item that never
+comes, and the worker never ends. `get_nowait()` with `queue.Empty` checks and takes in one step.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.catalogue import PUT_ITEM
 from paceline.check.declarations import Function
 from paceline.check.effects import Effect, text_of
 from paceline.check.findings import Finding, Step
@@ -22,7 +23,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         if not any(t.startswith(("thread:", "process:")) for t in facts.reached.get(id(fn), ())):
             continue
         for effect in facts.walker.effects(fn):
-            if effect.kind == "wait" and not effect.timeout and effect.waits_for == "somebody to put an item":
+            if effect.kind == "wait" and not effect.timeout and effect.waits_for == PUT_ITEM:
                 test = _asked(effect, fn, facts)
                 if test is not None and not facts.held_at(effect.node, fn):
                     yield _report(fn, effect, test)
@@ -49,12 +50,12 @@ def _report(fn: Function, effect: Effect, line: int) -> Finding:
     return finding(
         effect.node,
         fn,
-        f"{text_of(effect.node)} waits without a timeout after line {line} found an item: another worker may take "
-        "it in between, and this one waits for ever",
+        f"{text_of(effect.node)} waits without a timeout after the check at line {line}: another worker may take "
+        "the item in between, and this one waits for ever",
         [
             Step("worker A", line, f"finds an item in {effect.resource.id}"),
-            Step("worker B", effect.line, "takes it, the last one"),
-            Step("worker A", effect.line, "waits for the next, which never comes"),
+            Step("worker B", effect.line, "takes it, and it was the last one"),
+            Step("worker A", effect.line, "waits for another one, which never comes"),
         ],
         "use get_nowait() and catch queue.Empty",
         effect.resource.id,
@@ -65,7 +66,7 @@ def _report(fn: Function, effect: Effect, line: int) -> Finding:
 RULE = Rule(
     "PC208",
     "empty-then-get",
-    "a queue asked whether it is empty, and then waited for",
+    "a queue checked for emptiness before a blocking get()",
     find,
     bad="""
         import queue

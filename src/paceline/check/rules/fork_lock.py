@@ -1,8 +1,8 @@
-"""A lock that a forked child inherits taken.
+"""A lock that a forked child inherits in the locked state.
 
 Code that compares `os.getpid()` with a number it kept expects to be forked. A lock that another thread holds at that
-moment is held in the child too, by a thread that does not exist there. It must be made anew in the child: in a
-function registered with `os.register_at_fork(after_in_child=...)`, or where the new process is noticed.
+moment is held in the child too, by a thread that does not exist there. The child must create the lock again: in a
+function registered with `os.register_at_fork(after_in_child=...)`, or where the new process is detected.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _globals(facts: Facts) -> Iterator[Finding]:
-    """The same of a global lock, in a function that compares the process's number."""
+    """Global locks that a function takes which compares the process id."""
     top = facts.module.top
     for fn in facts.module.functions:
         if not _asks(fn, facts) or not any(isinstance(n, ast.Compare) and _has_pid(n) for n in ast.walk(fn.node)):
@@ -67,7 +67,7 @@ def _has_pid(node: ast.Compare) -> bool:
 
 
 def _again(maker: Function, cls: Class) -> bool:
-    """Made by a method that others call too: where the new process is noticed."""
+    """Whether the lock is created in a method that others call too, such as when a new process is detected."""
     return maker.cls is cls and any(
         isinstance(call.func, ast.Attribute) and call.func.attr == maker.name
         for fn in cls.methods.values()
@@ -81,14 +81,14 @@ def _report(call: ast.Call, maker: Function, asks: Function, taker: Function, lo
     return finding(
         call,
         maker,
-        f"{lock} is not made anew after a fork, though {asks.qualname} expects to run in a forked process: a "
-        f"child forked while it is held waits for ever at line {take.lineno}",
+        f"{lock} is not created again after a fork, though {asks.qualname} expects to run in a forked process: "
+        f"a child forked while the lock is held waits for ever at line {take.lineno}",
         [
             Step("thread A", take.lineno, f"{taker.qualname} takes {lock}"),
-            Step("thread B", asks.line, "forks; the child has the lock taken, but no thread A"),
-            Step("the child", take.lineno, f"{taker.qualname} waits for {lock}, which nobody there will release"),
+            Step("thread B", asks.line, "forks: in the child the lock is held, but there is no thread A"),
+            Step("the child", take.lineno, f"{taker.qualname} waits for {lock}, which no thread of the child releases"),
         ],
-        "make it anew in the child: os.register_at_fork(after_in_child=...)",
+        "create it again in the child: os.register_at_fork(after_in_child=...)",
         lock,
         0.8,
     )
@@ -97,7 +97,7 @@ def _report(call: ast.Call, maker: Function, asks: Function, taker: Function, lo
 RULE = Rule(
     "PC113",
     "lock-across-fork",
-    "a lock that a forked child inherits taken",
+    "a lock that a forked child inherits locked",
     find,
     bad="""
         import os

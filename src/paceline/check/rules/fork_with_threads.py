@@ -1,8 +1,8 @@
 """A fork of a process that has threads.
 
-`os.fork()` copies one thread. Whatever lock another one holds at that moment (of the allocator, of logging, of a
-queue) stays taken in the child for ever. A child that at once replaces itself (`exec`) or ends is safe. Reported where
-the same file starts threads.
+`os.fork()` copies one thread. Any lock that another thread holds at that moment (in the allocator, in logging, in a
+queue) stays locked in the child for ever. A child that immediately replaces itself (`exec`) or exits is safe. Reported
+where the same file starts threads.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     call,
                     fn,
-                    f"this process is forked, and it has threads (line {line}): a lock that one of them holds "
-                    "stays taken in the child for ever",
+                    f"this process is forked while it has threads (line {line}): a lock that one of them holds "
+                    "stays locked in the child for ever",
                     [
-                        Step("thread B", line, "runs, and holds some lock: of logging, of the allocator, of a queue"),
+                        Step("thread B", line, "holds a lock: in logging, in the allocator, in a queue"),
                         Step(
                             "thread A",
                             call.lineno,
-                            f"{fn.qualname} forks; the child has the lock taken, but no thread B",
+                            f"{fn.qualname} forks: in the child the lock is held, but there is no thread B",
                         ),
                         Step("the child", call.lineno, "waits for it"),
                     ],

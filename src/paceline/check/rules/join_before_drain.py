@@ -1,8 +1,8 @@
 """A child process that is joined before its queue is read.
 
-A `multiprocessing.Queue` is a pipe, and so is a `Pipe`. What does not fit into the pipe stays in the child, which
-cannot end before somebody reads it; and the parent, waiting for the end, does not read. A small result goes through, a
-large one hangs.
+A `multiprocessing.Queue` is a pipe, and so is a `Pipe`. Data that does not fit into the pipe stays in the child, which
+cannot exit until it is read; and the parent does not read while it waits for the child. A small result passes, a large
+one hangs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast.Call]:
-    """Own end or queue -> the call that hands it, or the pipe's other end, to a child process."""
+    """The parent's queue or pipe end -> the call that passes it, or the other end, to a child process."""
     found: dict[str, ast.Call] = {}
     for call in started:
         for value in arguments(call, fn):
@@ -55,7 +55,7 @@ def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast
 
 
 def arguments(call: ast.Call, fn: Function) -> list[ast.expr]:
-    """What a Process or Thread is given: `args=` and `kwargs=`, also by the name of a tuple."""
+    """The arguments of a Process or Thread: `args=` and `kwargs=`, also where they name a tuple."""
     found: list[ast.expr] = []
     for name, position in (("args", 3), ("kwargs", 4)):
         given = keyword(call, name, position)
@@ -84,7 +84,7 @@ def _joins(call: ast.Call, fn: Function, facts: Facts) -> bool:
 
 
 def _holds_processes(name: str, fn: Function, facts: Facts) -> bool:
-    """Whether a list is filled with processes, here."""
+    """Whether this function fills the list with processes."""
     start = fn.bound.get(name)
     inside = [n for n in ast.walk(start) if isinstance(n, ast.Call)] if start is not None else []
     for call in fn.calls:
@@ -107,22 +107,22 @@ def _report(fn: Function, join: ast.Call, queue: str, started: ast.Call, read: i
     return finding(
         join,
         fn,
-        f"the child is joined before {queue} is read (line {read}): it cannot end while what it put does not "
-        "fit into the pipe",
+        f"the child is joined before {queue} is read (line {read}): it cannot exit while data that does not "
+        "fit into the pipe is unread",
         [
             Step(
                 "the child",
                 started.lineno,
-                f"puts its result into {queue}, and waits at its end until that is in the pipe",
+                f"puts its result into {queue}, and at exit waits until the pipe has taken it",
             ),
-            Step("the parent", join.lineno, f"waits for the child to end, before it reads {queue} at line {read}"),
+            Step("the parent", join.lineno, f"waits for the child to exit before it reads {queue} at line {read}"),
         ],
         f"read {queue} first, then join",
         queue,
         0.85,
         [
             Wait("the child", "put its result", "read the pipe", "the parent"),
-            Wait("the parent", "started the child", "end", "the child"),
+            Wait("the parent", "started the child", "exit", "the child"),
         ],
     )
 

@@ -1,7 +1,7 @@
-"""Something made at its first use across an await, by two tasks at once.
+"""Something created on first use across an await, by two tasks at once.
 
 `if self.session is None: self.session = await connect()` lets the loop run other tasks while it connects. A second
-task finds None as well, and connects again; the first session is lost, and what it holds is never given back.
+task finds None as well and connects too; the first session is lost, and what it holds is never released.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def _report(fn: Function, test: ast.If | ast.While, made: ast.Assign, name: str)
     return finding(
         made,
         fn,
-        f"{name} is made across an await after line {test.lineno} found it missing: a second task finds it "
-        "missing too, and makes another",
+        f"{name} is created across an await after line {test.lineno} found it missing: a second task finds it "
+        "missing too and creates another one",
         [
             Step("task A", test.lineno, f"{fn.qualname} finds no {name}"),
-            Step("task A", made.lineno, "awaits: the loop goes on with others"),
-            Step("task B", test.lineno, "finds none either, and makes another one"),
+            Step("task A", made.lineno, "awaits: the loop runs other tasks"),
+            Step("task B", test.lineno, "finds none either, and creates another one"),
         ],
-        "hold an asyncio.Lock over both, or keep the task that makes it and await that",
+        "hold an asyncio.Lock over both, or store the task that creates it and await that",
         name,
         0.65,
     )
@@ -70,7 +70,7 @@ def _report(fn: Function, test: ast.If | ast.While, made: ast.Assign, name: str)
 RULE = Rule(
     "PC306",
     "lazy-across-await",
-    "something made at first use across an await, by two tasks",
+    "something created on first use across an await, by two tasks",
     find,
     bad="""
         class Client:

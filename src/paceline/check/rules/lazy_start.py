@@ -1,7 +1,8 @@
-"""Something made or started at its first use, by two threads at once.
+"""Something created or started on first use, by two threads at once.
 
-Two threads find that it is not there yet, and both make it: two connections, two threads where one was meant, or
-`threads can only be started once`. A lock that is taken only after the look does not help, unless it looks again.
+Two threads find that it does not exist yet, and both create it: two connections, two threads where one was meant, or
+`threads can only be started once`. A lock that is taken only after the check does not help, unless it is checked
+again.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import BEGINNINGS, is_shared
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.shared_state import BEGINNINGS, is_shared
 from paceline.check.summaries import Facts
 
 PLAIN = (
@@ -62,7 +63,7 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
             yield _report(
                 call,
                 fn,
-                "the thread is started at its first use",
+                "the thread is started on first use",
                 f"`{ast.unparse(test.test)}`",
                 f"{fn.cls.name}.start",
                 0.65,
@@ -70,7 +71,7 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
 
 
 def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
-    """A lock taken after the look, that does not look again."""
+    """A lock that is taken after the check, without a second check."""
     name = absent(test.test)
     if not name or len(test.body) != 1 or not isinstance(test.body[0], ast.With):
         return
@@ -83,7 +84,7 @@ def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
         yield _report(
             made,
             fn,
-            f"{name} is made under {lock.id}, without looking again whether it is there by now",
+            f"{name} is created under {lock.id} without checking again whether it exists by now",
             f"`{ast.unparse(test.test)}`",
             name,
             0.75,
@@ -91,7 +92,7 @@ def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
 
 
 def absent(test: ast.expr) -> str:
-    """What `x is None` or `not x` asks for."""
+    """The `x` of `x is None` or `not x`; else empty."""
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Is):
         right = test.comparators[0]
         return dotted(test.left) if isinstance(right, ast.Constant) and right.value is None else ""
@@ -101,7 +102,7 @@ def absent(test: ast.expr) -> str:
 
 
 def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
-    """A thread of an object that has a lock, started at first use without it."""
+    """A thread of an object that has a lock, started on first use without it."""
     name = absent(test.test)
     if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or fn.name.strip("_").startswith(PLAIN):
         return
@@ -119,7 +120,7 @@ def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
                 yield _report(
                     statement,
                     fn,
-                    f"{name} is made and started at its first use, without the object's lock",
+                    f"{name} is created and started on first use, without the object's lock",
                     f"`{ast.unparse(test.test)}`",
                     name,
                     0.65,
@@ -131,13 +132,13 @@ def _report(at: ast.AST, fn: Function, what: str, asked: str, about: str, confid
     return finding(
         at,
         fn,
-        f"{what}: two threads may find {asked} true at the same time, and both do it",
+        f"{what}: two threads may find {asked} true at the same time, and then both do it",
         [
             Step("thread A", line, f"{fn.qualname} finds {asked} true"),
-            Step("thread B", line, "finds the same, before thread A has changed it"),
-            Step("both", line, "go on to make it or start it"),
+            Step("thread B", line, "finds it true as well, before thread A has changed it"),
+            Step("both", line, "create or start it"),
         ],
-        "look and make under one lock, or look again once it is held",
+        "check and create under one lock, or check again once it is held",
         about,
         confidence,
     )
@@ -146,7 +147,7 @@ def _report(at: ast.AST, fn: Function, what: str, asked: str, about: str, confid
 RULE = Rule(
     "PC405",
     "lazy-start",
-    "something made or started at first use, by two threads at once",
+    "something created or started on first use, by two threads at once",
     find,
     bad="""
         import threading

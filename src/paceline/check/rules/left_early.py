@@ -1,7 +1,7 @@
-"""A rank that leaves before an operation of all ranks.
+"""A rank that leaves before a collective.
 
-One rank returns, continues or raises early, because of its number, of what it holds, or of an exception that only it
-has seen; the others go on to the next collective and wait for it.
+One rank returns, continues or raises early, because of its rank, of the data it holds, or of an exception that only it
+has seen; the others go on to the next collective and wait for it there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.check.sequences import Item, flattened
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
 
-# An exception that comes on one rank alone; a missing module is missing everywhere.
+# Exceptions that may be raised on one rank alone; a missing module is missing on every rank.
 ITS_OWN = ("Exception", "BaseException", "RuntimeError", "OSError", "IOError", "FileNotFoundError", "StopIteration")
 
 
@@ -41,7 +41,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
-    """A raise on one side of a question about the rank, under a condition of its own."""
+    """A raise inside a branch that only some ranks take."""
     sequences = facts.sequences
     if not sequences.whole(fn).items:
         return
@@ -71,14 +71,14 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
 
 
 def _leaves(node: ast.AST) -> TypeGuard[ast.Raise | ast.Expr]:
-    """A raise, or `sys.exit()`."""
+    """Whether this is a `raise` or `sys.exit()`."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         return short_name(node.value.func) in ("exit", "_exit")
     return isinstance(node, ast.Raise)
 
 
 def _is_assertion(node: ast.Raise | ast.Expr) -> bool:
-    """What can only be raised by a mistake in the program, which every rank has."""
+    """Whether only a mistake in the program can raise this, which every rank makes."""
     if isinstance(node, ast.Expr):
         return False
     raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
@@ -123,15 +123,15 @@ def _report(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float)
         fn,
         f"{why} before {by} at line {line}, which every rank must call: the others wait there",
         [
-            Step("rank 0", at.lineno, f"leaves {fn.qualname}, or this turn of its loop"),
+            Step("rank 0", at.lineno, f"leaves {fn.qualname}, or this iteration of its loop"),
             Step("rank 1", line, f"calls {by}, and waits for all ranks"),
         ],
-        f"let every rank reach {item.name}: tell the others of it first, or leave after it",
+        f"let every rank reach {item.name}: agree with the other ranks to leave first, or leave after it",
         item.name,
         confidence,
         [
             Wait("rank 1", f"called {item.name}", f"call {item.name}", "rank 0"),
-            Wait("rank 0", "went on", "come to the next operation", "rank 1"),
+            Wait("rank 0", "went on", "reach the next collective", "rank 1"),
         ],
     )
 

@@ -1,8 +1,8 @@
-"""A lock that stays taken on one way out of the function that takes it.
+"""A lock that is not released on one path out of the function that takes it.
 
-The function releases the lock, but not on every path: an early `return`, a `continue`, or an exception between
-`acquire()` and `release()` leaves it taken, and whoever wants it next waits for ever. Only functions that do release
-the lock somewhere are looked at; one that only takes it hands it on deliberately.
+The function releases the lock, but not on every path: after an early `return`, a `continue`, or an exception between
+`acquire()` and `release()` it stays locked, and the next thread that wants it waits for ever. Only functions that do
+release the lock somewhere are checked; one that only takes it leaves the release to others on purpose.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         if walk.cut or not walk.leaks:
             continue
         reported: set[str] = set()
-        dropped = facts.drops(fn)  # taken back at the end, since the caller expects it so
+        dropped = facts.drops(fn)  # taken again at the end, as the caller expects
         for leak in sorted(walk.leaks, key=lambda leak: (leak.raised, leak.line)):
             lock = leak.held.resource
             if (
@@ -47,7 +47,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _depends(take: Effect, frees: list[Effect]) -> bool:
-    """Whether it is released under a condition of its own, which may well be the one it was taken under."""
+    """Whether the release depends on a condition, which may be the one under which the lock was taken."""
     around = enclosing(take.node, ast.If, ast.While)
     for free in frees:
         condition = enclosing(free.node, ast.If)
@@ -66,11 +66,11 @@ def _tests_a_flag(condition: ast.If, take: Effect) -> bool:
 
 def _report(fn: Function, leak: Leak, take: Effect, freed: int) -> Finding:
     lock = leak.held.resource
-    way = f"an exception at line {leak.line}" if leak.raised else f"the way out at line {leak.line}"
+    way = f"an exception at line {leak.line}" if leak.raised else f"the path that leaves at line {leak.line}"
     return finding(
         take.node,
         fn,
-        f"{lock.id} is taken here and stays taken on {way}; line {freed} releases it only on other paths",
+        f"{lock.id} is taken here and not released on {way}; line {freed} releases it only on other paths",
         [
             Step("thread A", take.line, f"{fn.qualname} takes {lock.id}"),
             Step(
@@ -78,7 +78,7 @@ def _report(fn: Function, leak: Leak, take: Effect, freed: int) -> Finding:
                 leak.line,
                 "leaves by an exception without releasing it" if leak.raised else "leaves without releasing it",
             ),
-            Step("thread B", take.line, f"waits for {lock.id}, which nobody will release"),
+            Step("thread B", take.line, f"waits for {lock.id}, which is never released"),
         ],
         f"take it with `with {leak.held.receiver}:`, or release it in a `finally`",
         lock.id,
@@ -89,7 +89,7 @@ def _report(fn: Function, leak: Leak, take: Effect, freed: int) -> Finding:
 RULE = Rule(
     "PC102",
     "lock-leak",
-    "a lock that stays taken on one way out",
+    "a lock that is not released on one path out of the function",
     find,
     bad="""
         import threading

@@ -1,9 +1,9 @@
 """Two locks that are taken in both orders.
 
-One path takes A and then, still holding it, B; another takes B and then A. When two threads are there at once, each
-holds what the other waits for. It does not matter that the locks are re-entrant, nor that the second one is taken
-deep inside a call. A path that gives up (a timeout, or without waiting) breaks the circle, and so does a third lock
-that both paths hold all along.
+One path takes A and then, still holding it, B; another takes B and then A. If two threads run them at once, each holds
+the lock that the other waits for. It makes no difference that the locks are re-entrant, nor that the second one is
+taken deep inside a call. A path that gives up (with a timeout, or without waiting) breaks the cycle, and so does a
+third lock that both paths hold throughout.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from paceline.check.catalogue import LOCKS
 from paceline.check.declarations import Function, Resource
-from paceline.check.effects import text_of
+from paceline.check.effects import runs_now, text_of
 from paceline.check.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, call_steps, runs_now
+from paceline.check.summaries import Facts, call_steps
 from paceline.narrative import Wait
 
-WITNESSES = 6  # ways kept from one lock to another
-LONGEST = 4  # locks of a circle
+WITNESSES = 6  # paths kept per pair of locks
+LONGEST = 4  # locks in a cycle
 
 
 class Edge(NamedTuple):
@@ -48,7 +48,7 @@ def _edges(facts: Facts) -> dict[tuple[str, str], list[Edge]]:
     edges: dict[tuple[str, str], list[Edge]] = {}
     for fn in facts.module.functions:
         if fn.name in ("__init__", "__new__"):
-            continue  # nobody else has the object yet
+            continue  # no other thread has the object yet
         for effect, held in facts.events(fn):
             if not held:
                 continue
@@ -72,7 +72,7 @@ def _counts(resource: Resource) -> bool:
 
 
 def _circles(edges: dict[tuple[str, str], list[Edge]]) -> Iterator[list[tuple[str, str]]]:
-    """The shortest circle through each edge inside a strongly connected set of locks, each set of locks once."""
+    """The shortest cycle through each lock of a strongly connected component; each set of locks once."""
     following: dict[str, list[str]] = {}
     for first, second in edges:
         following.setdefault(first, []).append(second)
@@ -100,7 +100,7 @@ def _back_to(start: str, following: dict[str, list[str]], group: set[str]) -> li
 
 
 def strongly_connected(following: dict[str, list[str]]) -> list[set[str]]:
-    """Tarjan's components of more than one node; without recursion, since graphs of names may be deep."""
+    """Tarjan's strongly connected components of more than one node; iterative, since the graph may be deep."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -130,7 +130,7 @@ def strongly_connected(following: dict[str, list[str]]) -> list[set[str]]:
 
 
 def _together(ways: list[list[Edge]]) -> list[Edge] | None:
-    """One path for each edge, such that no lock is held on all of them; None when there are none."""
+    """One path per edge such that no lock is held on all of them; None where there is no such choice."""
     chosen = [way[0] for way in ways]
     if not frozenset.intersection(*(edge.gates for edge in chosen)):
         return chosen
@@ -143,7 +143,7 @@ def _together(ways: list[list[Edge]]) -> list[Edge] | None:
 
 
 def _report(circle: list[Edge], edges: dict[tuple[str, str], list[Edge]]) -> Finding:
-    """The story begins with the rarer order: it is the likelier mistake."""
+    """The finding; its story begins with the rarer order, which is the likelier mistake."""
     rarest = min(range(len(circle)), key=lambda i: (len(edges[circle[i].first.id, circle[i].second.id]), i))
     circle = circle[rarest:] + circle[:rarest]
     story, waits = [], []

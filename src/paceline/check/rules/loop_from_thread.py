@@ -1,8 +1,8 @@
-"""The event loop touched from another thread.
+"""The event loop used from another thread.
 
-Apart from `call_soon_threadsafe` and `run_coroutine_threadsafe`, nothing of asyncio may be used from another thread
-than the loop's. A callback put there by `call_soon`, an `asyncio.Event` set, an item put into an `asyncio.Queue` does
-not wake the loop: it may sleep on for ever.
+Except for `call_soon_threadsafe` and `run_coroutine_threadsafe`, nothing of asyncio may be used from a thread other
+than the loop's. A callback scheduled by `call_soon`, an `asyncio.Event` that is set or an item put into an
+`asyncio.Queue` does not wake the loop: it may sleep on for ever.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     call,
                     fn,
-                    f"{text_of(call)} {what} from the thread started at line {root.line}: the loop is not woken, "
-                    "and may sleep on for ever",
+                    f"{text_of(call)} {what} from the thread started at line {root.line}: this does not wake the "
+                    "loop, which may sleep on for ever",
                     [
-                        Step("the loop", root.line, "sleeps until something is due"),
+                        Step("the loop", root.line, "sleeps until the next event is due"),
                         Step("thread B", call.lineno, f"calls {text_of(call)}, which does not wake it"),
                     ],
                     "use loop.call_soon_threadsafe(...) or asyncio.run_coroutine_threadsafe(...)",
@@ -50,22 +50,22 @@ def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:
         return ""
     name, owner = call.func.attr, short_name(call.func.value).lower()
     if name in OF_LOOP and "loop" in owner:
-        return "puts a callback into the loop"
+        return "schedules a callback"
     if name == "create_task" and ("loop" in owner or owner == "asyncio"):
-        return "makes a task"
+        return "creates a task"
     found = facts.module.resource(call.func.value, fn)
     if found is not None and found.sure:
         if found.kind == "AsyncEvent" and name == "set":
-            return "sets an event of the loop"
+            return "sets an asyncio.Event"
         if found.kind == "AsyncQueue" and name == "put_nowait":
-            return "puts an item into a queue of the loop"
+            return "puts an item into an asyncio.Queue"
     return ""
 
 
 RULE = Rule(
     "PC304",
     "loop-from-thread",
-    "the event loop touched from another thread",
+    "the event loop used from another thread",
     find,
     bad="""
         import asyncio

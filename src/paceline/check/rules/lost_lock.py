@@ -1,7 +1,7 @@
-"""A lock that nobody else can take.
+"""A lock that no other thread can take.
 
-`with threading.Lock():` makes a new lock each time, so it keeps nobody out. The same is a lock in a local variable
-that never leaves the function: every call has its own.
+`with threading.Lock():` creates a new lock each time, so it excludes no other thread. The same holds for a lock in a
+local variable that never leaves the function: every call has its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def find(facts: Facts) -> Iterator[Finding]:
                 made = module.constructed(item.context_expr, fn) if isinstance(item.context_expr, ast.Call) else None
                 if made is not None and made[0] in LOCKS and item.optional_vars is None:
                     yield _report(
-                        fn, item.context_expr, "a new lock is made here each time, so it keeps nobody out", ""
+                        fn,
+                        item.context_expr,
+                        "a new lock is created here each time, so it excludes no other thread",
+                        "",
                     )
         if fn is module.top:
             continue
@@ -36,12 +39,12 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             if target.id not in fn.globals and _stays(target.id, fn):
                 yield _report(
-                    fn, value, f"the lock {target.id} never leaves {fn.qualname}: every call makes its own", target.id
+                    fn, value, f"the lock {target.id} never leaves {fn.qualname}: every call creates its own", target.id
                 )
 
 
 def _stays(name: str, fn: Function) -> bool:
-    """Used only in `with` and by its own methods, in this function alone."""
+    """Whether the name is used only in `with` and for the lock's methods, in this function alone."""
     used = False
     for node in ast.walk(fn.node):
         if isinstance(node, ast.Nonlocal) and name in node.names:
@@ -73,10 +76,10 @@ def _report(fn: Function, at: ast.expr, message: str, name: str) -> Finding:
         fn,
         message,
         [
-            Step("thread A", at.lineno, f"takes the lock that {text_of(at)} made for it"),
-            Step("thread B", at.lineno, "takes another one, and is inside at the same time"),
+            Step("thread A", at.lineno, f"takes the lock that {text_of(at)} has just created"),
+            Step("thread B", at.lineno, "takes another one, and enters at the same time"),
         ],
-        "make the lock once, where all who share the data can see it: an attribute, or a global",
+        "create the lock once, where all users of the data share it: in an attribute or a global",
         name,
         0.9,
     )
@@ -85,7 +88,7 @@ def _report(fn: Function, at: ast.expr, message: str, name: str) -> Finding:
 RULE = Rule(
     "PC106",
     "lock-of-its-own",
-    "a lock that nobody else can take",
+    "a lock that no other thread can take",
     find,
     bad="""
         import threading

@@ -1,6 +1,6 @@
 """A task that waits for another task of the same executor.
 
-When every worker runs such a task, nobody is left to run what they wait for.
+If every worker of the executor runs such a task, no worker is left to run the tasks that they wait for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
 
 
 def _submits(fn: Function, pool: str, facts: Facts, depth: int) -> tuple[Function, ast.Call] | None:
-    """Where a task submits to its own executor and then waits for a result."""
+    """The place where a task submits to its own executor and waits for a result; None if there is none."""
     calls = [c for c in fn.calls if _executor(c, fn, facts) == pool]
     waits = [
         m
@@ -61,7 +61,7 @@ def _report(fn: Function, at: ast.Call, task: Function, pool: str, submitted: as
         at,
         fn,
         f"{text_of(at)} waits for a task of {pool} inside a task of {pool} (submitted at line "
-        f"{submitted.lineno}): when every worker does so, nobody runs what they wait for",
+        f"{submitted.lineno}): if every worker does so, none is left to run the others",
         [
             Step("every worker", submitted.lineno, f"runs {task.qualname}"),
             Step("every worker", at.lineno, f"waits for another task of {pool}, which no worker is free to run"),

@@ -1,7 +1,7 @@
-"""An event that is not set when the work before it fails.
+"""An event that is not set when the work before it raises.
 
-A thread works and then sets an event that others wait for, without a timeout. When the work raises, the thread ends,
-the event stays as it is, and they wait for ever. Set it in a `finally`.
+A thread works and then sets an event for which others wait without a timeout. If the work raises, the thread ends, the
+event stays unset, and they wait for ever. Set it in a `finally`.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def _report(fn: Function, call: ast.Call, event: str, work: ast.Call, waiter: tu
     return finding(
         call,
         fn,
-        f"{event} is set only when everything before it went well; if line {work.lineno} raises, "
+        f"{event} is set only if everything before it succeeds; if line {work.lineno} raises, "
         f"{other.qualname} waits for it for ever (line {effect.line})",
         [
-            Step("thread B", work.lineno, f"{fn.qualname} raises, and ends"),
-            Step("thread A", effect.line, f"{other.qualname} waits for {event}, which nobody sets"),
+            Step("thread B", work.lineno, f"{fn.qualname} raises and ends"),
+            Step("thread A", effect.line, f"{other.qualname} waits for {event}, which is never set"),
         ],
-        "set it in a `finally`, and hand the exception on",
+        "set it in a `finally`, and report the exception",
         event,
         0.6,
     )
@@ -86,7 +86,7 @@ def _report(fn: Function, call: ast.Call, event: str, work: ast.Call, waiter: tu
 RULE = Rule(
     "PC209",
     "never-set",
-    "an event that is not set when the work before it fails",
+    "an event that is not set when the work before it raises",
     find,
     bad="""
         import threading

@@ -1,8 +1,8 @@
 """A lock that is released and never taken.
 
-A lock is made, released, and nothing in the file takes it: the release raises `RuntimeError`, or undoes somebody
-else's. Only locks that no other file can see are judged: globals with a leading underscore in a package, locals, and
-globals of a script.
+The lock is created and released, but nothing in the file takes it: the release raises `RuntimeError`, or releases the
+lock while another thread holds it. Only locks that no other file can see are checked: globals with a leading underscore
+in a package, locals, and globals of a script.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield finding(
             effect.node,
             fn,
-            f"{lock} is released here, and nothing takes it",
+            f"{lock} is released here, but never taken",
             [Step("thread A", effect.line, f"{fn.qualname} releases {lock}, which it does not hold")],
-            f"take {lock} first, best with `with`",
+            f"take {lock} first, preferably in a `with`",
             lock,
             0.75,
         )

@@ -1,7 +1,7 @@
-"""A lock of asyncio that is not awaited.
+"""An asyncio lock that is not awaited.
 
-`lock.acquire()` of an `asyncio.Lock` only makes a coroutine. Without `await` nothing is taken, nobody is kept out, and
-the release that follows raises, or undoes somebody else's.
+`lock.acquire()` of an `asyncio.Lock` only creates a coroutine. Without `await` the lock is not taken, no other task is
+excluded, and the release that follows raises or releases the lock of another task.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield finding(
                 effect.node,
                 fn,
-                f"{text_of(effect.node)} is not awaited: it takes nothing, and the next task goes in too",
+                f"{text_of(effect.node)} is not awaited: the lock is not taken, and another task enters too",
                 [
                     Step("task A", effect.line, f"calls {text_of(effect.node)} without await, and goes on"),
-                    Step("task B", effect.line, "does the same: both are inside"),
+                    Step("task B", effect.line, "does the same: both are in the critical section"),
                 ],
-                f"`async with {ast.unparse(effect.node.func.value)}:`",  # type: ignore[attr-defined]
+                f"use `async with {ast.unparse(effect.node.func.value)}:`",  # type: ignore[attr-defined]
                 resource.id,
                 0.9,
             )
@@ -42,7 +42,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 RULE = Rule(
     "PC305",
     "lock-not-awaited",
-    "a lock of asyncio that is not awaited",
+    "an asyncio lock that is not awaited",
     find,
     bad="""
         import asyncio

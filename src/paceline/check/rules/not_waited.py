@@ -1,7 +1,7 @@
-"""A message or operation that is begun and never waited for.
+"""A message or collective that is started and never waited for.
 
-`isend`, `irecv` and operations with `async_op=True` give back a handle. Until its `wait()` the buffer may not be
-touched and the message may not even have left; where the handle is thrown away, nobody can know.
+`isend`, `irecv` and collectives with `async_op=True` return a handle. Until its `wait()` returns, the buffer must not
+be used, and the message may not even have been sent; where the handle is dropped, the program cannot know.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     call,
                     fn,
-                    f"{text_of(call)} gives back a handle that nobody waits for: whether it was done is never known",
+                    f"{text_of(call)} returns a handle that is never waited for: when it is done is unknown",
                     [
-                        Step("rank 0", call.lineno, f"begins {text_of(call)} and goes on"),
-                        Step("rank 0", call.lineno, "changes or frees the buffer, or ends, before it has left"),
-                        Step("rank 1", call.lineno, "waits for it, or reads half of it"),
+                        Step("rank 0", call.lineno, f"starts {text_of(call)} and goes on"),
+                        Step("rank 0", call.lineno, "changes or frees the buffer, or exits, before the data is sent"),
+                        Step("rank 1", call.lineno, "waits for the data, or receives half of it"),
                     ],
                     "keep the handle, and wait() for it before the buffer is used again",
                     text_of(call),
@@ -50,7 +50,7 @@ def _begins(call: ast.Call, fn: Function, facts: Facts) -> bool:
 RULE = Rule(
     "PC508",
     "not-waited-for",
-    "a message or operation that is begun and never waited for",
+    "a message or collective that is started and never waited for",
     find,
     bad="""
         import torch.distributed as dist

@@ -1,8 +1,8 @@
-"""A child process that is waited for while nobody reads its output.
+"""A child process that is waited for while its output is not read.
 
-With `stdout=PIPE` the child's output goes into a pipe of some 64 KB. When it is full the child waits for a reader,
-and the parent, in `wait()`, waits for the child. `communicate()` reads both pipes while it waits. The same happens
-when both are pipes and only one is read to its end.
+With `stdout=PIPE` the output of the child goes into a pipe of some 64 KB. When it is full, the child blocks until the
+pipe is read, and the parent, in `wait()`, waits for the child. `communicate()` reads both pipes while it waits. The
+same happens when both are pipes and only one is read to its end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
-    """A child process with a pipe for its output."""
+    """Whether this starts a child process with a pipe for its output."""
     if not isinstance(node, ast.Call) or not _pipes(node):
         return False
     return facts.module.constructed_kind(node, fn) == "Popen" or short_name(node.func) in (
@@ -61,7 +61,7 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
     local = isinstance(target, ast.Name)
     functions = [fn] if local or fn.cls is None else list(fn.cls.methods.values())
     if local and any(_is(a, name) for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords))):
-        return  # somebody else may read it
+        return  # the function that it is passed to may read it
     reads = [
         a
         for f in functions
@@ -86,7 +86,7 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
 
 
 def _polled(name: str, fn: Function, made: ast.Call, reads: list[ast.Attribute]) -> ast.Call | None:
-    """`while p.poll() is None:` with nobody reading before or inside."""
+    """`while p.poll() is None:` where the pipe is read neither before nor inside."""
     for loop in fn.loops:
         if isinstance(loop, ast.While) and loop.lineno > made.lineno:
             for node in ast.walk(loop.test):
@@ -108,7 +108,7 @@ def _timeout(call: ast.Call) -> bool:
 
 
 def _one_only(reads: list[ast.Attribute], made: ast.Call) -> ast.Attribute | None:
-    """The first pipe is read to its end before the other is looked at."""
+    """The first read of a pipe to its end, where the other pipe is not read before; else None."""
     after = sorted((a for a in reads if a.lineno >= made.lineno), key=lambda a: (a.lineno, a.col_offset))
     if not after or any(a.attr == "communicate" for a in after):
         return None
@@ -130,10 +130,10 @@ def _one(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Findin
     return finding(
         read,
         fn,
-        f"{name}.{read.attr} is read to its end while nobody reads {other}, which is a pipe too (line "
-        f"{made.lineno}): a child that fills it never ends",
+        f"{name}.{read.attr} is read to its end while {other}, which is a pipe too (line {made.lineno}), is not "
+        "read: a child that fills it never exits",
         [
-            Step("the child", made.lineno, f"fills the pipe of {other}, and waits for a reader"),
+            Step("the child", made.lineno, f"fills the pipe of {other}, and blocks until it is read"),
             Step("the parent", read.lineno, f"reads {read.attr} until the child closes it"),
         ],
         f"use {name}.communicate(), or send {other} elsewhere (STDOUT, DEVNULL, a file)",
@@ -150,11 +150,11 @@ def _report(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str
     return finding(
         at,
         fn,
-        f"the child is waited for while nobody reads its {pipes} (a pipe since line {made.lineno}): when the "
-        "pipe is full, neither goes on",
+        f"the child is waited for while its {pipes} (a pipe, line {made.lineno}) is not read: once the pipe is "
+        "full, parent and child wait for each other",
         [
-            Step("the child", made.lineno, f"fills the pipe of {pipes}, and waits for a reader"),
-            Step("the parent", at.lineno, "waits for the child to end, and does not read"),
+            Step("the child", made.lineno, f"fills the pipe of {pipes}, and blocks until it is read"),
+            Step("the parent", at.lineno, "waits for the child to exit, and does not read"),
         ],
         f"use {instead}, which reads while it waits",
         dotted(made.func) + str(_order(made, fn)),
@@ -167,14 +167,14 @@ def _report(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str
 
 
 def _order(made: ast.Call, fn: Function) -> int:
-    """Which of the function's calls of that name it is: lines move, the order seldom."""
+    """The index among the function's calls of that name, which changes less often than the line."""
     return [c for c in fn.calls if dotted(c.func) == dotted(made.func)].index(made)
 
 
 RULE = Rule(
     "PC202",
     "pipe-not-read",
-    "a child process waited for while nobody reads its output",
+    "a child process waited for while its output is not read",
     find,
     bad="""
         import subprocess

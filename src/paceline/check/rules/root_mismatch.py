@@ -1,7 +1,7 @@
-"""An operation whose ranks do not agree on its root or group.
+"""A collective whose ranks do not agree on its root or group.
 
-Every rank must name the same root. `src=rank` names a different one on each; and the two sides of a condition on the
-rank may call the same operation with different roots or groups.
+Every rank must name the same root. `src=rank` names a different one on each; and the two branches of a condition on
+the rank may call the same collective with different roots or groups.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield _report(
                     fn,
                     call,
-                    f"{text_of(call)} names the rank itself as its root ({found.root}): every rank names another one",
+                    f"{text_of(call)} names the calling rank as its root ({found.root}): each rank names another one",
                     call,
                 )
         for test in fn.tests:
@@ -53,7 +53,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             for one, two in zip(yes, no, strict=False):
                 if any("ROOT" in r or "PROC_NULL" in r for r in (one.root, two.root)):
-                    continue  # of an intercommunicator: the root's own group says so by these
+                    continue  # an intercommunicator: the root's own group passes these
                 differ = [
                     w
                     for w, a, b in (("root", one.root, two.root), ("group", one.group, two.group))
@@ -63,7 +63,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                     yield _report(
                         fn,
                         two.at,
-                        f"{text_of(two.at)} has another {differ[0]} than on the other side of `if "
+                        f"{text_of(two.at)} has a different {differ[0]} than in the other branch of `if "
                         f"{ast.unparse(test.test)}` (line {one.at.lineno})",
                         one.at,
                     )
@@ -78,17 +78,17 @@ def _own(found: Collective, fn: Function, facts: Facts) -> bool:
     who = of_rank(root, fn, facts.module) if isinstance(root, ast.Name | ast.Call | ast.Attribute) else None
     if who is None or who[2] or (isinstance(root, ast.Name) and root.id in fn.parameters):
         return False
-    return enclosing(found.call, ast.If) is None  # under a condition it may be one rank's own call
+    return enclosing(found.call, ast.If) is None  # under a condition it may be the call of one rank only
 
 
 def _report(fn: Function, at: ast.Call, message: str, other: ast.Call) -> Finding:
     return finding(
         at,
         fn,
-        message + "; the ranks wait for each other, or read what was never sent",
+        message + "; the ranks wait for each other, or read data that was never sent",
         [
-            Step("rank 0", other.lineno, f"calls {text_of(other)} with one"),
-            Step("rank 1", at.lineno, f"calls {text_of(at)} with another"),
+            Step("rank 0", other.lineno, f"calls {text_of(other)} with one root or group"),
+            Step("rank 1", at.lineno, f"calls {text_of(at)} with another one"),
         ],
         "give every rank the same root and group",
         text_of(at),
@@ -99,7 +99,7 @@ def _report(fn: Function, at: ast.Call, message: str, other: ast.Call) -> Findin
 RULE = Rule(
     "PC505",
     "root-mismatch",
-    "an operation whose ranks do not agree on its root or group",
+    "a collective whose ranks do not agree on its root or group",
     find,
     bad="""
         import torch.distributed as dist

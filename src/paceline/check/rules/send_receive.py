@@ -1,8 +1,9 @@
 """Two ranks that both send first, or both receive first.
 
-A blocking receive waits for the other's send; where both sides receive first, neither ever sends. A blocking send may
-wait for the other's receive, and does so as soon as the message is larger than the library's buffer; where both send
-first, a test with small messages passes and the real run hangs. `sendrecv`, or one side in the other order, is safe.
+A blocking receive waits for the other rank's send; if both ranks receive first, neither ever sends. A blocking send
+may wait for the other rank's receive, and does so as soon as the message is larger than the library's buffer; if both
+send first, a test with small messages passes and the real run hangs. `sendrecv`, or the opposite order on one rank, is
+safe.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ def _kind(call: ast.Call) -> str:
 
 
 def _sides(fn: Function, facts: Facts) -> list[tuple[ast.If, list[ast.stmt], list[ast.stmt]]]:
-    """The two sides of every question about the rank; `if rank == 0: ... elif rank == 1: ...` too."""
+    """The two branches of every test of the rank; `if rank == 0: ... elif rank == 1: ...` too."""
     found = []
     for test in fn.tests:
         if isinstance(test, ast.If) and test.orelse and condition(test.test, fn, facts.module) is not None:
             other, up = test.orelse, parent(test)
             if isinstance(up, ast.If) and test in up.orelse:
-                continue  # one of three or more sides
+                continue  # one of three or more branches
             if len(other) == 1 and isinstance(other[0], ast.If):
                 if other[0].orelse:
                     continue
@@ -70,7 +71,7 @@ def _sides(fn: Function, facts: Facts) -> list[tuple[ast.If, list[ast.stmt], lis
 
 
 def _chosen(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    """Whether only some ranks come here."""
+    """Whether only some ranks reach this call."""
     at = enclosing(call, ast.If)
     while isinstance(at, ast.If):
         if facts.sequences.conditions(at.test, fn):
@@ -85,7 +86,7 @@ def _in(messages: list[ast.Call], body: list[ast.stmt]) -> list[ast.Call]:
 
 
 def _neighbour(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    """A partner counted from the own rank, and the whole ring or pair runs the same lines."""
+    """Whether the peer is computed from the own rank, so that all ranks of a ring or pair run the same line."""
     sending = _kind(call) == "send"
     other = keyword(call, "dest" if sending else "source") or keyword(call, "dst" if sending else "src")
     if other is None:
@@ -110,7 +111,7 @@ def _report(fn: Function, one: ast.Call, two: ast.Call, line: int) -> Finding:
     return finding(
         one,
         fn,
-        f"both sides {kind} first ({text_of(one)} at line {one.lineno}, {text_of(two)} at line {two.lineno}): "
+        f"both ranks {kind} first ({text_of(one)} at line {one.lineno}, {text_of(two)} at line {two.lineno}): "
         + (
             "neither ever sends"
             if sure
@@ -120,7 +121,7 @@ def _report(fn: Function, one: ast.Call, two: ast.Call, line: int) -> Finding:
             Step("rank 0", one.lineno, f"calls {text_of(one)}, and waits for rank 1 to {waits}"),
             Step("rank 1", two.lineno, f"calls {text_of(two)}, and waits for rank 0 to {waits}"),
         ],
-        "let one side receive first, or use sendrecv, or isend and irecv with a wait for both",
+        "reverse the order on one rank, use sendrecv, or use isend and irecv and wait for both",
         f"{text_of(one)} {text_of(two)}",
         0.9 if sure else 0.7,
         [

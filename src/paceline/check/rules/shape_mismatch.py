@@ -1,8 +1,8 @@
-"""A tensor that has another shape on the rank that sends it than on those that receive it.
+"""A tensor whose shape on the sending rank differs from that on the receiving ranks.
 
-The root builds the tensor from a list whose length depends on its data; the others make an empty one of a fixed size.
-`broadcast` does not look: it waits for the missing numbers, or fills what follows. Pad the list to the fixed size, or
-send the length first.
+The root builds the tensor from a list whose length depends on its data; the others create an empty one of a fixed
+size. `broadcast` does not check: it waits for the missing numbers, or overwrites what follows. Pad the list to the
+fixed size, or broadcast the length first.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _of_size(call: ast.Call) -> bool:
 
 
 def _padded(made: ast.Call, test: ast.If) -> bool:
-    """The list is brought to a size on the way: `x += [0] * (n - len(x))`."""
+    """Whether the list is padded to a fixed size: `x += [0] * (n - len(x))`."""
     name = made.args[0].id  # type: ignore[attr-defined]
     for node in ast.walk(test):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and isinstance(node.right, ast.Call):
@@ -91,9 +91,9 @@ def _report(fn: Function, call: ast.Call, of_data: ast.Call, of_size: ast.Call) 
         f"{text_of(call)} sends a tensor as long as the data of one rank (line {of_data.lineno}) into one of a "
         f"fixed size on the others (line {of_size.lineno})",
         [
-            Step("rank 0", of_data.lineno, f"makes it by {text_of(of_data)}, as long as its data"),
-            Step("rank 1", of_size.lineno, f"makes it by {text_of(of_size)}, of a fixed size"),
-            Step("all ranks", call.lineno, "wait for numbers that are never sent, or read what was not meant"),
+            Step("rank 0", of_data.lineno, f"creates it by {text_of(of_data)}, as long as its data"),
+            Step("rank 1", of_size.lineno, f"creates it by {text_of(of_size)}, of a fixed size"),
+            Step("all ranks", call.lineno, "wait for numbers that are never sent, or read unrelated ones"),
         ],
         "pad the data to the fixed size, or broadcast the length first",
         text_of(call),
@@ -104,7 +104,7 @@ def _report(fn: Function, call: ast.Call, of_data: ast.Call, of_size: ast.Call) 
 RULE = Rule(
     "PC506",
     "shape-mismatch",
-    "a tensor of another shape on the rank that sends it",
+    "a tensor whose shape differs between sender and receivers",
     find,
     bad="""
         import torch

@@ -1,8 +1,8 @@
 """A signal handler that takes a lock, prints or logs.
 
-Python runs a signal handler in the main thread between any two steps of it: also while that thread holds the lock
-that the handler wants, or is in the middle of writing to the same buffered stream, which then raises `reentrant call`.
-A handler that sets a flag, writes to a descriptor with `os.write`, or ends the process, is safe.
+Python runs a signal handler in the main thread between any two bytecode instructions: also while that thread holds the
+lock that the handler wants, or is writing to the same buffered stream, which then raises `reentrant call`. A handler
+that sets a flag, writes to a descriptor with `os.write`, or ends the process is safe.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     node,
                     where,
-                    f"{lock} is taken in a signal handler; if the main thread holds it when the signal comes, "
-                    "it waits for itself",
+                    f"{lock} is taken in a signal handler: if the main thread holds it when the signal arrives, it "
+                    "waits for itself",
                     [
-                        Step("main thread", take.resource.line or root.line, f"holds {lock} when the signal comes"),
+                        Step("main thread", take.resource.line or root.line, f"holds {lock} when the signal arrives"),
                         *call_steps("main thread", take.steps, f"waits for {lock}, which its own thread holds"),
                     ],
                     "let the handler set a flag or write a byte, and do the work in the main loop",
@@ -60,18 +60,18 @@ def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
             yield finding(
                 call,
                 fn,
-                f"{text_of(call)} in a signal handler: the queue has a lock inside, which the main thread may "
-                "hold when the signal comes",
+                f"{text_of(call)} in a signal handler: the queue has an internal lock, which the main thread "
+                "may hold when the signal arrives",
                 [
                     Step(
                         "main thread",
                         found.line or call.lineno,
-                        f"is inside a method of {found.id} when the signal comes",
+                        f"is inside a method of {found.id} when the signal arrives",
                     ),
                     Step(
                         "main thread",
                         call.lineno,
-                        f"{fn.qualname} waits for the queue's lock, which its own thread holds",
+                        f"{fn.qualname} waits for the lock of the queue, which its own thread holds",
                     ),
                 ],
                 "use queue.SimpleQueue, or write a byte to a descriptor that the main loop reads",
@@ -81,7 +81,7 @@ def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
 
 
 def _ends(fn: Function) -> bool:
-    """Whether the handler ends the process or unwinds: nothing goes on that could be disturbed."""
+    """Whether the handler ends the process or raises, so that no interrupted code continues."""
     final = fn.body[-1] if fn.body else None
     if isinstance(final, ast.Raise):
         return True
@@ -107,10 +107,10 @@ def _writes(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[
             yield finding(
                 call,
                 fn,
-                f"{text_of(call)} in a signal handler: if the signal comes while the main thread is writing to "
+                f"{text_of(call)} in a signal handler: if the signal arrives while the main thread is writing to "
                 "the same stream, it raises or waits for itself",
                 [
-                    Step("main thread", call.lineno, "is writing to the stream when the signal comes"),
+                    Step("main thread", call.lineno, "is writing to the stream when the signal arrives"),
                     *call_steps("main thread", steps, f"writes to the same stream by {text_of(call)}"),
                 ],
                 "set a flag and print in the main loop, or write to the descriptor with os.write",

@@ -1,8 +1,8 @@
 """A lock that its holder takes again.
 
-A `threading.Lock`, `multiprocessing.Lock` or `asyncio.Lock` does not know who holds it: taken a second time by the
-same thread, it waits for itself. Usually the second take hides in a method that is called with the lock held. Only
-locks that were seen being made are judged, and only where both takes are on the same object.
+A `threading.Lock`, `multiprocessing.Lock` or `asyncio.Lock` does not record who holds it: when the same thread takes it
+a second time, it waits for itself. Usually the second take is hidden in a method that is called while the lock is held.
+Only locks whose creation is seen are judged, and only where both takes are on the same object.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.declarations import Function
-from paceline.check.effects import text_of
+from paceline.check.effects import runs_now, text_of
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, call_steps, runs_now, same_object
+from paceline.check.summaries import Facts, call_steps, same_object
 from paceline.check.walk import Held
 from paceline.narrative import Wait
 
@@ -55,14 +55,14 @@ def _report(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], .
     return finding(
         steps[0][1],
         fn,
-        f"{lock.id} is taken again{by} while it is held since line {first.line}: it is no RLock, so the "
-        "thread waits for itself",
+        f"{lock.id} is taken again{by} while it is held (since line {first.line}): it is not an RLock, so "
+        "the thread waits for itself",
         [
             Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
             *call_steps("thread A", steps, f"waits for {lock.id}, which it holds itself"),
         ],
-        f"call it after the lock is released, split off a part of {where.qualname} that expects the lock "
-        "held, or make it an RLock",
+        f"call it after the lock is released, split off the part of {where.qualname} that needs the lock "
+        "to be held, or use an RLock",
         lock.id,
         0.9,
         [Wait("thread A", f"took {lock.id} at line {first.line}", f"release {lock.id}", "thread A")],

@@ -1,7 +1,7 @@
-"""A queue whose `join()` counts items that are never marked done.
+"""A queue that is joined although items may never be marked done.
 
-`Queue.join()` returns when `task_done()` was called once for every item. Where nobody calls it, or where an exception
-in between skips it and ends the worker, the join waits for ever.
+`Queue.join()` returns when `task_done()` was called once for every item. Where it is never called, or where an
+exception skips the call and ends the worker, the join waits for ever.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.catalogue import ITEMS_DONE, PUT_ITEM
 from paceline.check.declarations import Function
 from paceline.check.effects import Effect
 from paceline.check.findings import Finding, Step
@@ -23,9 +24,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         (fn, effect)
         for fn in facts.module.functions
         for effect in facts.walker.effects(fn)
-        if effect.kind == "wait"
-        and effect.waits_for == "every item to be marked done"
-        and not isinstance(effect.node, ast.Name)
+        if effect.kind == "wait" and effect.waits_for == ITEMS_DONE and not isinstance(effect.node, ast.Name)
     ]
     if not joins:
         return
@@ -51,11 +50,9 @@ def _is_get(effect: Effect, join: Effect) -> bool:
 
 
 def _skipped(fn: Function, call: ast.Call, facts: Facts) -> bool:
-    """Between get and task_done something may raise, nothing catches it, and no `finally` effects the item."""
+    """Whether a call between get() and task_done() may raise uncaught, and no `finally` marks the item as done."""
     gets = [
-        m
-        for m in facts.walker.effects(fn)
-        if m.kind == "wait" and m.waits_for == "somebody to put an item" and m.line < call.lineno
+        m for m in facts.walker.effects(fn) if m.kind == "wait" and m.waits_for == PUT_ITEM and m.line < call.lineno
     ]
     if not gets or not in_loop(call, fn) or enclosing(call, ast.ExceptHandler):
         return False
@@ -73,7 +70,7 @@ def _report_never(fn: Function, effect: Effect) -> Finding:
     return finding(
         effect.node,
         fn,
-        f"{effect.resource.id}.join() waits until every item is marked done, and nothing in this file calls task_done()",
+        f"{effect.resource.id}.join() waits until every item is marked done, but this file never calls task_done()",
         [
             Step("thread A", effect.line, f"waits for every item of {effect.resource.id} to be marked done"),
             Step("thread B", effect.line, "takes the items, and effects none"),
@@ -88,13 +85,13 @@ def _report_skipped(fn: Function, call: ast.Call, join: Effect) -> Finding:
     return finding(
         call,
         fn,
-        "an exception between get() and this task_done() ends the worker and leaves the item unmarked; "
+        "an exception between get() and this task_done() ends the worker before the item is marked done; "
         f"join() at line {join.line} then waits for ever",
         [
             Step("thread B", call.lineno, f"{fn.qualname} raises before it effects the item, and ends"),
             Step("thread A", join.line, "waits for every item to be marked done"),
         ],
-        "call task_done() in a `finally`, and catch what one item may raise",
+        "call task_done() in a `finally`, and catch the exceptions of a single item",
         "task_done",
         0.6,
     )
@@ -103,7 +100,7 @@ def _report_skipped(fn: Function, call: ast.Call, join: Effect) -> Finding:
 RULE = Rule(
     "PC203",
     "task-not-done",
-    "a queue joined whose items are not always marked done",
+    "a queue that is joined although items may never be marked done",
     find,
     bad="""
         import queue

@@ -1,8 +1,8 @@
-"""Operations of all ranks in the order of something that has none.
+"""Collectives in the order of an unordered container.
 
-Ranks match their collectives by order. In a loop over a set the order differs between processes (hashes of strings
-are random); in a loop over a dictionary that each rank fills by itself, the keys and their number may differ too. Then
-one rank's third call meets another's second.
+Ranks match their collectives by order. In a loop over a set, the order differs between processes (string hashes are
+randomized); in a loop over a dictionary that each rank fills for itself, the keys and their number may differ too. Then
+the third call of one rank is matched with the second of another.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
     ):
         owner = over.func.value
         if isinstance(owner, ast.Name) and _filled_here(owner.id, fn, facts):
-            return f"{owner.id}, a dictionary that every rank fills by itself"
+            return f"{owner.id}, a dictionary that every rank fills for itself"
     return ""
 
 
@@ -76,7 +76,7 @@ def _is_set(node: ast.expr, fn: Function) -> bool:
 
 
 def _filled_here(name: str, fn: Function, facts: Facts) -> bool:
-    """A dictionary of the module that functions fill while they run."""
+    """Whether this is a dictionary of the module that functions fill while they run."""
     top = facts.module.top
     start = top.bound.get(name)
     if start is None or any(name in scope.bound for scope in fn.scopes() if scope is not top):
@@ -93,15 +93,15 @@ def _report(fn: Function, loop: ast.For | ast.AsyncFor, call: ast.Call, why: str
         fn,
         f"{text_of(call)} is called in a loop over {why} (line {loop.lineno}): the ranks' calls do not match",
         [
-            Step("rank 0", loop.lineno, "goes through it in one order"),
-            Step("rank 1", loop.lineno, "goes through it in another, or finds other keys"),
+            Step("rank 0", loop.lineno, "iterates over it in one order"),
+            Step("rank 1", loop.lineno, "iterates in another order, or over other keys"),
             Step(
                 "rank 0",
                 call.lineno,
-                f"calls {text_of(call)} for one item, while rank 1 does for another, or not at all",
+                f"calls {text_of(call)} for one item, rank 1 for another one or not at all",
             ),
         ],
-        "gather the keys of all ranks first and go through them sorted",
+        "gather the keys of all ranks first, and iterate over them sorted",
         text_of(call),
         0.7,
     )
@@ -110,7 +110,7 @@ def _report(fn: Function, loop: ast.For | ast.AsyncFor, call: ast.Call, why: str
 RULE = Rule(
     "PC503",
     "unordered-collectives",
-    "operations of all ranks in the order of something that has none",
+    "collectives in the order of an unordered container",
     find,
     bad="""
         import torch.distributed as dist

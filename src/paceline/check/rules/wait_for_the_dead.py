@@ -1,8 +1,8 @@
 """A wait without a timeout for a child process that may be dead.
 
-A process can end without a word: out of memory, a signal, an exception. Who then waits for its event or its result
-without a timeout waits for ever. Wait with a timeout and look whether the child is alive, or wait for its `sentinel`
-too.
+A process can die without sending anything: out of memory, by a signal, by an exception. A parent that then waits for
+its event or its result without a timeout waits for ever. Wait with a timeout and check that the child is alive, or
+wait for its `sentinel` too.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def _report(fn: Function, at: ast.expr, resource: str, what: str, started: ast.C
     return finding(
         at,
         fn,
-        f"{text_of(at)} waits without a timeout for the process started at line {started.lineno}; if that dies, "
-        "nobody will ever answer",
+        f"{text_of(at)} waits without a timeout for the process started at line {started.lineno}: if that "
+        "dies, the wait never ends",
         [
-            Step("the child", started.lineno, "dies: out of memory, a signal, an exception"),
+            Step("the child", started.lineno, "dies: out of memory, by a signal, by an exception"),
             Step("the parent", at.lineno, f"waits for {what}, without a timeout"),
         ],
-        "wait with a timeout in a loop that looks whether the child is alive",
+        "wait with a timeout, in a loop that checks that the child is alive",
         resource,
         0.6,
     )

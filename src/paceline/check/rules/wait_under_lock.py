@@ -1,8 +1,8 @@
-"""A wait for somebody who first needs the lock that the waiter holds.
+"""A wait for a thread that first needs a lock which the waiting thread holds.
 
-A thread that is joined, a task whose result is awaited, an event that must be set, an item that must be put: when
-whoever does that takes the same lock on the way, and the waiter holds it, both wait for ever. It is reported only
-where that way is seen; a wait under a lock that nobody else needs is merely slow.
+A thread is joined, the result of a task is awaited, an event must be set, an item must be put: if the thread that does
+so takes the same lock on the way, and the waiting thread holds it, both wait for ever. Reported only where that path is
+seen; a wait under a lock that no other thread needs is merely slow.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.declarations import Function
-from paceline.check.effects import Effect, text_of
+from paceline.check.effects import Effect, runs_now, text_of
 from paceline.check.findings import Finding, Step
 from paceline.check.names import is_constant, keyword, short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, call_steps, runs_now
+from paceline.check.summaries import Facts, call_steps
 from paceline.check.walk import Held
 from paceline.narrative import Wait
 
@@ -54,7 +54,7 @@ def _waits(effect: Effect, fn: Function, facts: Facts) -> Iterator[tuple[Effect,
 
 
 def _maps(call: ast.expr, fn: Function, facts: Facts) -> bool:
-    """`executor.map` in the executor's own `with`, which ends only when all tasks have."""
+    """Whether this is `executor.map`, whose results or `with` block end only when all tasks have ended."""
     if not isinstance(call, ast.Call) or short_name(call.func) != "map" or not isinstance(call.func, ast.Attribute):
         return False
     found = facts.module.resource(call.func.value, fn)
@@ -69,7 +69,7 @@ def _shuts_down(call: ast.expr) -> bool:
 
 
 def _needed(wait: Effect, lock: str, fn: Function, facts: Facts) -> tuple[str, Steps] | None:
-    """Who must do something first, and the way on which that one waits for the lock."""
+    """The function that must act first, and the path on which it waits for the lock; None if there is none."""
     kind = wait.resource.kind if wait.resource is not None else "Executor"
     if kind in ("Thread", "Future", "Executor"):
         for root in facts.roots:
@@ -100,7 +100,7 @@ def _at(held: Held, call: ast.Call) -> ast.expr:
 
 
 def _submitting(lock: str, fn: Function, facts: Facts) -> tuple[str, Steps] | None:
-    """An executor that wraps another one: its tasks or their callbacks submit again, under the same lock."""
+    """The same for an executor that wraps another one and whose tasks submit again, under the same lock."""
     if fn.cls is None:
         return None
     submit = fn.cls.method("submit")
@@ -113,7 +113,7 @@ def _report(fn: Function, first: Held, wait: Effect, steps: Steps, way: tuple[st
     return finding(
         steps[0][1],
         fn,
-        f"{text_of(steps[0][1])} waits for {wait.waits_for} with {lock.id} held, and {other} needs {lock.id} to get there",
+        f"{text_of(steps[0][1])} waits for {wait.waits_for} while {lock.id} is held, and {other} needs {lock.id} first",
         [
             Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
             *call_steps("thread A", steps, f"waits for {wait.waits_for}"),
@@ -137,7 +137,7 @@ def _report(fn: Function, first: Held, wait: Effect, steps: Steps, way: tuple[st
 RULE = Rule(
     "PC105",
     "wait-under-lock",
-    "a wait for somebody who needs the lock that the waiter holds",
+    "a wait for a thread that needs a lock which the waiting thread holds",
     find,
     bad="""
         import threading
