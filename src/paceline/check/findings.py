@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.narrative import Scene, Wait, tell, tell_waits
+from paceline.narrative import Scene, Wait, format_story, format_waits
 
 
 class Step(NamedTuple):
@@ -44,8 +44,8 @@ class Finding:
         """The story and the remedy as lines of text."""
         scenes = [Scene(step.who, f"line {step.line}: {step.what}") for step in self.story]
         if not self.waits:
-            return tell("", scenes, self.remedy).lstrip("\n")
-        steps = tell("", scenes, tell_waits("", self.waits).rpartition("=> ")[2]).lstrip("\n")
+            return format_story("", scenes, self.remedy).lstrip("\n")
+        steps = format_story("", scenes, format_waits("", self.waits).rpartition("=> ")[2]).lstrip("\n")
         return f"{steps}\n  => {self.remedy}"
 
     def as_dict(self) -> dict[str, object]:

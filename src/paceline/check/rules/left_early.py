@@ -139,7 +139,7 @@ def _report(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float)
 RULE = Rule(
     "PC502",
     "left-before-collective",
-    "a rank that leaves before an operation of all ranks",
+    "a rank that leaves before a collective",
     find,
     bad="""
         import torch.distributed as dist
