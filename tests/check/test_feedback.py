@@ -1,4 +1,4 @@
-"""Marks: counts at once, a ranker where there are enough and where it foretells better."""
+"""Verdicts: counts from the first one, and a ranker where there are enough and it predicts better."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def judged(findings: list[Finding], true: list[bool]) -> list[Verdict]:
     return [Verdict(f.fingerprint, t, "") for f, t in zip(findings, true, strict=True)]
 
 
-def test_a_ranker_takes_over_where_the_rule_says_nothing() -> None:
+def test_a_ranker_takes_over_where_the_rule_tells_nothing() -> None:
     findings = [found(n, calls=n % 2 * 3) for n in range(60)]
     known = findings[:50]
     order = rank(findings, judged(known, [len(f.story) == 0 for f in known]))

@@ -1,4 +1,4 @@
-"""Every rule finds its own bad example and nothing in its good one; the page of rules is the one they make."""
+"""Every rule reports its own bad example and nothing in its good one; the page of rules is generated from them."""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from paceline.cli.tables import show_summary
+from paceline.report.reading import open_all
+from paceline.report.run_stats import lanes_of, run_stats
 from tests.cli.conftest import JOB, Command
 
 
@@ -78,30 +80,39 @@ def test_ddp_takes_a_run_folder_with_any_name(command: Command) -> None:
     assert done.code == 0, done.err
 
 
-def compared(command: Command, folder: Path, plans: str, seconds: str) -> list[dict[str, Any]]:
-    """The rows of a comparison, after what holds of any."""
+def compared(command: Command, plans: str, seconds: str) -> dict[str, Any]:
+    """What `paceline compare` prints, after what holds of any comparison."""
     done = command("compare", "job.py", "--plans", plans, "--seconds", seconds, "--json")
     assert done.code == 0, done.err
-    found = json.loads(done.out)
-    rows: list[dict[str, Any]] = found["plans"]
+    found: dict[str, Any] = json.loads(done.out)
+    rows = found["plans"]
     for row in rows:
         assert row["samples_per_second"] > 0
         assert (row["ceiling_share"] is None) == (row["workers"] == 1)
     synchronous = [row["test_accuracy"] for row in rows if not row["plan"].startswith("downpour")]
     assert max(synchronous) - min(synchronous) < 0.02  # the same mathematics
-    assert (folder / found["page"]).is_relative_to(folder / found["path"])
-    assert "of the ceiling" in (folder / found["page"]).read_text()
-    return rows
+    return found
 
 
-def test_compare(command: Command, folder: Path) -> None:
-    rows = compared(command, folder, "sequential,downpour:workers=2,shards=2", "0.05")
-    assert [row["plan"].partition(":")[0] for row in rows] == ["sequential", "downpour"]
+def test_a_comparison_prints_its_rows_and_keeps_its_runs_its_table_and_a_page(command: Command, folder: Path) -> None:
+    found = compared(command, "sequential,downpour:workers=2,shards=2", "0.05")
+    assert [row["plan"].partition(":")[0] for row in found["plans"]] == ["sequential", "downpour"]
+    place, page = folder / found["path"], folder / found["page"]
+    assert page == place / "report.html"
+    assert sorted(p.name for p in place.iterdir() if p.is_file()) == ["comparison.json", "report.html"]
+    opened = open_all([folder / "runs"])
+    assert [r.method for r in opened] == ["sequential", "downpour"]
+    (row,) = (f for f in run_stats(opened, lanes_of(opened)) if f.workers == 2)
+    assert row.timed
+    assert row.speedup == found["plans"][1]["speedup"]
+    assert row.ceiling_share == found["plans"][1]["ceiling_share"]
+    assert "of the ceiling" in page.read_text()
+    assert f"best single process ({found['best_single']})" in page.read_text()
 
 
 @pytest.mark.soak
-def test_compare_with_ddp(command: Command, folder: Path) -> None:
-    assert len(compared(command, folder, "sequential,ddp,ring", "0.5")) == 3
+def test_ddp_is_compared_too(command: Command) -> None:
+    assert len(compared(command, "sequential,ddp,ring", "0.5")["plans"]) == 3
 
 
 def test_draw_goes_to_standard_output(command: Command) -> None:

@@ -303,22 +303,6 @@ def test_an_old_or_broken_folder_is_read_and_what_is_missing_is_said(tmp_path: P
         open_all([run.path])
 
 
-def test_a_comparison_keeps_its_runs_its_table_and_a_page(tmp_path: Path) -> None:
-    found = pl.compare(job(), ["sequential", "downpour"], workers=2, seconds=0.05, folder=tmp_path)
-    assert found.path is not None
-    assert found.page == found.path / "report.html"
-    assert sorted(p.name for p in found.path.iterdir() if p.is_file()) == ["comparison.json", "report.html"]
-    opened = open_all([tmp_path])
-    assert [r.method for r in opened] == ["sequential", "downpour"]
-    (row,) = (f for f in run_stats(opened, lanes_of(opened)) if f.workers == 2)
-    assert row.timed
-    assert row.speedup == found.rows[1].speedup
-    assert row.ceiling_share == found.rows[1].ceiling_share
-    text = found.page.read_text()
-    assert "of the ceiling" in text
-    assert f"best single process ({found.best_single})" in text
-
-
 def test_chromium_has_nothing_to_complain_of(runs: Path, tmp_path: Path) -> None:
     chromium = shutil.which("chromium")
     if chromium is None:

@@ -77,7 +77,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except SystemExit as end:  # typer turns a KeyboardInterrupt into one
         if end.code == INTERRUPTED:
-            console.print("interrupted; all workers were stopped", style="yellow")
+            console.print("interrupted; every worker was stopped", style="yellow")
         raise
     except ModuleNotFoundError as error:
         if _debug or error.name not in TRAINING_PACKAGES:
