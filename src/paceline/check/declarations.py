@@ -156,6 +156,7 @@ class Declarations:
             self._visit(child, node, fn, cls)
 
     def _visit(self, node: ast.AST, up: ast.AST, fn: Function, cls: Class | None) -> None:
+        """Record one node and visit its children; `up` is the node around it."""
         kind = type(node)
         if kind is ast.Constant or kind is ast.Load or kind is ast.Store:
             return
@@ -186,6 +187,7 @@ class Declarations:
     def _scope(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, outer: Function, cls: Class | None
     ) -> None:
+        """Declare a function or lambda and visit its body."""
         name = getattr(node, "name", "<lambda>")
         owner = cls or outer.cls
         prefix = f"{cls.name}." if cls is not None else f"{outer.qualname}." if outer is not self.top else ""
@@ -215,6 +217,7 @@ class Declarations:
             self._visit(child, node, fn, None)
 
     def _class(self, node: ast.ClassDef, fn: Function) -> None:
+        """Declare a class and visit its body."""
         bases = [self.canonical(base) for base in node.bases]
         made = Class(node.name, node, self, bases)
         self.classes.setdefault(node.name, made)
@@ -257,6 +260,7 @@ class Declarations:
                 self._bind(item.optional_vars, item.context_expr, fn, cls)
 
     def _bind(self, target: ast.expr, value: ast.expr, fn: Function, cls: Class | None) -> None:
+        """Record an assignment of a value to a name or to an attribute of the own class."""
         fn.assigns.append((target, value))
         if isinstance(target, ast.Name):
             if cls is not None:
@@ -285,6 +289,7 @@ class Declarations:
         return original(origin + head[len(call) :] + dot + rest)
 
     def function_of(self, node: ast.AST) -> Function | None:
+        """The function that a syntax node defines."""
         return self._by_node.get(id(node))
 
 
@@ -292,6 +297,8 @@ _SCOPES = {ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda}
 
 
 def _into(name: str):  # type: ignore[no-untyped-def]
+    """A note that appends the node to one of the function's lists."""
+
     def note(module: Declarations, node: ast.AST, fn: Function, cls: Class | None) -> None:
         getattr(fn, name).append(node)
 

@@ -50,6 +50,7 @@ class Node:
     exit: Node | None = None  # of the head of a loop: the step after the loop
 
     def successors(self) -> Iterator[Node]:
+        """All steps that may follow."""
         yield from self.next
         if self.otherwise is not None:
             yield self.otherwise
@@ -88,12 +89,14 @@ class _Builder:
         self.nodes: list[Node] = []
 
     def graph(self, body: Statements, line: int) -> Graph:
+        """Build the whole graph."""
         last = body[-1].end_lineno or line if body else line
         end, failure = self.node("end", None, last), self.node("end", None, last)
         entry = self.block(body, end, _Exits(failure, end))
         return Graph(entry, end, failure, self.nodes)
 
     def node(self, kind: str, syntax: ast.AST | None, line: int, *following: Node, raises: Node | None = None) -> Node:
+        """Add a node."""
         if len(self.nodes) >= LARGEST:
             raise TooLarge
         made = Node(kind, syntax, line, list(following), None, raises)
@@ -101,6 +104,7 @@ class _Builder:
         return made
 
     def block(self, body: Statements, follow: Node, exits: _Exits) -> Node:
+        """Build statements from last to first; returns the node of the first one."""
         for statement in reversed(body):
             build_one = _BUILDERS.get(type(statement))
             if build_one is None:
@@ -110,6 +114,7 @@ class _Builder:
         return follow
 
     def simple(self, statement: ast.stmt, follow: Node, exits: _Exits) -> Node:
+        """Build a statement without control flow of its own."""
         raises = exits.raises if exits.caught or may_raise(statement) else None
         return self.node("step", statement, statement.lineno, follow, raises=raises)
 
@@ -150,6 +155,7 @@ class _Builder:
         return self.test(statement.test, yes, no, exits)
 
     def match(self, statement: ast.Match, follow: Node, exits: _Exits) -> Node:
+        """Build the cases from last to first, each falling through to the next."""
         no = follow
         for case in reversed(statement.cases):
             yes = self.block(case.body, follow, exits)
@@ -167,6 +173,7 @@ class _Builder:
     # -- loops
 
     def while_(self, statement: ast.While, follow: Node, exits: _Exits) -> Node:
+        """Build a loop; `while True` is left only by a break, return or exception."""
         head = self.node("head", None, statement.lineno)
         out = self.block(statement.orelse, follow, exits)
         head.exit = out
@@ -179,6 +186,7 @@ class _Builder:
         return head
 
     def for_(self, statement: ast.For | ast.AsyncFor, follow: Node, exits: _Exits) -> Node:
+        """Build a loop: its head is reached before every iteration."""
         head = self.node("head", None, statement.lineno)
         out = self.block(statement.orelse, follow, exits)
         head.exit = out
@@ -206,6 +214,7 @@ class _Builder:
         return self.with_items(statement, 0, follow, exits)
 
     def with_items(self, statement: ast.With | ast.AsyncWith, index: int, follow: Node, exits: _Exits) -> Node:
+        """Build the items of a `with` from `index` on, and its body."""
         if index == len(statement.items):
             return self.block(statement.body, follow, exits)
         item = statement.items[index]
@@ -220,6 +229,7 @@ class _Builder:
         return self.node("enter", item, line, body, raises=raises)
 
     def try_(self, statement: ast.Try, follow: Node, exits: _Exits) -> Node:
+        """Build handlers and body; a `finally` is copied for each way out."""
         if statement.finalbody:
             outer = exits
             exits = self.guarded(outer, lambda target: self.block(statement.finalbody, target, outer))

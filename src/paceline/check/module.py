@@ -52,6 +52,7 @@ class Module(Declarations):
         return catalogue.CONSTRUCTORS.get(".".join(words[-2:]))
 
     def _is_context(self, name: str, fn: Function) -> bool:
+        """Whether a name is bound to `multiprocessing.get_context(...)`."""
         for scope in fn.scopes():
             value = scope.bound.get(name)
             if isinstance(value, ast.Call):
@@ -71,6 +72,7 @@ class Module(Declarations):
         return found
 
     def _resource(self, node: ast.expr, text: str, fn: Function, depth: int) -> Resource | None:
+        """The uncached part of `resource`."""
         if isinstance(node, ast.Name):
             return self._of_name(node.id, fn, depth)
         if isinstance(node, ast.Attribute):
@@ -96,6 +98,7 @@ class Module(Declarations):
         return None
 
     def _of_name(self, name: str, fn: Function, depth: int) -> Resource | None:
+        """A local, a parameter, a global or an imported name as a resource."""
         for scope in fn.scopes():
             value = scope.bound.get(name)
             if name in fn.globals and scope is not self.top:
@@ -134,6 +137,7 @@ class Module(Declarations):
         return None
 
     def _new(self, where: str, made: tuple[str, ast.Call], fn: Function) -> Resource:
+        """The resource that a constructor call creates; a Condition shares the identity of its lock."""
         kind, call = made
         if kind in ("Condition", "AsyncCondition") and (inner := keyword(call, "lock", 0)) is not None:
             shared = self.resource(inner, fn, 1)
@@ -149,6 +153,7 @@ class Module(Declarations):
 
     @cached_property
     def _owners(self) -> dict[str, list[Class]]:
+        """Attribute -> the classes that assign a resource to it."""
         owners: dict[str, list[Class]] = {}
         for cls in self.classes.values():
             for attribute, values in cls.values.items():
@@ -157,6 +162,7 @@ class Module(Declarations):
         return owners
 
     def _only_owner(self, attribute: str) -> Class | None:
+        """The class whose attribute of this name is a resource, if there is just one such class."""
         owners = self._owners.get(attribute, ())
         return owners[0] if len(owners) == 1 else None
 
@@ -193,6 +199,7 @@ class Module(Declarations):
         return None
 
     def type_of_value(self, value: ast.expr, fn: Function, depth: int = 0) -> Class | None:
+        """The class of an assigned value: of a constructor call, or of another name."""
         if isinstance(value, ast.Call):
             return (
                 self.classes.get(short_name(value.func)) if isinstance(value.func, ast.Name | ast.Attribute) else None
@@ -206,6 +213,7 @@ class Module(Declarations):
         return self.function_named(call.func, fn)
 
     def function_named(self, node: ast.expr, fn: Function, depth: int = 0) -> Function | None:
+        """The function of this file that an expression names, through aliases, `partial` and `super()`."""
         if isinstance(node, ast.Lambda):
             return self.function_of(node)
         if (

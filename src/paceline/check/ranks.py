@@ -80,6 +80,7 @@ def _for_all_ranks(function: ast.Attribute, fn: Function, module: Module) -> boo
 
 
 def _by_name(name: str) -> str | None:
+    """The collective with this canonical name."""
     found = catalogue.COLLECTIVES.get(name)
     if found is not None:
         return found
@@ -90,6 +91,7 @@ def _by_name(name: str) -> str | None:
 
 
 def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | None:
+    """The collective that is a method of an object such as `comm` or `accelerator`."""
     owner = short_name(function.value).lower()
     if "mpi4py" in " ".join(module.imports.values()):
         comm = dotted(function.value)
@@ -150,6 +152,7 @@ def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> C
 
 
 def _compared(test: ast.Compare, fn: Function, module: Module, depth: int) -> Condition | None:
+    """A comparison with the rank as a condition."""
     left, op, right = test.left, test.ops[0], test.comparators[0]
     if isinstance(op, ast.Is | ast.IsNot) or _is_number(right, -1):
         return None
@@ -231,6 +234,7 @@ def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tup
 
 
 def _name_of_rank(node: ast.Name, fn: Function, module: Module, depth: int) -> tuple[str, str, bool] | None:
+    """A name that is bound to the rank, or is one of the usual names of it."""
     for scope in fn.scopes():
         value = scope.bound.get(node.id)
         if value is not None and depth < ALIASES:
@@ -246,6 +250,7 @@ def _name_of_rank(node: ast.Name, fn: Function, module: Module, depth: int) -> t
 
 
 def _names_rank(node: ast.expr) -> bool:
+    """Whether this is the name of an environment variable with the rank."""
     return isinstance(node, ast.Constant) and node.value in catalogue.RANK_VARIABLES
 
 

@@ -52,6 +52,7 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
 
 
 def _check(file: Path, cache: Cache | None, report: Report) -> list[Finding]:
+    """The findings of one file, from the cache where possible."""
     path = _display_path(file)
     try:
         text = read(file)

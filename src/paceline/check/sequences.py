@@ -70,11 +70,13 @@ class Sequences:
         return [i for item in self.whole(fn).items for i in flattened(item)]
 
     def collective(self, call: ast.Call, fn: Function) -> Collective | None:
+        """The collective that a call is, cached."""
         if id(call) not in self._found:
             self._found[id(call)] = collective(call, fn, self.module)
         return self._found[id(call)]
 
     def body(self, statements: list[ast.stmt], fn: Function, assumed: Assumption, depth: int = 0) -> Sequence:
+        """The sequence of statements up to the first one that certainly leaves."""
         items: list[Item] = []
         for statement in statements:
             more, left = self.statement(statement, fn, assumed, depth)
@@ -84,6 +86,7 @@ class Sequences:
         return Sequence(tuple(items), "")
 
     def statement(self, node: ast.stmt, fn: Function, assumed: Assumption, depth: int) -> Sequence:
+        """The sequence of one statement."""
         if isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue):
             return Sequence(self.calls(node, fn, depth), type(node).__name__.lower())
         if isinstance(node, ast.If):
@@ -120,6 +123,7 @@ class Sequences:
         return Sequence(self.calls(node, fn, depth), "")
 
     def branch(self, node: ast.If, fn: Function, assumed: Assumption, depth: int) -> Sequence:
+        """The sequence of an `if`: one branch under an assumption, else both as one item."""
         head = self.calls(node, fn, depth)
         side = None if assumed is None else self.leads_to(node, assumed)
         if side is None and assumed is not None:
@@ -139,7 +143,7 @@ class Sequences:
 
     @staticmethod
     def leads_to(node: ast.If, assumed: tuple[str, bool]) -> bool | None:
-        """Which branch contains the `try` whose exception is assumed to be caught; None when neither does."""
+        """The branch with the `try` whose exception is assumed to be caught; None when neither has it."""
         kind, _, line = assumed[0].partition(" ")
         if kind != "except":
             return None
@@ -202,6 +206,7 @@ class Sequences:
     # -- comparing the two sides of a condition
 
     def differences(self, fn: Function) -> list[Difference]:
+        """The tests on whose branches a function calls different collectives."""
         if id(fn) not in self._differences:
             self._differences[id(fn)] = list(self._compare(fn)) if self.whole(fn).items else []
         return self._differences[id(fn)]
@@ -227,6 +232,7 @@ class Sequences:
                     yield Difference(fn, test, found, only_in(mine, other) or only_in(other, mine), "", ())
 
     def sides(self, body: list[ast.stmt], fn: Function, key: str, at: Condition) -> tuple[list[object], list[object]]:
+        """The sequences of a body when a condition holds and when it does not."""
         return (
             [i.key for i in relevant(self.body(body, fn, (key, True)).items, at)],
             [i.key for i in relevant(self.body(body, fn, (key, False)).items, at)],
@@ -265,6 +271,7 @@ def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:
 
 
 def only_in(mine: tuple[Item, ...], other: tuple[Item, ...]) -> tuple[Item, ...]:
+    """The collectives of `mine` that `other` lacks; all of `mine` if it lacks none."""
     rest = [i.key for i in other]
     found = []
     for item in mine:
@@ -276,6 +283,7 @@ def only_in(mine: tuple[Item, ...], other: tuple[Item, ...]) -> tuple[Item, ...]
 
 
 def flattened(item: Item) -> Iterator[Item]:
+    """The collectives in an item, without the block structure."""
     if not item.inner and item.name not in ("else", "break", "return"):
         yield item
     for inner in item.inner:

@@ -190,6 +190,7 @@ class Facts:
         return list(self._roots())
 
     def _roots(self) -> Iterator[Root]:
+        """Every root of the file, in no particular order."""
         module = self.module
         for fn in module.functions:
             if fn.name == "__del__":
@@ -213,6 +214,7 @@ class Facts:
                 yield Root("process", cls.methods["run"], cls.node.lineno, False)
 
     def _started_by(self, call: ast.Call, fn: Function) -> Iterator[Root]:
+        """The root that a call starts, if any."""
         name = short_name(call.func)
         if name not in STARTS:
             if name == "append" and "gc.callbacks" in self.module.canonical(call.func) and call.args:
@@ -237,6 +239,7 @@ class Facts:
             yield Root(kind, found, call.lineno, several, not several and joined_at_once(call, fn))
 
     def _is_executor(self, call: ast.Call, fn: Function) -> bool:
+        """Whether `map` is called on an executor."""
         found = self.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
         return found is not None and found.kind == "Executor"
 
@@ -267,6 +270,7 @@ class Facts:
 
     @cached_property
     def has_threads(self) -> bool:
+        """Whether the file starts any thread."""
         return any(root.kind == "thread" for root in self.roots)
 
 

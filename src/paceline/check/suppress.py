@@ -33,6 +33,7 @@ def without_suppressed(findings: list[Finding], text: str) -> list[Finding]:
 
 
 def _unused(line: int, code: str) -> Finding:
+    """The finding for a comment that suppresses nothing."""
     what = f"`paceline: ignore[{code}]`" if code else "`paceline: ignore`"
     return Finding(
         UNUSED,

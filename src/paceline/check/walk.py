@@ -83,6 +83,7 @@ class Walker:
         return self._walks[id(fn)]
 
     def _walk(self, fn: Function) -> Walk:
+        """Walk a function; one without locks needs no graph."""
         effects = self.effects(fn)
         around = self._decorators(fn)
         if (
@@ -147,6 +148,7 @@ class _Search:
         self.recorded: set[tuple[int, State]] = set()
 
     def run(self, entry: Node, end: Node, failure: Node, start: State) -> Walk:
+        """Visit every (node, state) once, within the budget, and return the results."""
         todo: list[tuple[Node, State, int]] = [(entry, start, 0)]
         visited: dict[int, set[State]] = {}
         budget = BUDGET
@@ -219,12 +221,14 @@ class _Search:
         return state, tried
 
     def _enter_effect(self, item: ast.withitem, held: Held) -> Effect:
+        """The take of a `with` item, the same object at each visit."""
         key = id(item) ^ hash(held.resource.id)
         if key not in self.at:
             self.at[key] = [Effect("take", item.context_expr, held.resource)]
         return self.at[key][0]
 
     def _effects_at(self, node: Node) -> list[Effect]:
+        """The effects of the calls that a node evaluates, in order."""
         syntax = expressions(node)
         if syntax is None:
             return []
@@ -233,6 +237,7 @@ class _Search:
         return self.at[id(syntax)]
 
     def _record(self, found: Effect, state: State) -> None:
+        """Add an event, once per effect and state."""
         key = (id(found), state)
         if key not in self.recorded:
             self.recorded.add(key)

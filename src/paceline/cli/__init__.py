@@ -13,8 +13,8 @@ import warnings
 from functools import cache
 
 import typer
-from rich.console import Console
 
+from paceline.cli.console import console
 from paceline.errors import PacelineError, RunStopped
 
 app = typer.Typer(
@@ -23,10 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train PyTorch models in parallel on the machines you have, and measure which way pays off.",
 )
-console = Console(stderr=True, highlight=False)
-
 INTERRUPTED = 130  # exit code
-#: Packages of the extra `train`; without them only `check` and `plans` work.
+#: Packages of the extra `train`, which all commands but `check` need.
 TRAINING_PACKAGES = ("torch", "numpy", "pyarrow", "cloudpickle", "safetensors")
 
 #: Whether --debug was given.
@@ -34,9 +32,7 @@ _debug = False
 
 
 @app.callback()
-def paceline(
-    debug: bool = typer.Option(False, "--debug", help="Show the full traceback of an error."),
-) -> None:
+def paceline(debug: bool = typer.Option(False, "--debug", help="Show the full traceback of an error.")) -> None:
     global _debug
     _debug = debug
 
@@ -83,9 +79,7 @@ def main() -> None:
         if _debug or error.name not in TRAINING_PACKAGES:
             raise
         console.print(
-            f"{error.name} is not installed: training needs `pip install 'paceline[train]'`",
-            style="red",
-            markup=False,
+            f"{error.name} is not installed: training needs `pip install 'paceline[train]'`", style="red", markup=False
         )
         sys.exit(2)
 

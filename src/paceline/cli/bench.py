@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from paceline.cli import console, options
+from paceline.cli import options
+from paceline.cli.console import console
 from paceline.cli.output import print_json
 from paceline.errors import UsageError, suggest
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from paceline.cli import console, options
+from paceline.cli import options
+from paceline.cli.console import console
 
 
 def check(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.cli import console, options
+from paceline.cli import options
+from paceline.cli.console import console
 from paceline.cli.output import print_json
 from paceline.errors import UsageError
 

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 
 def draw(
-    plan: options.PlanOrRun,
-    workers: options.Workers = None,
-    job: options.MemoryJob = None,
-    page: options.Page = None,
+    plan: options.PlanOrRun, workers: options.Workers = None, job: options.MemoryJob = None, page: options.Page = None
 ) -> None:
     """Draw what the workers of PLAN do, as plain text on standard output.
 

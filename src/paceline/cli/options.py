@@ -43,8 +43,7 @@ PlanArgument = Annotated[
     str, typer.Argument(metavar="PLAN", help="A plan's name and options, as in hierarchical:workers=6,groups=3.")
 ]
 PlanOrRun = Annotated[
-    str,
-    typer.Argument(metavar="PLAN|RUN", help="A plan's name and options, as in ring:workers=3, or a run folder."),
+    str, typer.Argument(metavar="PLAN|RUN", help="A plan's name and options, as in ring:workers=3, or a run folder.")
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 RunArguments = Annotated[
@@ -56,8 +55,7 @@ Paths = Annotated[
     typer.Argument(metavar="[PATHS]...", help="Files or folders to check.", show_default="the current folder"),
 ]
 Script = Annotated[
-    str | None,
-    typer.Option(help="Instead of JOB: a script that uses torch.distributed, with its arguments."),
+    str | None, typer.Option(help="Instead of JOB: a script that uses torch.distributed, with its arguments.")
 ]
 
 # --- how a job is trained ---
@@ -70,8 +68,7 @@ PlanOption = Annotated[
 Plans = Annotated[str, typer.Option(help="Plans to compare, separated by commas.")]
 Workers = Annotated[int | None, typer.Option("--workers", "-w", min=1, help="Number of workers.")]
 Engine = Annotated[
-    str,
-    typer.Option(help="local: processes on this machine; virtual: simulated time; mpi: the ranks of mpiexec."),
+    str, typer.Option(help="local: processes on this machine; virtual: simulated time; mpi: the ranks of mpiexec.")
 ]
 Compute = Annotated[
     str | None,
@@ -111,16 +108,14 @@ Until = Annotated[
     ),
 ]
 Save = Annotated[
-    Path | None,
-    typer.Option(callback=writable, help="Write the model, and the batch that comes next, to this file."),
+    Path | None, typer.Option(callback=writable, help="Write the model, and the batch that comes next, to this file.")
 ]
 MemoryJob = Annotated[
     str | None,
     typer.Option(metavar="JOB", help="For a pipeline: also report the memory that its workers need for JOB."),
 ]
 Page = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", callback=writable, help="For a pipeline: also write the picture as HTML."),
+    Path | None, typer.Option(metavar="FILE", callback=writable, help="For a pipeline: also write the picture as HTML.")
 ]
 Output = Annotated[
     Path | None,
@@ -151,8 +146,7 @@ Confidence = Annotated[
 ]
 Baseline = Annotated[str | None, typer.Option(help="Report only findings that are not in this baseline file.")]
 WriteBaseline = Annotated[
-    Path | None,
-    typer.Option(callback=writable, help="Write the findings to this baseline file and exit with 0."),
+    Path | None, typer.Option(callback=writable, help="Write the findings to this baseline file and exit with 0.")
 ]
 Feedback = Annotated[str | None, typer.Option(help="File of verdicts, true or false, by which findings are ranked.")]
 Cached = Annotated[

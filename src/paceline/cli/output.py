@@ -16,7 +16,7 @@ _json_output: int | None = None
 
 
 def reserve_stdout() -> None:
-    """From now on only `print_json` writes to standard output; processes that are started later inherit this."""
+    """Send all output but that of `print_json` to standard error, in processes that are started later too."""
     global _json_output
     sys.stdout.flush()
     _json_output = os.dup(1)

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli import console
+from paceline.cli.console import console
 from paceline.runs.live_status import Board, Worker
 
 REDRAW = 0.25  # seconds between two pictures on a terminal

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.cli import console, options
+from paceline.cli import options
+from paceline.cli.console import console
 from paceline.cli.output import print_json
 
 

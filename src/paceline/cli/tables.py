@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from paceline.cli import console
+from paceline.cli.console import console
 
 if TYPE_CHECKING:
     from paceline.api.compare import Comparison, Row

@@ -98,6 +98,7 @@ def chart(title: str, lines: Sequence[Line], x_label: str, y: Scale | None = Non
 
 
 def _in_words(line: Line, percent: bool) -> str:
+    """A curve for screen readers."""
     first, last = (_value(float(line.curve.mean[place]), percent) for place in (0, -1))
     return f"{line.label} from {first} to {last}"
 
@@ -124,6 +125,7 @@ def _plot(drawn: str, x: Scale, y: Scale, summary: str, percent: bool = False) -
 
 
 def _tick(value: float, text: str, percent: bool) -> str:
+    """The label of a tick on the vertical axis."""
     return f"{value * 100:.4g}%" if percent else text
 
 

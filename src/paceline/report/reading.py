@@ -30,10 +30,12 @@ class Reading:
 
     @property
     def plan(self) -> str:
+        """The plan's name and options."""
         return str(self.record.get("plan", "?"))
 
     @property
     def method(self) -> str:
+        """The plan's name."""
         return self.plan.partition(":")[0]
 
     @property
@@ -45,10 +47,12 @@ class Reading:
 
     @property
     def workers(self) -> int:
+        """The number of workers."""
         return int(self.record.get("workers", 1))
 
     @property
     def job(self) -> dict[str, Any]:
+        """The job's settings; empty if they were not recorded."""
         return dict(self.record.get("job") or {})
 
     @property
@@ -58,10 +62,12 @@ class Reading:
 
     @property
     def history(self) -> list[dict[str, Any]]:
+        """The evaluations during the run."""
         return list(self.record.get("history") or [])
 
     @property
     def status(self) -> str:
+        """running, done or failed."""
         return str(self.record.get("status", "unknown"))
 
     @property

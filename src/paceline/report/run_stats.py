@@ -111,6 +111,7 @@ def _rate(reading: Reading) -> float | None:
 
 
 def _same_job(one: Reading, other: Reading) -> bool:
+    """Whether two runs trained the same job on the same engine."""
     keys = ("name", "batch_size", "parameters", "samples")
     same = all(one.job.get(key) == other.job.get(key) for key in keys)
     return same and one.record.get("engine") == other.record.get("engine")

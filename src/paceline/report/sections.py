@@ -130,6 +130,7 @@ def _parts(lane: Lane) -> dict[str, float]:
 
 
 def _time_note(reading: Reading) -> str:
+    """How the times of this plan are to be read."""
     if reading.method == "ddp":
         return INSIDE_DDP
     if reading.trace.of_kind(Kind.MEET).size:

@@ -52,6 +52,7 @@ def about_run(reading: Reading, found: RunStats) -> list[str]:
 
 
 def _outcome(reading: Reading, found: RunStats) -> str:
+    """Who trained what, for how long, or why not."""
     who = f"{team(found.workers)} under {found.plan.partition(':')[0]}"
     if found.status == "failed":
         return f"{who} failed to train {found.job}: {reading.record.get('error') or 'no reason was recorded'}"
@@ -64,6 +65,7 @@ def _outcome(reading: Reading, found: RunStats) -> str:
 
 
 def _speed(reading: Reading, found: RunStats) -> str:
+    """The speed, and what it is compared with."""
     speed = f"{number(found.samples_per_second)} samples per second"
     if found.speedup is None:
         return (
@@ -85,6 +87,7 @@ def _own_rate(reading: Reading) -> float | None:
 
 
 def _where_time_went(found: RunStats) -> list[str]:
+    """The shares of the workers' time."""
     if not found.shares or found.wait_fraction is None:  # what PyTorch does inside DDP is not in the trace
         return []
     parts = {"computing": "compute", "updating": "update", "communicating": "communicate", "waiting": "wait"}
@@ -96,6 +99,7 @@ def _where_time_went(found: RunStats) -> list[str]:
 
 
 def _trouble(found: RunStats) -> list[str]:
+    """Stragglers and dead workers."""
     waited_for = (
         "The other workers wait for it." if (found.wait_fraction or 0) >= WAITED else "The others do not wait for it."
     )
@@ -138,6 +142,7 @@ def about_runs(readings: Sequence[Reading], found: Sequence[RunStats]) -> list[s
 
 
 def _fastest(readings: Sequence[Reading], ranked: Sequence[RunStats]) -> list[str]:
+    """The fastest plan, and those that are slower than one process."""
     best = next((f for f in ranked if f.workers > 1 and not f.plan.startswith("ceiling")), ranked[0])
     timed = next((r.timed for r in readings if r.timed), {})
     single = f"the best single process ({timed['best_single']})" if timed else "the fastest single process on this page"
@@ -158,6 +163,7 @@ def _fastest(readings: Sequence[Reading], ranked: Sequence[RunStats]) -> list[st
 
 
 def _best(readings: Sequence[Reading], done: Sequence[RunStats]) -> list[str]:
+    """The test accuracies that were reached."""
     common = next((r.timed.get("common_accuracy") for r in readings if r.timed), None)
     first = min(
         (f for f in done if f.seconds_to_common_accuracy is not None),

@@ -62,6 +62,7 @@ def events(found: Sequence[Scalar], start: float) -> bytes:
 
 
 def _record(message: bytes) -> bytes:
+    """One TFRecord."""
     length = struct.pack("<Q", len(message))
     return length + struct.pack("<I", masked_crc(length)) + message + struct.pack("<I", masked_crc(message))
 
@@ -87,6 +88,7 @@ def _varint(value: int) -> bytes:
 
 
 def _table() -> list[int]:
+    """The table of the byte-wise CRC."""
     table = []
     for byte in range(256):
         for _ in range(8):

@@ -10,9 +10,4 @@ from paceline.check.formats.sarif import sarif
 from paceline.check.formats.text import text
 from paceline.check.run import Report
 
-FORMATS: dict[str, Callable[[Report], str]] = {
-    "text": text,
-    "json": as_json,
-    "sarif": sarif,
-    "github": github,
-}
+FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "json": as_json, "sarif": sarif, "github": github}

@@ -20,6 +20,7 @@ from paceline.narrative import Wait
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report awaits in coroutines while a lock that is not asyncio's is held."""
     for fn in facts.module.functions:
         if not fn.asynchronous:
             continue

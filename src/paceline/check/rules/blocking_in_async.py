@@ -20,6 +20,7 @@ KINDS = ("Thread", "Process", "Queue", "ProcessQueue", "SimpleQueue", "Event", "
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report waits without a timeout for resources of threads, in coroutines."""
     for fn in facts.module.functions:
         if not fn.asynchronous:
             continue

@@ -22,12 +22,14 @@ DEPTH = 3
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report calls that wait for the loop and are reached from a coroutine."""
     for fn in facts.module.functions:
         if fn.asynchronous:
             yield from _bridges(fn, (), facts, set())
 
 
 def _bridges(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[Finding]:
+    """Follow the calls of a coroutine, up to DEPTH deep."""
     if len(way) > DEPTH or id(fn) in seen:
         return
     seen.add(id(fn))
@@ -53,6 +55,7 @@ def _bridges(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator
 
 
 def _waits_for_loop(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call waits until the loop has run something."""
     name = short_name(call.func)
     if name == "run_until_complete":
         return not any(short_name(c.func) == "new_event_loop" for c in fn.calls) and not isinstance(

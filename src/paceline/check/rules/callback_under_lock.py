@@ -23,6 +23,7 @@ COMPLETES = ("set_result", "set_exception", "set_running_or_notify_cancel")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report calls of unknown callbacks under a lock that a public method takes."""
     for fn in facts.module.functions:
         reported: set[str] = set()
         for effect, held in facts.events(fn):
@@ -61,12 +62,14 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _enters(fn: Function, lock: str, facts: Facts) -> bool:
+    """Whether a public function takes the lock."""
     return not fn.name.startswith("_") and any(
         m.kind == "take" and m.resource is not None and m.resource.id == lock for m, _ in facts.events(fn)
     )
 
 
 def _callback(effect: Effect, fn: Function, facts: Facts) -> str:
+    """What a call runs, if it is a callback; else empty."""
     call = effect.node
     assert isinstance(call, ast.Call)
     name = short_name(call.func).lower()

@@ -21,6 +21,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report checks and uses of attributes and globals that threads share, and `locked()` before acquire()."""
     for cls in facts.module.classes.values():
         if not is_shared(cls, facts):
             continue

@@ -22,6 +22,7 @@ RUNS = {"del": "a destructor or callback of a weak reference", "gc": "a callback
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report locks and queues that destructors and collector callbacks take."""
     for root in facts.roots:
         if root.kind not in RUNS:
             continue
@@ -43,6 +44,7 @@ def _shared(lock: str, facts: Facts) -> bool:
 
 
 def _elsewhere(lock: str, fn: Function, facts: Facts) -> tuple[Function, Event] | None:
+    """Another function that calls something while it holds the lock."""
     for other in facts.module.functions:
         if other is not fn:
             for event in facts.events(other):
@@ -52,6 +54,7 @@ def _elsewhere(lock: str, fn: Function, facts: Facts) -> tuple[Function, Event] 
 
 
 def _queues(root: Root, facts: Facts) -> Iterator[Finding]:
+    """Uses of a shared queue.Queue."""
     for call in root.function.calls:
         if short_name(call.func) in ("put", "get", "put_nowait", "get_nowait") and isinstance(call.func, ast.Attribute):
             found = facts.module.resource(call.func.value, root.function)

@@ -16,6 +16,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report collectives of the default group in a thread, if there are others outside it."""
     module, sequences = facts.module, facts.sequences
     if not facts.has_threads:
         return

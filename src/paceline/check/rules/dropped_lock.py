@@ -16,6 +16,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report functions that release and retake a lock which a caller holds in a `with`."""
     for fn in facts.module.functions:
         for lock, free in facts.drops(fn).items():
             again = next(

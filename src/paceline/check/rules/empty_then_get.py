@@ -19,6 +19,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report blocking gets after a check of the same queue, in functions that workers run."""
     for fn in facts.module.functions:
         if not any(t.startswith(("thread:", "process:")) for t in facts.reached.get(id(fn), ())):
             continue
@@ -30,6 +31,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _asked(effect: Effect, fn: Function, facts: Facts) -> int | None:
+    """The line of the check around a get."""
     around = enclosing(effect.node, ast.While, ast.If)
     while isinstance(around, ast.While | ast.If):
         for node in ast.walk(around.test):

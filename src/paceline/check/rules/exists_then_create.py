@@ -26,6 +26,7 @@ REMOVES = ("remove", "unlink", "rmtree", "rmdir")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report creations, removals and writes of a path inside a test of its existence."""
     ranks: bool | None = None  # computed only once a suspicious test is found
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -60,10 +61,12 @@ def _ranks(facts: Facts) -> bool:
 
 
 def _processes(facts: Facts) -> bool:
+    """Whether the file uses multiprocessing."""
     return any(origin.startswith("multiprocessing") for origin in facts.module.imports.values())
 
 
 def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
+    """Whether a condition on the rank is around the test."""
     around = test
     while isinstance(around, ast.If):
         parts = around.test.values if isinstance(around.test, ast.BoolOp) else [around.test]
@@ -99,9 +102,7 @@ def _report(fn: Function, test: ast.If, call: ast.Call, path: str) -> Finding:
             Step("rank 1", test.lineno, "checks too, with the same result"),
             Step("rank 0", call.lineno, f"calls {text_of(call)}"),
             Step(
-                "rank 1",
-                call.lineno,
-                "repeats it: an error, or a half-written file that the other one already reads",
+                "rank 1", call.lineno, "repeats it: an error, or a half-written file that the other one already reads"
             ),
         ],
         f"do it without a check ({remedy})"

@@ -17,6 +17,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report changes without the lock, where most changes of the same attribute hold it."""
     for cls in facts.module.classes.values():
         for accesses in accesses_of_class(cls, facts).values():
             yield from _changes(accesses, cls)

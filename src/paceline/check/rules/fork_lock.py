@@ -17,6 +17,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report locks that are created once, in code that compares process ids."""
     module = facts.module
     if any(a.attr == "register_at_fork" for fn in module.functions for a in fn.attributes):
         return
@@ -58,10 +59,12 @@ def _globals(facts: Facts) -> Iterator[Finding]:
 
 
 def _asks(fn: Function, facts: Facts) -> bool:
+    """Whether a function calls os.getpid()."""
     return any(facts.module.canonical(call.func).endswith("os.getpid") for call in fn.calls)
 
 
 def _has_pid(node: ast.Compare) -> bool:
+    """Whether a comparison involves a process id."""
     sides = [node.left, *node.comparators]
     return any("pid" in ast.unparse(side).lower() for side in sides)
 

@@ -16,6 +16,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report forks in files that start threads, unless the child execs."""
     started = next((r for r in facts.roots if r.kind == "thread" and not r.alone), None)
     made = [c for fn in facts.module.functions for c in fn.calls if facts.module.constructed_kind(c, fn) == "Thread"]
     if started is None and not made:

@@ -22,6 +22,7 @@ READS = ("get", "get_nowait", "recv", "recv_bytes")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report joins of a child before the first read of the queue or pipe that it writes to."""
     for fn in facts.module.functions:
         started = [c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process"]
         for queue, made in _given(started, fn, facts).items():
@@ -69,6 +70,7 @@ def arguments(call: ast.Call, fn: Function) -> list[ast.expr]:
 
 
 def _joins(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call joins a process without a timeout."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "join" or has_timeout(call, "join") or call.args:
         return False
     found = facts.module.resource(call.func.value, fn)
@@ -98,6 +100,7 @@ def _holds_processes(name: str, fn: Function, facts: Facts) -> bool:
 
 
 def _touches(call: ast.Call, queue: str) -> bool:
+    """Whether a call uses the queue."""
     if isinstance(call.func, ast.Attribute) and dotted(call.func.value) == queue:
         return True
     return any(dotted(a) == queue for a in (*call.args, *(k.value for k in call.keywords)))

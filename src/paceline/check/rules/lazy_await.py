@@ -19,6 +19,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report `if x is None: x = await ...` that is not under a lock."""
     for fn in facts.module.functions:
         if not fn.asynchronous or fn.name.strip("_").startswith(PLAIN) or fn.name.startswith("__"):
             continue
@@ -40,6 +41,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
+    """Whether the test is inside a lock."""
     around = enclosing(test, ast.AsyncWith)
     while isinstance(around, ast.AsyncWith):
         for item in around.items:

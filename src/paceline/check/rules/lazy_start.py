@@ -36,6 +36,7 @@ PLAIN = (
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report tests of existence, outside a lock, that guard a creation or a start."""
     for fn in facts.module.functions:
         if fn.name in BEGINNINGS or fn is facts.module.top:
             continue

@@ -25,6 +25,7 @@ ITS_OWN = ("Exception", "BaseException", "RuntimeError", "OSError", "IOError", "
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report returns, raises and handlers that let one rank skip a collective."""
     for fn in facts.module.functions:
         for difference in facts.sequences.differences(fn):
             if difference.exit and difference.missed:
@@ -91,6 +92,7 @@ def _is_caught(node: ast.AST, test: ast.If) -> bool:
 
 
 def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """Handlers of an exception that one rank alone may see, and that then skip a collective."""
     usual = facts.sequences.operations(fn)
     if not usual:
         return
@@ -109,6 +111,7 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
 
 
 def _broad(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler catches exceptions that may be raised on one rank alone."""
     if handler.type is None:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]

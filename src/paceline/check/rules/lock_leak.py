@@ -22,6 +22,7 @@ HANDS_ON = ("acquire", "lock", "enter", "grab", "take", "hold", "release_save", 
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report leaks of the walk, in functions that release the lock on another path."""
     for fn in facts.module.functions:
         if fn.name.strip("_").lower().startswith(HANDS_ON) or fn.name.lower().endswith("lock"):
             continue
@@ -57,6 +58,7 @@ def _depends(take: Effect, frees: list[Effect]) -> bool:
 
 
 def _tests_a_flag(condition: ast.If, take: Effect) -> bool:
+    """Whether a condition tests a flag for the lock being held."""
     if isinstance(enclosing(take.node, ast.If), ast.If) or take.kind == "try":
         return True
     test = condition.test.operand if isinstance(condition.test, ast.UnaryOp) else condition.test

@@ -37,6 +37,7 @@ class Edge(NamedTuple):
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report cycles in the graph of locks that are taken while another is held."""
     edges = _edges(facts)
     for circle in _circles(edges):
         chosen = _together([edges[pair] for pair in circle])
@@ -45,6 +46,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _edges(facts: Facts) -> dict[tuple[str, str], list[Edge]]:
+    """(held lock, taken lock) -> the paths on which that happens."""
     edges: dict[tuple[str, str], list[Edge]] = {}
     for fn in facts.module.functions:
         if fn.name in ("__init__", "__new__"):
@@ -68,6 +70,7 @@ def _edges(facts: Facts) -> dict[tuple[str, str], list[Edge]]:
 
 
 def _counts(resource: Resource) -> bool:
+    """Whether a resource can be part of a cycle: semaphores and locks of containers cannot be told apart."""
     return resource.kind in LOCKS and "Semaphore" not in resource.kind and not resource.one_of_several
 
 
@@ -87,6 +90,7 @@ def _circles(edges: dict[tuple[str, str], list[Edge]]) -> Iterator[list[tuple[st
 
 
 def _back_to(start: str, following: dict[str, list[str]], group: set[str]) -> list[str] | None:
+    """The shortest path from a lock back to itself, by breadth-first search."""
     todo, seen = [[start]], {start}
     while todo:
         path = todo.pop(0)

@@ -22,6 +22,7 @@ OWN_LOOP = ("new_event_loop", "run_until_complete", "run_forever", "run", "set_e
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report uses of the loop, its events and queues in functions that threads run."""
     for root in facts.roots:
         fn = root.function
         if root.kind != "thread" or fn.asynchronous or any(short_name(c.func) in OWN_LOOP for c in fn.calls):
@@ -46,6 +47,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:
+    """What a call does to the loop; empty if nothing."""
     if not isinstance(call.func, ast.Attribute):
         return ""
     name, owner = call.func.attr, short_name(call.func.value).lower()

@@ -19,6 +19,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report locks that are created where they are taken, and local locks that do not leave their function."""
     module = facts.module
     for fn in module.functions:
         for statement in fn.withs:
@@ -64,6 +65,7 @@ def _stays(name: str, fn: Function) -> bool:
 
 
 def _owner(node: ast.AST, fn: Function) -> ast.AST | None:
+    """The function in whose body a node is."""
     at = parent(node)
     while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         at = parent(at)

@@ -21,6 +21,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report read-modify-writes of attributes and globals that another thread may interrupt."""
     for cls in facts.module.classes.values():
         locked = is_shared(cls, facts) and _has_lock(cls, facts)
         for accesses in accesses_of_class(cls, facts).values() if locked or facts.has_threads else ():
@@ -40,6 +41,7 @@ def _has_lock(cls: Class, facts: Facts) -> bool:
 
 
 def _attribute(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """Unlocked updates of an attribute that is locked elsewhere, or whose value is returned."""
     updates = [a for a in accesses if a.kind == "update"]
     bare = [a for a in updates if not a.locks and not _handed_out(a, facts)]
     if not bare:

@@ -22,6 +22,7 @@ DEPTH = 2
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report loops that check a flag, then clear the event that announces it, then wait."""
     for fn in facts.module.functions:
         yield from _just_before(fn, facts)
         for loop in fn.loops:

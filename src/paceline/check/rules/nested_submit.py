@@ -20,6 +20,7 @@ DEPTH = 3
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report tasks that submit to their own executor and wait for the result."""
     for fn in facts.module.functions:
         for call in fn.calls:
             pool = _executor(call, fn, facts)
@@ -31,6 +32,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
+    """The id of the executor that a call submits to."""
     if short_name(call.func) not in ("submit", "map") or not isinstance(call.func, ast.Attribute):
         return None
     found = facts.module.resource(call.func.value, fn)

@@ -19,6 +19,7 @@ from paceline.check.summaries import Facts, in_loop
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report `event.set()` at the end of a thread, after calls that may raise."""
     waits: dict[str, tuple[Function, Effect]] = {}
     for fn in facts.module.functions:
         for effect in facts.walker.effects(fn):
@@ -57,6 +58,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _set_elsewhere(event: str, call: ast.Call, facts: Facts) -> bool:
+    """Whether the event is also set by another call."""
     for fn in facts.module.functions:
         for other in fn.calls:
             if other is not call and short_name(other.func) == "set" and isinstance(other.func, ast.Attribute):

@@ -17,6 +17,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report releases of private locks that no function of the file takes."""
     frees: dict[str, tuple[Function, Effect]] = {}
     takes: set[str] = set()
     for fn in facts.module.functions:

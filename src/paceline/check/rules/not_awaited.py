@@ -18,6 +18,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report acquires and waits of asyncio locks that are statements of their own."""
     for fn in facts.module.functions:
         for effect in facts.walker.effects(fn):
             resource = effect.resource

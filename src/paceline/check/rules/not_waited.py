@@ -21,6 +21,7 @@ BEGIN = ("isend", "irecv", "Isend", "Irecv", "issend", "Issend")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report calls whose handle is dropped."""
     for fn in facts.module.functions:
         for call in fn.calls:
             if isinstance(parent(call), ast.Expr) and _begins(call, fn, facts):
@@ -40,6 +41,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _begins(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call starts a message or collective and returns a handle."""
     if short_name(call.func) in BEGIN and isinstance(call.func, ast.Attribute):
         owner = dotted(call.func.value)
         mpi = any(name.startswith("mpi4py") for name in facts.module.imports.values())

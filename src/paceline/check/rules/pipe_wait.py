@@ -19,6 +19,7 @@ from paceline.narrative import Wait
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report waits for a child whose output pipes are not read before."""
     for fn in facts.module.functions:
         for call in fn.calls:
             name = facts.module.canonical(call.func)
@@ -47,6 +48,7 @@ def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
 
 
 def _pipes(call: ast.Call) -> list[str]:
+    """The streams of a call that are pipes."""
     return [
         name
         for name in ("stdout", "stderr")
@@ -55,6 +57,7 @@ def _pipes(call: ast.Call) -> list[str]:
 
 
 def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """Report the waits for one child process."""
     name, pipes = dotted(target), _pipes(made)
     if not name:
         return

@@ -32,6 +32,7 @@ ROOTED = (
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report rooted collectives with the own rank as root, and branches that differ in root or group."""
     for fn in facts.module.functions:
         for call in fn.calls:
             found = facts.sequences.collective(call, fn)
@@ -70,10 +71,12 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _plain(text: str) -> bool:
+    """Whether two such texts can be compared: a name, a number or nothing."""
     return not text or text.isdigit() or text.replace(".", "").replace("_", "").isidentifier()
 
 
 def _own(found: Collective, fn: Function, facts: Facts) -> bool:
+    """Whether the root is the own rank, on every rank."""
     root = ast.parse(found.root, mode="eval").body
     who = of_rank(root, fn, facts.module) if isinstance(root, ast.Name | ast.Call | ast.Attribute) else None
     if who is None or who[2] or (isinstance(root, ast.Name) and root.id in fn.parameters):

@@ -25,6 +25,7 @@ SENDS, RECEIVES = ("send", "Send", "ssend", "Ssend"), ("recv", "Recv")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report branches on the rank, and symmetric exchanges, in which both sides start with the same call."""
     for fn in facts.module.functions:
         messages = [c for c in fn.calls if _message(c, fn, facts)]
         if not messages:
@@ -41,6 +42,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _message(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call is a blocking send or receive."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in SENDS + RECEIVES:
         return False
     owner = dotted(call.func.value)

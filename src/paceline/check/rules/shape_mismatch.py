@@ -26,6 +26,7 @@ SENT = ("broadcast", "bcast", "Bcast")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report broadcasts of a tensor made from data on one branch and of a fixed size on the other."""
     for fn in facts.module.functions:
         for call in fn.calls:
             found = facts.sequences.collective(call, fn)
@@ -47,6 +48,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _made(name: str, body: list[ast.stmt]) -> ast.Call | None:
+    """The call that creates the tensor of this name in a body."""
     found = None
     for statement in body:
         if (

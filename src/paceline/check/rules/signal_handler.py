@@ -24,6 +24,7 @@ LOGS = ("debug", "info", "warning", "warn", "error", "exception", "critical", "l
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report locks, queues, prints and logging in functions that handle signals."""
     for root in facts.roots:
         if root.kind != "signal":
             continue
@@ -50,6 +51,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """Uses of a queue.Queue in the handler."""
     for call in fn.calls:
         if short_name(call.func) not in ("put", "get", "put_nowait", "get_nowait") or not isinstance(
             call.func, ast.Attribute
@@ -89,6 +91,7 @@ def _ends(fn: Function) -> bool:
 
 
 def _writes(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[Finding]:
+    """The first write to a buffered stream, in the handler or its callees."""
     if len(way) >= DEPTH or id(fn) in seen:
         return
     seen.add(id(fn))

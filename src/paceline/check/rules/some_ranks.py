@@ -24,6 +24,7 @@ RANK_WORDS = ("torch", "mpi4py", "accelerat", "lightning", "horovod", "deepspeed
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report branches on the rank with different collectives, and collectives in functions for one rank."""
     for fn in facts.module.functions:
         if fn.decorated(*RANK_DECORATORS):
             for item in facts.sequences.operations(fn)[:1]:

@@ -21,6 +21,7 @@ from paceline.narrative import Wait
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report takes of a held lock on the same object, directly or through calls."""
     for fn in facts.module.functions:
         reported: set[tuple[str, int]] = set()
         for effect, held in facts.events(fn):

@@ -20,6 +20,7 @@ from paceline.check.summaries import Facts, in_loop
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report joins of queues without any task_done(), and task_done() calls that an exception may skip."""
     joins = [
         (fn, effect)
         for fn in facts.module.functions

@@ -27,6 +27,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report loops over attributes and globals whose size another thread may change."""
     for cls in facts.module.classes.values():
         for accesses in accesses_of_class(cls, facts).values():
             yield from _of_one(accesses, facts, cls)

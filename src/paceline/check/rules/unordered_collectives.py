@@ -21,6 +21,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report collectives in loops over sets, directories and per-rank dictionaries."""
     for fn in facts.module.functions:
         if not facts.sequences.whole(fn).items:
             continue
@@ -36,6 +37,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
+    """Why the order of an iterable differs between ranks; empty if it does not."""
     ordered = isinstance(over, ast.Call) and short_name(over.func) == "sorted"
     while (
         isinstance(over, ast.Call)
@@ -63,6 +65,7 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
 
 
 def _is_set(node: ast.expr, fn: Function) -> bool:
+    """Whether an expression is a set."""
     if isinstance(node, ast.Set | ast.SetComp):
         return True
     if isinstance(node, ast.Call):
@@ -95,11 +98,7 @@ def _report(fn: Function, loop: ast.For | ast.AsyncFor, call: ast.Call, why: str
         [
             Step("rank 0", loop.lineno, "iterates over it in one order"),
             Step("rank 1", loop.lineno, "iterates in another order, or over other keys"),
-            Step(
-                "rank 0",
-                call.lineno,
-                f"calls {text_of(call)} for one item, rank 1 for another one or not at all",
-            ),
+            Step("rank 0", call.lineno, f"calls {text_of(call)} for one item, rank 1 for another one or not at all"),
         ],
         "gather the keys of all ranks first, and iterate over them sorted",
         text_of(call),

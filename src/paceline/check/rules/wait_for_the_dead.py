@@ -22,6 +22,7 @@ LOOKS = ("is_alive", "exitcode", "sentinel", "sentinels")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report waits for what a child process must send, in functions that never check the child."""
     module = facts.module
     shared: dict[str, ast.Call] = {}
     for fn in module.functions:

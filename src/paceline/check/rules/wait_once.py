@@ -20,6 +20,7 @@ from paceline.check.summaries import Facts, in_loop
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report waits for a condition that neither the function nor its callers repeat in a loop."""
     for fn in facts.module.functions:
         if fn.name.startswith("wait"):
             continue  # its callers put it into a loop

@@ -24,6 +24,7 @@ DOES = {"Event": "set", "ProcessEvent": "set", "Queue": "put", "SimpleQueue": "p
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report waits under a lock that the awaited thread takes first."""
     for fn in facts.module.functions:
         reported: set[str] = set()
         for effect, held in facts.events(fn):
@@ -41,6 +42,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _waits(effect: Effect, fn: Function, facts: Facts) -> Iterator[tuple[Effect, Steps]]:
+    """The waits without a timeout that a call leads to."""
     if effect.kind == "wait":
         if not effect.timeout:
             yield effect, ((fn, effect.node),)
@@ -62,6 +64,7 @@ def _maps(call: ast.expr, fn: Function, facts: Facts) -> bool:
 
 
 def _shuts_down(call: ast.expr) -> bool:
+    """Whether this is `shutdown(wait=True)`."""
     if not isinstance(call, ast.Call) or short_name(call.func) != "shutdown":
         return False
     wait = keyword(call, "wait", 0)
