@@ -154,7 +154,7 @@ KNOWN_CYCLES: set[str] = {
     "engines.local.coordinated", "engines.local.ddp", "engines.local.worker",
     "engines.local.state_buffers", "engines.local.worker_context",
     "engines.memory_check", "engines.setup",
-    "jobs.built_in", "jobs.job",
+    "jobs.built_ins", "jobs.job",
     "kernels.cuda.network", "kernels.fused",
     "parameters.store", "parameters.worker_state",
 }  # fmt: skip

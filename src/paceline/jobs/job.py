@@ -206,7 +206,7 @@ def _wants_module(factory: Callable[..., Any]) -> bool:
 
 def load_job(where: str) -> Job:
     """JOB on the command line: the name of a built-in job, `file.py`, or `file.py:name`."""
-    from paceline.jobs.built_in import BUILT_IN, built_in
+    from paceline.jobs.built_ins import BUILT_IN, built_in
 
     path, _, name = where.partition(":")
     if not path.endswith(".py"):

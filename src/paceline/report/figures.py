@@ -1,4 +1,4 @@
-"""The statistics of each run, as in the table, the summary and every export. Pure."""
+"""The figures of each run, as they stand in the table, the summary and every export. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paceline.runs.time_accounting import Time, straggling
 
 
 @dataclass(frozen=True)
-class RunStats:
-    """The row of one run. None stands for what is not known or was not measured."""
+class Figures:
+    """One run's line. None: not known, or not measured."""
 
     name: str
     plan: str
@@ -29,11 +29,11 @@ class RunStats:
     samples: int | None
     seconds: float
     samples_per_second: float | None
-    half_range: float | None  # half the range of the timed rounds, relative to the speed
+    half_range: float | None  # of the timed rounds, as a share of the speed
     speedup: float | None
     efficiency: float | None  # speed-up per worker
     ceiling_share: float | None
-    timed: bool  # timed by a comparison in interleaved rounds; else the speed is that of the training
+    timed: bool  # in turn, by a comparison; else these are the trainings' own speeds
     test_accuracy: float | None
     test_loss: float | None
     train_loss: float | None
@@ -49,21 +49,19 @@ class RunStats:
     path: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The row for exports."""
         return asdict(self)
 
 
-def run_stats(readings: Sequence[Reading], laid: Sequence[Sequence[Lane]]) -> list[RunStats]:
-    """The rows of all runs of a page; a run that no comparison has timed is compared with the others of the page."""
-    return [_stats_of(reading, mine, readings) for reading, mine in zip(readings, laid, strict=True)]
+def figures(readings: Sequence[Reading], laid: Sequence[Sequence[Lane]]) -> list[Figures]:
+    """Of all runs of a page: what was not timed by a comparison is set against other runs of the page."""
+    return [_figures(reading, mine, readings) for reading, mine in zip(readings, laid, strict=True)]
 
 
 def lanes_of(readings: Sequence[Reading]) -> list[list[Lane]]:
-    """The lanes of every run."""
     return [lanes(reading.trace) for reading in readings]
 
 
-def _stats_of(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading]) -> RunStats:
+def _figures(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading]) -> Figures:
     summary, timed = reading.summary, reading.timed
     rate = timed.get("samples_per_second") or summary.get("samples_per_second")
     speedup, ceiling = (timed.get(key) for key in ("speedup", "ceiling_share"))
@@ -71,9 +69,9 @@ def _stats_of(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading])
         single, limit = _single(reading, others), _limit(reading, others)
         speedup, ceiling = rate / single if single else None, rate / limit if limit else None
     stale = summary.get("staleness") or {}
-    native = reading.method == "ddp"  # what PyTorch does inside DDP is not in the trace
+    native = reading.method == "ddp"  # what happens inside PyTorch is not in the trace
     low, high = timed.get("spread") or (math.nan, math.nan)
-    return RunStats(
+    return Figures(
         name=reading.name,
         plan=reading.plan,
         workers=reading.workers,
@@ -111,26 +109,24 @@ def _rate(reading: Reading) -> float | None:
 
 
 def _same_job(one: Reading, other: Reading) -> bool:
-    """Whether two runs trained the same job on the same engine."""
     keys = ("name", "batch_size", "parameters", "samples")
     same = all(one.job.get(key) == other.job.get(key) for key in keys)
     return same and one.record.get("engine") == other.record.get("engine")
 
 
 def _single(reading: Reading, others: Sequence[Reading]) -> float | None:
-    """The best speed of a single process on the same job, among the runs of the page."""
+    """The best speed of one process on the same job among the runs of the page."""
     rates = [_rate(o) for o in others if o.workers == 1 and o.status == "done" and _same_job(reading, o)]
     return max((rate for rate in rates if rate), default=None)
 
 
 def _limit(reading: Reading, others: Sequence[Reading]) -> float | None:
-    """The ceiling: the speed of as many workers that never communicate, among the runs of the page."""
+    """The speed of as many workers that never meet."""
     some = [o for o in others if o.method == "ceiling" and o.workers == reading.workers and _same_job(reading, o)]
     return max((rate for o in some if (rate := _rate(o))), default=None)
 
 
 def shares(mine: Sequence[Lane]) -> dict[str, float]:
-    """The share of each kind in the time of all lanes."""
     total = sum((lane.seconds for lane in mine), np.zeros(len(Time)))
     whole = float(total.sum())
     return {time.name.lower(): float(total[time]) / whole for time in Time} if whole else {}
