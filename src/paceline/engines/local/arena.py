@@ -1,6 +1,6 @@
 """The memory that the parent and its workers share. Both build it by the same steps, so they agree on every place.
 
-    control     abort, go, wanted, taken | per worker: what it does now, when it ended, asleep, offers of the collective
+    control     abort, go, wanted, taken | per worker: what it does now, when it ended, its doorbell, its offers
     traces      a ring of rows per worker
     desk        the desk's integers, twice
     per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare |
@@ -35,8 +35,11 @@ from paceline.core.server.machines import Desk, Shard
 from paceline.core.server.version_slots import Replicas, VersionSlots
 from paceline.engines.checkpoints import Checkpoint
 from paceline.gradients.payload import Payload
+from paceline.links.doorbell import Doorbell
+from paceline.links.double_buffer import DoubleBuffer
+from paceline.links.locks import Locks
 from paceline.links.mailbox import Mailbox, MailShape, mail_of
-from paceline.links.shared_memory import DoorbellDescriptor, DoubleBuffer, Locks, Memory
+from paceline.links.memory import Memory
 from paceline.parameters.layout import Layout
 from paceline.parameters.replicas import middle
 from paceline.parameters.rows import Journal
@@ -116,13 +119,13 @@ class ShardMemory:
 
 
 class Arena:
-    def __init__(self, shape: ArenaShape, memory: Memory, locks: Locks, doorbells: list[DoorbellDescriptor]) -> None:
-        self.shape, self.memory, self.locks, self.doorbells = shape, memory, locks, doorbells
+    def __init__(self, shape: ArenaShape, memory: Memory, locks: Locks) -> None:
+        self.shape, self.memory, self.locks = shape, memory, locks
         workers = shape.workers
         self.control = memory.ints(CONTROL)
         self.doing = memory.ints(workers)  # update or batch, -1 before the first
         self.ended = memory.ints(workers)  # perf_counter_ns when it went home
-        self.asleep = [memory.ints(1) for _ in range(workers)]
+        self.doorbells = [Doorbell.of(memory) for _ in range(workers)]
         self.offers = [memory.ints(1) for _ in range(workers)]
         self.traces = [TraceRing(memory.take(TraceRing.size())) for _ in range(workers)]
         self.desk = DoubleBuffer(memory, shape.desk.ints) if shape.desk else None
@@ -190,8 +193,6 @@ class Arena:
 
     def close(self) -> None:
         """Let go of every descriptor. The memory goes with the last tensor that looks at it."""
-        for doorbell in self.doorbells:
-            os.close(doorbell.descriptor)
         os.close(self.locks.descriptor)
         self.memory.close()
 
@@ -208,7 +209,7 @@ class Arena:
 
     @staticmethod
     def create(shape: ArenaShape) -> Arena:
-        arena = Arena(shape, Memory(_size(shape)), Locks(), [DoorbellDescriptor() for _ in range(shape.workers)])
+        arena = Arena(shape, Memory(_size(shape)), Locks())
         if shape.desk and arena.desk:
             shape.desk.init(arena.desk.current)
         for shard in arena.shards:
@@ -221,11 +222,11 @@ class Arena:
 
     def __reduce__(self) -> tuple[object, ...]:
         # The shape holds the gate, which may be a class of the user's own script: it travels by value.
-        return _arena, (cloudpickle.dumps(self.shape), self.memory, self.locks, self.doorbells)
+        return _arena, (cloudpickle.dumps(self.shape), self.memory, self.locks)
 
 
-def _arena(shape: bytes, memory: Memory, locks: Locks, doorbells: list[DoorbellDescriptor]) -> Arena:
-    return Arena(pickle.loads(shape), memory, locks, doorbells)
+def _arena(shape: bytes, memory: Memory, locks: Locks) -> Arena:
+    return Arena(pickle.loads(shape), memory, locks)
 
 
 def _size(shape: ArenaShape) -> int:

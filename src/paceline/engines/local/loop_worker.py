@@ -31,7 +31,7 @@ from paceline.engines.local.state_buffers import ResumePoint
 from paceline.errors import RunFailed
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
-from paceline.links.shared_memory import Cancelled
+from paceline.links.waiting import Cancelled
 from paceline.parameters.store import Optimizer
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, Kind, Row, Trace

@@ -29,7 +29,8 @@ from paceline.engines.local.worker_context import WorkerContext
 from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
-from paceline.links.shared_memory import Cancelled, RecordLock
+from paceline.links.locks import RecordLock
+from paceline.links.waiting import NAP_SECONDS, Cancelled
 from paceline.parameters.replicas import AveragingReplica
 from paceline.parameters.store import LocalStore, Optimizer
 from paceline.parameters.worker_state import WorkerState, restore_memories, restore_store, state_of_store
@@ -236,7 +237,7 @@ class PlanRunner(WorkerContext):
         action = self._tell_desk(command)
         if isinstance(action, Wait):
             start = now()
-            self.doorbells[self.number].sleep(self.called_off)
+            self.doorbells[self.number].nap(NAP_SECONDS, self.called_off)
             self.waited += now() - start
             if self.called_off():
                 raise Cancelled

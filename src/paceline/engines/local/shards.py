@@ -16,7 +16,7 @@ from paceline.core.server.machines import Shard
 from paceline.core.server.version_slots import Replicas, VersionSlots
 from paceline.gradients.gather_buffers import GatherBuffers
 from paceline.gradients.payload import GradientSum
-from paceline.links.shared_memory import RecordLock
+from paceline.links.locks import RecordLock
 from paceline.parameters.replicas import ExchangingReplica, GossipReplica, middle
 from paceline.parameters.row_store import shard_store
 from paceline.parameters.store import optimizer_over

@@ -9,7 +9,7 @@ from paceline.core.agenda import Agenda
 from paceline.core.rules import Memory
 from paceline.engines.local.arena import ABORT, Arena
 from paceline.engines.local.process import memory
-from paceline.links.shared_memory import Doorbell, Waiter
+from paceline.links.waiting import Waiter
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
 
@@ -22,7 +22,7 @@ class WorkerContext:
         self, number: int, arena: Arena, plan: Plan, agenda: Agenda, deadline: float, life: ResumePoint
     ) -> None:
         self.number, self.arena, self.plan, self.agenda, self.life = number, arena, plan, agenda, life
-        self.doorbells = [Doorbell(a, b.descriptor) for a, b in zip(arena.asleep, arena.doorbells, strict=True)]
+        self.doorbells = arena.doorbells
         self.waiter = Waiter(
             number,
             self.doorbells[number],
