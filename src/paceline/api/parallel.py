@@ -35,8 +35,9 @@ from paceline.errors import PlanError, UsageError
 from paceline.gradients.learner import Learner
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
+from paceline.links.locks import Locks
+from paceline.links.memory import Memory, SharedTensors
 from paceline.links.rendezvous import share
-from paceline.links.shared_memory import DoorbellDescriptor, Locks, Memory, SharedTensors
 from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import lay_out, trainable
 from paceline.parameters.sparse_tables import check_optimizer
@@ -227,17 +228,14 @@ class _Block:
                 "plan": str(self.plan), "model": _outline(self.model), "size": arena.memory.size,
                 "start": start.memory.size, "folder": path, "origin": time.perf_counter_ns(),
             }  # fmt: skip
-            doorbells = [doorbell.descriptor for doorbell in arena.doorbells]
-            return [arena.memory.descriptor, start.memory.descriptor, arena.locks.descriptor, *doorbells], said
+            return [arena.memory.descriptor, start.memory.descriptor, arena.locks.descriptor], said
 
         descriptors, said = share(store, self.rank, self.plan.workers, make, deadline)
-        memory, start, locks, *doorbells = descriptors
+        memory, start, locks = descriptors
         if self.rank == 0:
             arena, self.start = kept
         else:
-            arena = Arena(
-                shape, Memory.of(memory, said["size"]), Locks(locks), [DoorbellDescriptor(b) for b in doorbells]
-            )
+            arena = Arena(shape, Memory.of(memory, said["size"]), Locks(locks))
             self.start = SharedTensors(everything, Memory.of(start, said["start"]))
         return arena, said
 

@@ -21,8 +21,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from paceline.backend import futex
-from paceline.links.shared_memory import PAGE, Memory
+from paceline.links import futex
+from paceline.links.memory import PAGE, Memory
 
 SLOT = 4 << 20  # bytes; longer vectors take several rounds
 SHORT = 16 << 10  # bytes of a short slot; below, to make views of new places costs more than they save

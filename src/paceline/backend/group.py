@@ -21,7 +21,7 @@ from paceline.backend.traffic import Traffic
 from paceline.backend.vectors import NotOurs, flat
 from paceline.backend.works import Operation, Underway
 from paceline.errors import UsageError
-from paceline.links.shared_memory import Memory
+from paceline.links.memory import Memory
 
 _ALLREDUCE = dist.AllreduceOptions()
 _SCATTERED = dist.ReduceScatterOptions()

@@ -18,7 +18,7 @@ from paceline.backend import calls
 from paceline.backend.vectors import flat, settle
 from paceline.backend.works import Underway
 from paceline.errors import CollectiveFailed, CollectivesDiffer
-from paceline.links.shared_memory import Memory
+from paceline.links.memory import Memory
 
 if TYPE_CHECKING:
     from paceline.backend.traffic import Traffic

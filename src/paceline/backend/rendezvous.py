@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from paceline.errors import RankMissing
+from paceline.links.memory import Memory
 from paceline.links.rendezvous import machine
-from paceline.links.shared_memory import Memory
 from paceline.links.store_order import lacking
 
 

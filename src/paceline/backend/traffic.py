@@ -21,7 +21,7 @@ from paceline.backend.mail import Letter, Mail
 from paceline.backend.mover import MOVER
 from paceline.backend.works import Operation, Underway
 from paceline.errors import CollectiveFailed, CollectivesDiffer, RankGone, RankMissing
-from paceline.links.shared_memory import Memory
+from paceline.links.memory import Memory
 
 SPIN_SECONDS = 1e-3  # a wake-up may cost a tenth of it, and is paid by whom one waits for
 ALONE_SECONDS = 50e-6  # of them without giving the core to who else wants it

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.core.schedules.clock import Channel
 from paceline.errors import JobError
-from paceline.links.shared_memory import Memory
+from paceline.links.memory import Memory
 from paceline.stages.segment import Blueprint
 
 ALIGN = 64

@@ -33,7 +33,7 @@ from paceline.engines.local.worker_context import WorkerContext
 from paceline.errors import RunFailed
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
-from paceline.links.shared_memory import Cancelled
+from paceline.links.waiting import Cancelled
 from paceline.parameters.store import Optimizer
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone

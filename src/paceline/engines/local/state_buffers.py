@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.engines.local.arena import TAKEN, WANTED
-from paceline.links.shared_memory import PAGE
+from paceline.links.memory import PAGE
 from paceline.parameters.worker_state import ALIGN, WorkerState, copied, pack, places, state_of_memories, unpacked
 
 if TYPE_CHECKING:

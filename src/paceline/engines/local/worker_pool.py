@@ -36,7 +36,9 @@ from paceline.engines.setup import CheckpointRequest, Outcome, Progress, Setup, 
 from paceline.errors import JobError, RunFailed, RunStopped, WorkerDied, WorkerFailed, WorkerSilent
 from paceline.errors.failure import Failure, Place
 from paceline.gradients.pickling import pack
-from paceline.links.shared_memory import Doorbell, RecordLock, SharedTensors, Waiter
+from paceline.links.locks import RecordLock
+from paceline.links.memory import SharedTensors
+from paceline.links.waiting import Waiter
 from paceline.parameters.layout import trainable
 from paceline.runs.trace import Kind, Row, Trace, TraceWriter
 from paceline.stages.segment import skeleton
@@ -73,9 +75,6 @@ class WorkerPool:
         self.setup, self.deadline, self.request = setup, deadline, request
         self.workers, self.begin = setup.plan.workers, request.start if request else None
         self.arena = Arena.create(_shape(setup, self.begin))
-        self.doorbells = [
-            Doorbell(a, b.descriptor) for a, b in zip(self.arena.asleep, self.arena.doorbells, strict=True)
-        ]
         self.waiter = Waiter(-1, None, lambda: False, deadline, lambda: "after a death")
         self.processes: list[BaseProcess] = []
         self.pipes: list[Connection] = []
@@ -152,7 +151,7 @@ class WorkerPool:
         if self.keeping is not None:
             self.keeping.origin = self.origin
         self.arena.control[GO] = 1
-        for doorbell in self.doorbells:
+        for doorbell in self.arena.doorbells:
             doorbell.ring()
 
     def watch(self, trace_file: Path | None, progress: Progress | None) -> Trace:
@@ -311,7 +310,7 @@ class WorkerPool:
         self.dead.add(number)
         assert self.arena.desk is not None
         self.arena.desk.handle(Death(number), RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk"))
-        for doorbell in self.doorbells:
+        for doorbell in self.arena.doorbells:
             doorbell.ring()
         self.death_rows.append((number, time.perf_counter_ns()))
 
@@ -343,8 +342,8 @@ class WorkerPool:
                 "workers": self.workers,
                 "in_step": self.setup.plan.traits.keeps_step,
                 "ending": bool(self.keeping and self.keeping.ending),
-                "asleep": [number for number, flag in enumerate(self.arena.asleep) if flag[0]],
-                "offers": [offer[0] for offer in self.arena.offers],
+                "asleep": [number for number, doorbell in enumerate(self.arena.doorbells) if doorbell.asleep],
+                "offers": [self.arena.offers(worker) for worker in range(self.workers)],
                 "rows": rows,  # of the trace, since the last time
             }
         )
