@@ -25,7 +25,7 @@ from paceline.api.train import RUNS, train
 from paceline.errors import CrowdedWarning, UsageError
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan, make
-from paceline.runs.run import Run, machine, new_folder, write_json
+from paceline.runs.run import Run, emptied, machine, new_folder, write_json
 
 Say = Callable[[str], None]
 DEFAULT_PLANS = ("sequential", "ddp", "ring", "downpour")
@@ -134,9 +134,10 @@ def compare(
     job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
     place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
     runs = []
-    for plan in chosen:
-        say(f"training {job.name} by {plan} ...")
-        runs.append(train(job, plan, folder=place))
+    with emptied(place):
+        for plan in chosen:
+            say(f"training {job.name} by {plan} ...")
+            runs.append(train(job, plan, folder=place))
     rounds, length = (5, seconds / 5) if seconds else (3, SHORT)
     bare = job.with_(test=None)
     entrants = [_Entrant(str(plan), plan, bare) for plan in chosen]

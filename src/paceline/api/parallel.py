@@ -42,7 +42,7 @@ from paceline.links.shared_memory import DoorbellDescriptor, Locks, Memory, Shar
 from paceline.parameters.layout import lay_out, trainable
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.plan import Plan
-from paceline.runs.run import RunFolder, machine, new_folder, summarise
+from paceline.runs.run import RunFolder, emptied, machine, new_folder, summarise
 from paceline.runs.trace import Kind, Trace
 
 if TYPE_CHECKING:
@@ -199,7 +199,8 @@ class _Block:
         everybody = [json.loads(store.get(f"rank {other}")) for other in range(plan.workers)]
         troubles = [trouble for _, trouble in everybody if trouble]
         if troubles:
-            raise UsageError(troubles[0])
+            with emptied(Path(self.said["folder"]) if self.said["folder"] and rank == 0 else None):
+                raise UsageError(troubles[0])
         self._start_alike()
         pids = [pid for pid, _ in everybody]
         self.own = [tensor.data for tensor in self._tensors()]

@@ -80,8 +80,8 @@ def train(
         if mpi.rank():  # the first rank keeps and evaluates
             job, folder = job.with_(test=None), None
     setup = set_up(job, chosen, engine, updates)
+    record = {**first_record(setup, kept=folder is not None), "checkpoint_every": every}
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
-    record = {**first_record(setup, kept=path is not None), "checkpoint_every": every}
     request = CheckpointRequest(path, *every, record["lives"], None) if every and path else None
     with RunFolder(path) as place:
         save_job_file(place, job, to_go_on=every is not None)
@@ -99,7 +99,7 @@ def _go_on(
     every: tuple[int, float] | None,
 ) -> Run:
     """The next life of a run, in the same folder."""
-    with RunFolder(path, goes_on=True) as place:
+    with RunFolder(path) as place:
         job, chosen, before = open_run(path, job, plan, workers, updates)
         begin = checkpoints.newest(path)
         setup = set_up(job, chosen, "local", before["limit"])
