@@ -10,7 +10,8 @@ import torch
 
 import paceline as pl
 from paceline.errors import JobError, RunFolderError
-from paceline.runs.run import RunFolder, new_folder
+from paceline.runs.folder import RunFolder, new_folder
+from paceline.runs.record import RunRecord
 from paceline.testing.jobs import JOBS
 
 RACERS = 16
@@ -29,7 +30,7 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path: 
         together.wait()
         path = new_folder(tmp_path / "runs", "job-ring")
         with RunFolder(path) as place:
-            place.write({"status": "running"})
+            place.write(RunRecord())
         return path
 
     with ThreadPoolExecutor(RACERS) as pool:

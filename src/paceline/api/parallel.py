@@ -20,6 +20,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,10 @@ from paceline.links.shared_memory import DoorbellDescriptor, Locks, Memory, Shar
 from paceline.parameters.layout import lay_out, trainable
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.plan import Plan
-from paceline.runs.run import RunFolder, emptied, machine, new_folder, summarise
+from paceline.runs.folder import RunFolder, emptied, new_folder
+from paceline.runs.machine import this_machine
+from paceline.runs.record import JobRecord, RunRecord, Status
+from paceline.runs.summary import summarize
 from paceline.runs.trace import Kind, Trace
 
 if TYPE_CHECKING:
@@ -214,7 +218,7 @@ class _Block:
         self.place: RunFolder | None = None
         if self.said["folder"] and rank == 0:
             self.place = RunFolder(Path(self.said["folder"]))
-            self.place.write(self._record("running"))
+            self.place.write(self._record(Status.RUNNING))
 
     def _tensors(self) -> list[Tensor]:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
@@ -293,7 +297,7 @@ class _Block:
         self.guest.fail()
         self._give_back()
         if self.place is not None:
-            self.place.write({**self._record("failed"), "error": f"{type(error).__name__}: {error}"})
+            self.place.write(self._record(Status.FAILED).with_(error=f"{type(error).__name__}: {error}"))
 
     def close(self) -> None:
         self.guest.others.close()
@@ -320,25 +324,25 @@ class _Block:
         rows["start"] -= self.said["origin"]
         rows["end"] -= self.said["origin"]
         trace = Trace(rows[np.argsort(rows["end"], kind="stable")])
-        place.keep_trace(trace)
+        place.write_trace(trace)
         for part in parts:
             part.unlink()
         steps = int((rows["kind"] == Kind.COMPUTE).sum())
         seconds = (max(self.arena.ended) - self.said["origin"]) / 1e9
-        summary = {
-            "plan": str(self.plan), "engine": "script", "workers": self.plan.workers,
-            **summarise(trace, seconds, steps, steps, self.guest.plan.workers), "run": str(place.path),
-        }  # fmt: skip
-        place.write({**self._record("done"), "summary": summary})
+        summary = summarize(
+            trace, plan=str(self.plan), engine="script", workers=self.plan.workers, updates=steps, samples=steps,
+            seconds=seconds,
+        )  # fmt: skip
+        place.write(self._record(Status.DONE).with_(summary=replace(summary, run=str(place.path))))
 
-    def _record(self, status: str) -> dict[str, Any]:
+    def _record(self, status: Status) -> RunRecord:
         parameters = sum(p.numel() for p in trainable(self.model).values())
-        job = {"name": _script(), "origin": sys.argv[0], "parameters": parameters}
-        return {
-            "status": status, "plan": str(self.plan), "engine": "script", "compute": "script",
-            "workers": self.plan.workers, "threads": torch.get_num_threads(), "shards": self.plan.shards, "job": job,
-            "notes": ["a sample is one batch of the script's own loop; its loss is not known"], "machine": machine(),
-        }  # fmt: skip
+        return RunRecord(
+            status=status, plan=str(self.plan), engine="script", compute="script", workers=self.plan.workers,
+            threads=torch.get_num_threads(), shards=self.plan.shards,
+            job=JobRecord(name=_script(), origin=sys.argv[0], parameters=parameters),
+            notes=("a sample is one batch of the script's own loop; its loss is not known",), machine=this_machine(),
+        )  # fmt: skip
 
 
 def _no_rank(model: nn.Module, batch: Any) -> Tensor:

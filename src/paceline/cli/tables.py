@@ -9,8 +9,9 @@ from rich.table import Table
 from paceline.cli import console
 
 if TYPE_CHECKING:
-    from paceline.api.compare import Comparison, Row
+    from paceline.api.compare import Comparison
     from paceline.api.compare_scripts import ScriptComparison
+    from paceline.runs.comparison import Row
 
 
 def show_summary(summary: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ a timeline   of everything else: a line per worker, in a virtual world whose wor
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +55,7 @@ class Opened(NamedTuple):
 
 
 def opened(folder: Path) -> Opened:
+    from paceline.runs.record import read_record
     from paceline.runs.trace import Trace
 
     if not (folder / "run.json").is_file():
@@ -64,8 +64,8 @@ def opened(folder: Path) -> Opened:
             f"of your own is drawn as table:file={folder}"
         )
     try:
-        record = json.loads((folder / "run.json").read_text())
-        return Opened(Plan.recorded(record), Trace.open(folder / "trace.arrow").rows)
+        record = read_record(folder)
+        return Opened(Plan.recorded(record.plan, record.table), Trace.open(folder / "trace.arrow").rows)
     except (KeyError, TypeError, OSError, ValueError) as error:
         raise RunFolderError(f"{folder} cannot be drawn, something of the run is missing or damaged: {error}") from None
 

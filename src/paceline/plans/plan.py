@@ -198,10 +198,10 @@ class Plan:
         return make(name, **options)
 
     @staticmethod
-    def recorded(record: Mapping[str, Any]) -> Plan:
-        """That of a run. A table of the user's own is kept with the run: by now its file may hold another."""
-        name, _, tail = str(record["plan"]).partition(":")
-        return _made(name, _options(name, tail), record.get("table", ""))
+    def recorded(plan: str, table: str = "") -> Plan:
+        """Make the plan of a recorded run, with the user's own table as it was then."""
+        name, _, tail = plan.partition(":")
+        return _made(name, _options(name, tail), table)
 
     @property
     def kept(self) -> str:

@@ -76,6 +76,10 @@ class TimeAccounting:
             self._add(work.name, some, some["end"] - some["start"] - inside)
             self._add("WAIT", some, some["waited"])
 
+    def total(self, field: str) -> float:
+        """Sum a field over all workers."""
+        return float(self.sums[:, self.FIELDS.index(field)].sum())
+
     def _add(self, field: str, rows: Columns, values: npt.NDArray[np.generic]) -> None:
         workers = len(self.sums)
         self.sums[:, self.FIELDS.index(field)] += np.bincount(rows["worker"], values, workers)[:workers]

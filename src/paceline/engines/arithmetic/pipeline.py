@@ -16,7 +16,8 @@ from paceline.core.schedules.clock import Channel, Walk, channel_of, sends, take
 from paceline.core.schedules.passes import Pass, passes
 from paceline.data.source import Reader
 from paceline.engines.arithmetic.common import Snapshots
-from paceline.engines.setup import Setup, Snapshot
+from paceline.engines.outcome import Snapshot
+from paceline.engines.setup import Setup
 from paceline.stages.segment import Message, Segment, skeleton
 from paceline.stages.stage import Sums
 

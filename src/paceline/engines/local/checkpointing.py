@@ -20,10 +20,10 @@ from torch import Tensor
 from paceline.core.server.cut import take_cut
 from paceline.core.server.version_slots import Replicas
 from paceline.engines import checkpoints
-from paceline.engines.checkpoints import Checkpoint
+from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
 from paceline.engines.local.arena import DESK_LOCK, TAKEN, WANTED, Arena
 from paceline.engines.local.state_buffers import StateBuffer
-from paceline.engines.setup import CheckpointRequest, Setup
+from paceline.engines.setup import Setup
 from paceline.errors import CheckpointWarning, RunFolderError
 from paceline.links.shared_memory import RecordLock, Waiter
 from paceline.parameters.layout import trainable
@@ -86,7 +86,8 @@ class CheckpointCoordinator:
     def take(self, home: set[int]) -> Checkpoint | None:
         """A checkpoint, if one is due and can be had now."""
         self.writer.complain()
-        if self.request.seconds and time.monotonic() - self.taken_at >= self.request.seconds:
+        seconds = self.request.interval.seconds
+        if seconds and time.monotonic() - self.taken_at >= seconds:
             self.asked = True
         found = self._take_in_step(home) if self.setup.plan.gate is None else self._take_at_server()
         if found is not None:
@@ -120,7 +121,7 @@ class CheckpointCoordinator:
         assert desk is not None
         assert twin is not None
         done = setup.agenda.done_by(desk.finished(twin.current))
-        every = self.request.every
+        every = self.request.interval.updates
         due = self.asked or (every and done // every > self.last // every)
         if not due or self.writer.busy or done >= setup.agenda.updates:
             return None

@@ -16,7 +16,8 @@ from paceline.core.server.worker import HOME, Worker
 from paceline.engines.arithmetic.pipeline import StagedPipeline
 from paceline.engines.arithmetic.servers import Gathered, Server, by_shards
 from paceline.engines.arithmetic.synchronous import Coordinated, InStep, in_step
-from paceline.engines.setup import Outcome, Setup, Snapshot
+from paceline.engines.outcome import Outcome, Snapshot
+from paceline.engines.setup import Setup
 from paceline.engines.threads import threads
 from paceline.engines.virtual.clock import Clock
 from paceline.engines.virtual.pipeline import by_schedule
