@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 import paceline as pl
 from paceline.errors import RunFolderError
 from paceline.report.reading import open_all
-from paceline.runs.comparison import read_comparison
+from paceline.runs import trace
+from paceline.runs.comparison import ComparisonRecord, Row, Step, read_comparison
 from paceline.runs.folder import RunFolder
+from paceline.runs.live import LiveRecord, Phase, ProcessRecord, WorkerLive, WorkerStatus
 from paceline.runs.record import (
     CheckpointInterval,
     Evaluation,
@@ -26,7 +29,7 @@ from paceline.runs.record import (
     Summary,
     read_record,
 )  # fmt: skip
-from paceline.runs.schema import SCHEMA_VERSION, from_dict
+from paceline.runs.schema import INLINE, SCHEMA_VERSION, from_dict
 from paceline.testing.jobs import JOBS
 
 FULL = RunRecord(
@@ -127,3 +130,19 @@ def test_a_value_that_does_not_fit_is_named(changes: dict[str, Any], fault: str)
 
 def test_a_key_that_is_not_known_is_ignored() -> None:
     assert from_dict(RunRecord, RunRecord().as_dict() | {"colour": "red"}) == RunRecord()
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text()
+RECORDS = (RunRecord, JobRecord, LayerRecord, LifeRecord, Summary, FailureRecord, LiveRecord, WorkerLive, ProcessRecord)
+
+
+@pytest.mark.parametrize("kind", [*RECORDS, ComparisonRecord, Row, Step], ids=lambda kind: kind.__name__)
+def test_every_field_is_in_the_documentation(kind: Any) -> None:
+    names = {each.name for each in fields(kind) if each.metadata != INLINE}
+    assert {name for name in names if f"`{name}`" not in PAGE} == set()
+
+
+def test_every_column_and_word_of_a_status_is_in_the_documentation() -> None:
+    words = {*trace.Row._fields, *Status, *Phase, *WorkerStatus} - {Status.UNKNOWN}
+    assert {str(word) for word in words if f"`{word}`" not in PAGE} == set()
+    assert all(f"{kind.value} {kind.name}" in PAGE for kind in trace.Kind)

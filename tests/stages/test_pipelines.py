@@ -18,7 +18,7 @@ from paceline.api.train import train
 from paceline.core.schedules.own import Own, read
 from paceline.core.schedules.proof import prove_table
 from paceline.data.source import Reader
-from paceline.engines.memory_check import memory_line
+from paceline.engines.memory_line import memory_line
 from paceline.engines.replay.replay import replay
 from paceline.engines.setup import set_up
 from paceline.errors import JobError, NotFinite, PlanError, RunFolderError, UsageError, WorkerFailed

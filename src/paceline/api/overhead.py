@@ -1,8 +1,8 @@
 """Where a worker's step goes, and why several workers do not pay where they do not. Pure.
 
 a step of one worker
-| own compute | update | communicating | waiting | between |
-                         ─────────────────────────────────     what a worker that never communicates does not have
+| own compute | update | collectives | waiting | between |
+                         ───────────────────────────────     what a worker that never communicates does not have
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _costs_too_much(case: Case, times: str) -> str:
 def _largest(step: Step | None) -> str:
     if step is None:
         return ""
-    parts = {"communicating": step.communicate, "waiting for others": step.wait, "between the two": step.other}
+    parts = {"collectives": step.communicate, "waiting for others": step.wait, "between the two": step.other}
     name, most = max(parts.items(), key=lambda part: part[1])
     return f", most of it {name} ({most:,.0f} µs)"
 

@@ -52,7 +52,7 @@ def train(
     engine    "local": processes of this machine; "virtual": a clock that jumps; "mpi": the ranks that mpiexec started
     compute   "autograd" or "fused" instead of the job's
     folder    where run folders go; None writes nothing to disk
-    progress  a function that the local engine calls about ten times a second with a `paceline.runs.progress.Progress`:
+    progress  a function that the local engine calls about ten times a second with a `pl.Progress`:
               updates, seconds, loss, which workers have finished or died, the newest rows of the trace. It runs in the
               parent; what it raises ends the run
     updates   stop after so many updates instead of `job.epochs`

@@ -112,7 +112,7 @@ def _warn_if_crowded(plan: Plan, waited: float) -> None:
     if waited and wanted > cores:
         team = f"{plan.workers} workers" + (f" of {plan.threads} threads" if plan.threads > 1 else "")
         warnings.warn(
-            f"{team} shared {cores} core{'s' * (cores > 1)}: for {waited:.0%} of their time they waited for one",
+            f"{team} on {cores} core{'s' * (cores > 1)} took turns: for {waited:.0%} of their time they waited for one",
             CrowdedWarning,
             stacklevel=6,  # the call of `train`
         )

@@ -33,6 +33,8 @@ from paceline.stages.segment import Blueprint
 
 @dataclass
 class Setup:
+    """A job that can be trained by a plan on an engine."""
+
     job: Job
     plan: Plan
     source: Source
@@ -45,7 +47,7 @@ class Setup:
     initial_sha256: str
     engine: str
     limit: int | None = None
-    blueprint: Blueprint | None = None  # of plans that cut the model into stages
+    blueprint: Blueprint | None = None  # only under plans that cut the model into stages
 
     @property
     def snapshots_every(self) -> int:
@@ -56,11 +58,11 @@ class Setup:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of what training changes: trainable parameters in the module's order, then moving buffers."""
+        """The tensors that training changes: trainable parameters in the module's order, then moving buffers."""
         return (*trainable(self.module), *self.probe.moving)
 
     def table(self, counts: Sequence[int]) -> Table:
-        """What everybody does in as many updates, of so many micro-batches each; with a meeting where one is needed."""
+        """Make the pipeline's table for as many updates, of so many micro-batches each."""
         table = self.plan.table(counts)
         return table.agreeing() if self.blueprint is not None and self.blueprint.agrees else table
 
@@ -74,9 +76,7 @@ class Setup:
 
 
 def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup:
-    """Make the model, open the data, probe the loss, prove the table: everything that can be refused before the
-    start.
-    """
+    """Make the model, open the data, probe the loss and prove the table. Raise what can be refused before the start."""
     if job.compute == "fused" and job.device == "auto":
         job = job.with_(device="cpu")
     placement = place(job, plan, together=engine != "local")
@@ -156,7 +156,7 @@ def _cut(job: Job, plan: Plan, module: nn.Module, source: Source, agenda: Agenda
 
 
 def _small(job: Job, plan: Plan, samples: int) -> list[str]:
-    """Data too few for the batch, or a batch too small for the workers."""
+    """Note that there are too few samples for a batch, or that a batch is too small for the workers."""
     batch = min(job.batch_size, samples)
     notes = []
     if job.batch_size > samples:
@@ -170,7 +170,7 @@ def _small(job: Job, plan: Plan, samples: int) -> list[str]:
 
 
 def _crowd(plan: Plan) -> list[str]:
-    """So many workers that starting them alone takes long."""
+    """Note that there are so many workers that starting them takes long."""
     cores = len(os.sched_getaffinity(0))
     if plan.workers <= CROWD * cores:
         return []
@@ -180,16 +180,16 @@ def _crowd(plan: Plan) -> list[str]:
 
 
 def _judging(job: Job, plan: Plan, engine: str) -> Job:
-    """The job, if it is this plan's affair to look for what is not finite."""
+    """Set `on_nan` to "ignore" where another part looks for losses that are not finite."""
     if plan.native and job.on_nan == "skip":
         raise PlanError("plan ddp cannot honour on_nan='skip': PyTorch adds gradients up while they are computed")
-    # A line search tries steps that are too long, and a replay goes as far as it is told.
+    # A line search tries steps that are too long, and a replay goes exactly as far as the run.
     judged_elsewhere = plan.coordinator is not None or (engine == "replay" and job.on_nan == "stop")
     return job.with_(on_nan="ignore") if judged_elsewhere else job
 
 
 def _unused(job: Job, plan: Plan) -> list[str]:
-    """What a programme has no use for, in one sentence; what it cannot honour is refused."""
+    """Note which settings a coordinated plan does not use; raise for what it cannot honour."""
     if plan.coordinator is None:
         return []
     if job.clip_norm is not None:

@@ -121,7 +121,7 @@ def _single(reading: Reading, others: Sequence[Reading]) -> float | None:
 
 
 def _limit(reading: Reading, others: Sequence[Reading]) -> float | None:
-    """The speed of as many workers that never meet."""
+    """The speed of as many workers that never communicate."""
     some = [o for o in others if o.method == "ceiling" and o.workers == reading.workers and _same_job(reading, o)]
     return max((rate for o in some if (rate := _rate(o))), default=None)
 

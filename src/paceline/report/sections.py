@@ -131,7 +131,7 @@ def _time_note(reading: Reading) -> str:
     if reading.method == "ddp":
         return INSIDE_DDP
     if reading.trace.of_kind(Kind.MEET).size:
-        return "A meeting waits at several places; its waiting is drawn first, as one piece."
+        return "A collective waits several times; its waiting is drawn first, as one piece."
     if reading.record.engine == "virtual":
         return "What travels from a worker to a shard counts as update, the way back as other."
     if reading.workers > 1:
@@ -204,10 +204,10 @@ WORDS = {
     "update": "one step of the parameters; also the time it takes",
     "compute": "gradients of one's own samples, with fetching them",
     "communicate": "moving numbers between workers",
-    "wait": "for others: at a meeting, at a gate, for a lock",
-    "other": "between these: bookkeeping, keeping a snapshot for evaluation",
+    "wait": "for others: in a collective, at a gate, for a lock",
+    "other": "between these: bookkeeping, copying a snapshot for evaluation",
     "staleness": "updates that were made between a worker's pull and its own push",
-    "ceiling": "the speed of as many workers that never meet",
+    "ceiling": "the speed of as many workers that never communicate",
     "speed-up": "speed over that of the best single process",
 }
 

@@ -24,15 +24,16 @@ from paceline.core.server.worker import Worker
 from paceline.engines.local.arena import DESK_LOCK, Arena
 from paceline.engines.local.collectives import Means, NeighbourClient, TableClient
 from paceline.engines.local.shards import CentreClient, GatheringClient, shard_client
-from paceline.engines.local.state_buffers import ResumePoint, StateWriter
+from paceline.engines.local.state_buffers import ResumePoint
+from paceline.engines.local.state_writer import StateWriter
 from paceline.engines.local.worker_context import WorkerContext
 from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
 from paceline.links.shared_memory import Cancelled, RecordLock
 from paceline.parameters.replicas import AveragingReplica
-from paceline.parameters.store import LocalStore, Optimizer
-from paceline.parameters.worker_state import WorkerState, restore_memories, restore_store, state_of_store
+from paceline.parameters.store import LocalStore, Optimizer, restore_store, state_of_store
+from paceline.parameters.worker_state import WorkerState, restore_memories
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
 

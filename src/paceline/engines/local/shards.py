@@ -19,8 +19,8 @@ from paceline.gradients.payload import GradientSum
 from paceline.links.shared_memory import RecordLock
 from paceline.parameters.replicas import ExchangingReplica, GossipReplica, middle
 from paceline.parameters.row_store import shard_store
-from paceline.parameters.store import optimizer_over
-from paceline.parameters.worker_state import WorkerState, copy_into, restore_store, state_of_store, state_of_tensors
+from paceline.parameters.store import optimizer_over, restore_store, state_of_store
+from paceline.parameters.worker_state import WorkerState, copy_into, state_of_tensors
 from paceline.runs.trace import Kind
 
 if TYPE_CHECKING:

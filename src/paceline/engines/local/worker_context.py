@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from paceline.core.agenda import Agenda
 from paceline.core.rules import Memory
 from paceline.engines.local.arena import ABORT, Arena
 from paceline.engines.local.process import memory
+from paceline.engines.local.state_buffers import ResumePoint
 from paceline.links.shared_memory import Doorbell, Waiter
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
-
-if TYPE_CHECKING:
-    from paceline.engines.local.state_buffers import ResumePoint
 
 
 class WorkerContext:
