@@ -479,3 +479,11 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(job_file: Pat
     whole = pl.train(job_of(job_file), "ring", 2, folder=None)
     assert run.summary()["parameters_sha256"] == whole.summary()["parameters_sha256"]
     each_sample_once(run)
+
+
+def test_a_checkpoint_of_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints" / "40"
+    place.mkdir(parents=True)
+    (place / "checkpoint.json").write_text(json.dumps({"format": 9}))
+    with pytest.raises(RunFolderError, match=r"checkpoint.json has format 9; this paceline reads up to 1; install a newer"):
+        checkpoints.newest(tmp_path)

@@ -52,8 +52,8 @@ def show_comparison(found: Comparison) -> None:
     )
     console.print(
         f"speed: over the best single process ({found.best_single}: {found.best_single_samples_per_second:,.0f} "
-        f"samples/s); effic.: that per worker. ceil.: share of the speed of as many workers that never communicate, with "
-        f"pieces of the same size.{common} Medians of {found.rounds} alternating rounds, ± half the range.",
+        f"samples/s); effic.: that per worker. ceil.: share of the speed of as many workers that never communicate, "
+        f"with pieces of the same size.{common} Medians of {found.rounds} alternating rounds, ± half the range.",
         style="dim",
         markup=False,
     )
