@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,25 @@ def test_a_folder_without_a_version_opens_and_replays(made: Path) -> None:
     assert read_record(made).schema_version == 1
     assert pl.replay(made).matches
     assert open_all([made])[0].record.status == "done"
+
+
+def test_a_job_of_an_older_version_is_read_by_its_new_names(made: Path, tmp_path: Path) -> None:
+    """The pickle has the modules' old names; a name that is nowhere now is refused with advice."""
+    old = tmp_path / "old"
+    shutil.copytree(made, old)
+    now = (made / "job.pickle").read_bytes()
+    assert b"\x8c\x11paceline.jobs.job" in now
+    (old / "job.pickle").write_bytes(_with_module(now, b"paceline.job"))
+    assert pl.replay(old).matches
+    (old / "job.pickle").write_bytes(_with_module(now, b"paceline.nowhere"))
+    with pytest.raises(RunFolderError, match=r"No module named 'paceline.nowhere'; give the job as job="):
+        pl.replay(old)
+
+
+def _with_module(pickled: bytes, name: bytes) -> bytes:
+    """Write another module where the pickle has that of `Job`, without the frame, whose length would be wrong."""
+    assert pickled[2:3] == b"\x95"
+    return pickled[:2] + pickled[11:].replace(b"\x8c\x11paceline.jobs.job", b"\x8c" + bytes([len(name)]) + name)
 
 
 @pytest.mark.parametrize("use", [pl.replay, lambda path: open_all([path]), lambda path: pl.train(resume=path)])

@@ -17,6 +17,13 @@ from paceline.jobs.loading import load_job
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import read_record
 
+#: Modules that jobs in folders of schema version 1 refer to, and their names now.
+MOVED = {
+    "paceline.job": "paceline.jobs.job",
+    "paceline.jobs": "paceline.jobs.built_in",
+    "paceline.modules": "paceline.jobs.modules",
+    "paceline.compute.through_time": "paceline.stages.through_time",
+}
 SMALL = 64 << 20  # bytes of tensors up to which they are copied into the run's folder
 
 
@@ -43,9 +50,12 @@ def save_job_file(folder: RunFolder, job: Job, to_go_on: bool = False) -> None:
 def load_job_file(path: Path, data: Any = None, to_go_on: bool = False) -> Job:
     """Read the job of a run's folder, and data that were too large for it from where the job came from."""
     try:
-        job: Job = pickle.loads((path / "job.pickle").read_bytes())
+        with (path / "job.pickle").open("rb") as file:
+            job: Job = _JobReader(file).load()
     except FileNotFoundError:
         raise RunFolderError(f"{path} has no job.pickle; give the job as job=") from None
+    except (ImportError, AttributeError) as error:  # of a class that is elsewhere now
+        raise RunFolderError(f"{path / 'job.pickle'} cannot be read: {error}; give the job as job=") from error
     tested = to_go_on and read_record(path).job.test_samples > 0
     if data is not None:
         job = job.with_(data=data)
@@ -57,6 +67,13 @@ def load_job_file(path: Path, data: Any = None, to_go_on: bool = False) -> Job:
         )
     again = load_job(job.origin)
     return job.with_(data=again.data if job.data is None else job.data, test=again.test if tested else None)
+
+
+class _JobReader(pickle.Unpickler):
+    """Reads pickles of older versions, too, whose modules had other names."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        return super().find_class(MOVED.get(module_name, module_name), global_name)
 
 
 def _if_small(data: Any) -> Any:
