@@ -53,7 +53,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ),
     ("runs.live_status", {"runs", "errors"}, PURE_NEVER | {"torch"}),
     ("runs.time_accounting", {"runs", "errors"}, {"torch"}),
-    ("runs.trace", {"errors"}, {"torch"}),
+    ("runs.trace", {"runs.schema", "errors"}, {"torch"}),
     ("runs", {"runs", "errors", "jobs"}, set()),
     ("report", {"report", "runs", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
     ("backend", {"backend", "core", "links", "errors"}, {"numpy", "multiprocessing"}),

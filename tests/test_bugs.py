@@ -224,4 +224,4 @@ def test_nobody_waits_less_than_no_time() -> None:
 @pytest.mark.parametrize("engine", ["virtual", "local"])
 def test_more_shards_than_parameters(engine: str) -> None:
     run = pl.train(job(), "downpour:workers=2,shards=9", engine=engine, folder=None)
-    assert run.record["shards"] == len(list(run.model.parameters())) < 9
+    assert run.record.shards == len(list(run.model.parameters())) < 9

@@ -11,7 +11,7 @@ from time import perf_counter_ns as now
 
 import paceline as pl
 from paceline.jobs.built_ins import IdxMissing
-from paceline.jobs.job import load_job
+from paceline.jobs.loading import load_job
 from paceline.runs.trace import Kind, TraceRing, TraceWriter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import paceline as pl
 from paceline.errors import JobError, JobWarning, PlanError
 from paceline.plans.plan import RECIPES
+from paceline.runs.progress import Progress
 from paceline.runs.trace import Kind
 from paceline.testing.conformance import check_run, difference, no_update_lost, replays, staleness_identity
 from paceline.testing.jobs import SPARSE_JOBS, bag
@@ -88,8 +89,8 @@ def test_a_death_in_mid_update_leaves_no_torn_row(tmp_path: Path, optimizer: str
     when = tmp_path / "die"
     armed: list[None] = []
 
-    def arm(state: dict[str, Any]) -> None:
-        if state["updates"] > 20 and not armed:
+    def arm(state: Progress) -> None:
+        if state.updates > 20 and not armed:
             armed.append(when.touch())
 
     kind = DiesInMidUpdate if optimizer == "sgd" else AdagradThatDies

@@ -32,7 +32,7 @@ def compare(
 ) -> None:
     """Train JOB by several plans and show them side by side.
 
-    Each plan is set against the best single process, and against its ceiling: as many workers that never meet.
+    Each plan is set against the best single process, and against its ceiling: as many workers that never communicate.
 
     With --script 'train.py --its-own options' a script of yours is run as it is, by torchrun, under gloo and under
     Paceline's backend in turn; of the other options it heeds --workers, --quiet and --json.

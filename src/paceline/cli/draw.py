@@ -53,7 +53,7 @@ def draw(
 
 
 def memory_for(job: str, plan: Plan) -> str:
-    from paceline.engines.memory_check import memory_line
+    from paceline.engines.memory_line import memory_line
     from paceline.engines.setup import set_up
     from paceline.plans.methods.pipeline import Pipeline
 

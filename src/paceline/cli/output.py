@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from paceline.runs.strict_json import strict
+from paceline.runs.json_files import strict
 
 _kept: int | None = None
 

@@ -9,8 +9,9 @@ from rich.table import Table
 from paceline.cli import console
 
 if TYPE_CHECKING:
-    from paceline.api.compare import Comparison, Row
+    from paceline.api.compare import Comparison
     from paceline.api.compare_scripts import ScriptComparison
+    from paceline.runs.comparison import Row
 
 
 def show_summary(summary: dict[str, Any]) -> None:
@@ -51,9 +52,8 @@ def show_comparison(found: Comparison) -> None:
     )
     console.print(
         f"speed: over the best single process ({found.best_single}: {found.best_single_samples_per_second:,.0f} "
-        f"samples/s); effic.: that per worker. ceil.: share of what as many workers do that never meet, with pieces of "
-        f"the same size.{common} "
-        f"Medians of {found.rounds} rounds in turn, ± half the range.",
+        f"samples/s); effic.: that per worker. ceil.: share of the speed of as many workers that never communicate, "
+        f"with pieces of the same size.{common} Medians of {found.rounds} alternating rounds, ± half the range.",
         style="dim",
         markup=False,
     )
@@ -68,7 +68,7 @@ def show_comparison(found: Comparison) -> None:
 def _show_steps(found: Comparison) -> None:
     table = Table(title="where a worker's step goes, µs", title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("plan")
-    for name in ("step", "own compute", "update", "meeting", "waiting", "between"):
+    for name in ("step", "own compute", "update", "collectives", "waiting", "between"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in found.rows:
         if row.step is not None:

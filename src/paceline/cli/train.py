@@ -47,7 +47,7 @@ def train(
     written. With --checkpoint-every a run that was killed can go on, too. Ctrl-C twice ends it at once.
     """
     from paceline.api.train import train as run_training
-    from paceline.cli.progress import Progress
+    from paceline.cli.progress import ProgressDisplay
     from paceline.engines import mpi
 
     if mpi.ranks() > 1:
@@ -56,7 +56,9 @@ def train(
     chosen = options.open_job_or_none(
         job, data_dir, compute=compute, device=device, epochs=epochs, batch_size=batch_size, seed=seed
     )
-    progress = Progress(str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}", quiet)
+    progress = ProgressDisplay(
+        str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}", quiet
+    )
     try:
         run = run_training(
             chosen,

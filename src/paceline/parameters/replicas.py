@@ -14,14 +14,12 @@ from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.core.rules.plain import Plain
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
-from paceline.parameters.store import LocalStore, Optimizer, ShardVersion, optimizer_over
+from paceline.parameters.store import LocalStore, Optimizer, ShardVersion, optimizer_over, restore_store, state_of_store
 from paceline.parameters.worker_state import (
     WorkerState,
     copy_into,
     restore_memories,
-    restore_store,
     state_of_memories,
-    state_of_store,
     state_of_tensors,
 )
 

@@ -11,14 +11,19 @@ from typing import Any
 from paceline.report.curves import as_dict, evaluation_curve, loss_curve, metrics, staleness_curve
 from paceline.report.figures import figures, lanes_of
 from paceline.report.reading import Reading
-from paceline.runs.strict_json import strict
+from paceline.runs.json_files import strict
 
 
 def write_json(readings: Sequence[Reading], output: Path) -> list[Path]:
     """Per run: its figures, its curves and what run.json holds."""
     found = figures(readings, lanes_of(readings))
     runs = [
-        {"figures": f.as_dict(), "curves": _curves(reading), "missing": reading.missing, "record": reading.record}
+        {
+            "figures": f.as_dict(),
+            "curves": _curves(reading),
+            "missing": reading.missing,
+            "record": reading.record.as_dict(),
+        }
         for reading, f in zip(readings, found, strict=True)
     ]
     output.write_text(json.dumps(strict({"runs": runs}), allow_nan=False) + "\n")

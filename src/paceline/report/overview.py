@@ -41,7 +41,7 @@ COLUMNS: list[tuple[str, str, Any]] = [
     ("±", "half the range of the timed rounds", lambda f: (f.half_range, share(f.half_range))),
     ("speed-up", "over the best single process", lambda f: (f.speedup, factor(f.speedup))),
     ("effic.", "speed-up per worker", lambda f: (f.efficiency, share(f.efficiency))),
-    ("ceiling", "of what as many workers do that never meet", lambda f: (f.ceiling_share, share(f.ceiling_share))),
+    ("ceiling", "of as many workers that never communicate", lambda f: (f.ceiling_share, share(f.ceiling_share))),
     ("accuracy", "on the test data, at the end", lambda f: (f.test_accuracy, share(f.test_accuracy, 1))),
     ("test loss", "at the end", lambda f: (f.test_loss, number(f.test_loss))),
     ("common", "when it reached the accuracy that all reached",

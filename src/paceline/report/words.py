@@ -101,7 +101,7 @@ def about_run(reading: Reading, found: Figures) -> list[str]:
 def _outcome(reading: Reading, found: Figures) -> str:
     who = f"{team(found.workers)} under {found.plan.partition(':')[0]}"
     if found.status == "failed":
-        return f"{who} failed to train {found.job}: {reading.record.get('error') or 'no reason was recorded'}"
+        return f"{who} failed to train {found.job}: {reading.record.error or 'no reason was recorded'}"
     if found.status != "done":
         return f"{who} had trained {found.job} for {duration(found.seconds)} when this page was made; it had not ended."
     samples = f", {found.samples:,} samples," if found.samples else ""
@@ -115,9 +115,8 @@ def _speed(reading: Reading, found: Figures) -> str:
     if found.speedup is None:
         return f"That is {number(_own_rate(reading))} samples a second; how it compares was not measured."
     ceiling = "" if found.ceiling_share is None else f", and {share(found.ceiling_share)} of the ceiling"
-    single = reading.timed.get("best_single")
-    if found.timed:
-        against = f"the best single process ({single})"
+    if reading.timed:
+        against = f"the best single process ({reading.timed.comparison.best_single})"
         return f"Timed in turn it made {speed}: {factor(found.speedup)} times as fast as {against}{ceiling}."
     if found.workers == 1:
         return f"That is {speed}."
@@ -127,7 +126,7 @@ def _speed(reading: Reading, found: Figures) -> str:
 
 
 def _own_rate(reading: Reading) -> float | None:
-    return reading.summary.get("samples_per_second")
+    return reading.record.summary.samples_per_second if reading.record.summary else None
 
 
 def _where_time_went(found: Figures) -> list[str]:
@@ -184,8 +183,8 @@ def about_runs(readings: Sequence[Reading], found: Sequence[Figures]) -> list[st
 
 def _fastest(readings: Sequence[Reading], ranked: Sequence[Figures]) -> list[str]:
     best = next((f for f in ranked if f.workers > 1 and not f.plan.startswith("ceiling")), ranked[0])
-    timed = next((r.timed for r in readings if r.timed), {})
-    single = f"the best single process ({timed['best_single']})" if timed else "the quickest single process here"
+    timed = next((r.timed.comparison for r in readings if r.timed), None)
+    single = f"the best single process ({timed.best_single})" if timed else "the quickest single process here"
     ceiling = "" if best.ceiling_share is None else f", {share(best.ceiling_share)} of the ceiling"
     who = f"{team(best.workers)} under {best.plan.partition(':')[0]}"
     said = []
@@ -203,7 +202,7 @@ def _fastest(readings: Sequence[Reading], ranked: Sequence[Figures]) -> list[str
 
 
 def _best(readings: Sequence[Reading], done: Sequence[Figures]) -> list[str]:
-    common = next((r.timed.get("common_accuracy") for r in readings if r.timed), None)
+    common = next((r.timed.comparison.common_accuracy for r in readings if r.timed), None)
     first = min(
         (f for f in done if f.seconds_to_common_accuracy is not None),
         key=lambda f: f.seconds_to_common_accuracy or 0,

@@ -13,13 +13,14 @@ from paceline.core.rules import Averaging, Rule
 from paceline.core.rules.plain import Plain
 from paceline.engines.local.arena import Arena
 from paceline.engines.local.collectives import PayloadReduction
-from paceline.engines.local.state_buffers import ResumePoint, StateWriter
+from paceline.engines.local.state_buffers import ResumePoint
+from paceline.engines.local.state_writer import StateWriter
 from paceline.engines.local.worker_context import Host, WorkerContext
 from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
-from paceline.parameters.store import LocalStore, Optimizer
-from paceline.parameters.worker_state import WorkerState, restore_memories, restore_store, state_of_store
+from paceline.parameters.store import LocalStore, Optimizer, restore_store, state_of_store
+from paceline.parameters.worker_state import WorkerState, restore_memories
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
 
