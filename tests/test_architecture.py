@@ -41,7 +41,8 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         {"stages", "gradients", "parameters", "core", "data", "jobs", "errors"},
         {"multiprocessing", "socket", "torch.distributed"},
     ),
-    ("links", {"links", "core", "errors", "stages.segment"}, set()),
+    ("links.ring", set(), {"torch", "numpy"}),
+    ("links", {"links", "errors"}, set()),
     (
         "engines",
         {
@@ -52,7 +53,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ),
     ("runs.live_status", {"runs", "errors"}, PURE_NEVER | {"torch"}),
     ("runs.time_accounting", {"runs", "errors"}, {"torch"}),
-    ("runs.trace", {"errors"}, {"torch"}),
+    ("runs.trace", {"errors", "links.ring"}, {"torch"}),
     ("runs", {"runs", "errors", "jobs"}, set()),
     ("report", {"report", "runs", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
     ("backend", {"backend", "core", "links", "errors"}, {"numpy", "multiprocessing"}),

@@ -170,7 +170,7 @@ def sparse() -> None:
 
 def elsewhere() -> None:
     """Rank 1 believes that it is on another machine."""
-    from paceline.backend import rendezvous
+    from paceline.links import rendezvous
 
     if dist.get_rank() == 1:
         rendezvous.machine = lambda: "another"
@@ -466,7 +466,8 @@ def leaks_nothing() -> None:
     def settled() -> tuple[int, int]:
         """When the helper thread has ended, which holds a group for a moment longer."""
         deadline = time.monotonic() + 20
-        while any(thread.name == "paceline-mover" for thread in threading.enumerate()) and time.monotonic() < deadline:
+        running = lambda: any(thread.name == "paceline-background" for thread in threading.enumerate())  # noqa: E731
+        while running() and time.monotonic() < deadline:
             time.sleep(0.05)
         gc.collect()
         return state()

@@ -30,7 +30,7 @@ from paceline.stages import onednn_workspace as workspace
 from paceline.stages.memory_estimate import OPERATION, Live, weigh_all
 from paceline.testing.conformance import ENGINES, check_run, difference, same_numbers
 from paceline.testing.jobs import JOBS, SAMPLES
-from tests.engines.cuttable import job_of
+from tests.stages.cuttable import job_of
 
 # --- jobs -----------------------------------------------------------------------------------------------------------
 

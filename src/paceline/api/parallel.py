@@ -13,7 +13,6 @@ they share, and the parameters are then those that the next gradient is due for.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import time
@@ -31,15 +30,16 @@ from torch import Tensor, nn
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.core.collectives.proof import prove, prove_mixing
 from paceline.engines.local.arena import Arena, ArenaShape
-from paceline.engines.local.loop_worker import LoopWorker, PeerProcesses, put, statistics, tables
+from paceline.engines.local.loop_worker import LoopWorker, put, statistics, tables
 from paceline.engines.local.process import quicken
 from paceline.errors import PlanError, UsageError
 from paceline.gradients.learner import Learner
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.links.locks import Locks
+from paceline.links.membership import LocalProcesses
 from paceline.links.memory import Memory, SharedTensors
-from paceline.links.rendezvous import share
+from paceline.links.rendezvous import Rendezvous
 from paceline.parameters.layout import lay_out, trainable
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.plan import Plan
@@ -102,8 +102,8 @@ def _in_the_hands_of(block: _Block) -> Callable[..., Any]:
     return step
 
 
-class Rendezvous:
-    """Where the processes of a `torchrun` find each other, kept as long as this one lives: rank 0 is the host."""
+class _Stores:
+    """The store through which the processes of a `torchrun` find each other; rank 0 hosts it as long as it lives."""
 
     store: Store | None = None
     rank = 0
@@ -122,7 +122,7 @@ class Rendezvous:
         return PrefixStore(f"paceline.parallel {self.blocks}", self.store)
 
 
-_town = Rendezvous()
+_stores = _Stores()
 
 
 def _resolve_world(plan: str | Plan) -> tuple[Plan, Store, int]:
@@ -142,8 +142,8 @@ def _resolve_world(plan: str | Plan) -> tuple[Plan, Store, int]:
         )
     if ranks == 1:
         return chosen, HashStore(), 0
-    store = _town.next_block()
-    return chosen, store, _town.rank
+    store = _stores.next_block()
+    return chosen, store, _stores.rank
 
 
 def _refuse(model: nn.Module, plan: Plan) -> None:
@@ -194,19 +194,13 @@ class _Block:
         job = Job(model, (), step=_no_rank, optimizer=lambda _: optimizer, schedule=followers.append, name=_script())
         agenda = plan.agenda(plan.parts, plan.parts, FOREVER)
         shape = ArenaShape.of(plan, layout, agenda.leases, trainable(model), optimizer, sparse)
-        self.arena, self.said = self._meet(shape, store, folder, deadline)
-        trouble = self._difference(self.said)
-        store.set(f"rank {rank}", json.dumps([os.getpid(), trouble]))
-        everybody = [json.loads(store.get(f"rank {other}")) for other in range(plan.workers)]
-        troubles = [trouble for _, trouble in everybody if trouble]
-        if troubles:
-            raise UsageError(troubles[0])
+        rendezvous = Rendezvous(store, rank, plan.workers, deadline, "the beginning of `parallel`")
+        self.arena, self.said, self.pids = self._share(shape, rendezvous, folder)
         self._start_alike()
-        pids = [pid for pid, _ in everybody]
         self.own = [tensor.data for tensor in self._tensors()]
         learner = Learner(Replica(job, model, moving))
         self.guest = LoopWorker(
-            self.arena, plan, agenda, learner, optimizer, followers, PeerProcesses(pids, rank), deadline
+            self.arena, plan, agenda, learner, optimizer, followers, LocalProcesses(rank, self.pids), deadline
         )
         if plan.exchanging:  # what steps alone in the optimizer's place goes on with its memory
             for follower in followers:
@@ -220,10 +214,10 @@ class _Block:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         return [named[name] for name in self.names]
 
-    def _meet(
-        self, shape: ArenaShape, store: Store, folder: str | Path | None, deadline: float
-    ) -> tuple[Arena, dict[str, Any]]:
-        """The arena, in which rank 0 has put where all start from."""
+    def _share(
+        self, shape: ArenaShape, rendezvous: Rendezvous, folder: str | Path | None
+    ) -> tuple[Arena, dict[str, Any], list[int]]:
+        """Return the arena, in which rank 0 has put what all start from; what rank 0 said; and all processes."""
         everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
         kept: list[Any] = []  # until all have looked
 
@@ -239,16 +233,18 @@ class _Block:
             }  # fmt: skip
             return [arena.memory.descriptor, start.memory.descriptor, arena.locks.descriptor], said
 
-        descriptors, said = share(store, self.rank, self.plan.workers, make, deadline)
-        memory, start, locks = descriptors
+        shared = rendezvous.share(make, self._difference)
+        if isinstance(shared, str):
+            raise UsageError(shared)
+        (memory, start, locks), said, pids = shared
         if self.rank == 0:
             arena, self.start = kept
         else:
             arena = Arena(shape, Memory.of(memory, said["size"]), Locks(locks))
             self.start = SharedTensors(everything, Memory.of(start, said["start"]))
-        return arena, said
+        return arena, said, pids
 
-    def _difference(self, said: dict[str, Any]) -> str | None:
+    def _difference(self, said: dict[str, Any]) -> str:
         """What keeps this rank from joining rank 0."""
         mine, theirs = _outline(self.model), said["model"]
         if said["plan"] != str(self.plan):
@@ -257,7 +253,7 @@ class _Block:
             pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing")
             here, there = next(pair for pair in pairs if pair[0] != pair[1])
             return f"rank 0 has another model than rank {self.rank}: there it has {there}, and here {here}"
-        return None
+        return ""
 
     def _start_alike(self) -> None:
         everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]

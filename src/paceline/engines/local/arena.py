@@ -34,11 +34,12 @@ from paceline.core.server.gathering import Gathering
 from paceline.core.server.machines import Desk, Shard
 from paceline.core.server.version_slots import Replicas, VersionSlots
 from paceline.engines.checkpoints import Checkpoint
+from paceline.engines.local.channels import mail_of
 from paceline.gradients.payload import Payload
 from paceline.links.doorbell import Doorbell
 from paceline.links.double_buffer import DoubleBuffer
 from paceline.links.locks import Locks
-from paceline.links.mailbox import Mailbox, MailShape, mail_of
+from paceline.links.mailbox import MailShape, MailSlots
 from paceline.links.memory import Memory
 from paceline.parameters.layout import Layout
 from paceline.parameters.replicas import middle
@@ -137,7 +138,7 @@ class Arena:
         self.slots = [memory.tensor(length, shape.layout.dtype) for _ in range(sum(held))]
         count = 1 if shape.kind in ("collective", "pipeline") else 0
         self.numbers = [[memory.tensor(count, torch.float64) for _ in range(2)] for _ in range(workers)]
-        self.mail = {mail.channel: Mailbox(memory, mail) for mail in shape.mail}
+        self.mail = {mail.channel: MailSlots(memory, mail) for mail in shape.mail}
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
 
     def put_version_0(
