@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -24,6 +23,7 @@ from paceline.backend.work import CollectiveWork, PendingWork
 from paceline.errors import UsageError
 from paceline.links.memory import Memory
 from paceline.links.rendezvous import Rendezvous
+from paceline.links.store_order import lacking
 
 _ALLREDUCE = dist.AllreduceOptions()
 _SCATTERED = dist.ReduceScatterOptions()
@@ -52,9 +52,8 @@ def unfit() -> str:
     """Why this process cannot use shared memory, or nothing."""
     if sys.platform != "linux":
         return f"runs on {sys.platform}, not on Linux"
-    # A cell must not be seen to change before the slot: x86 keeps the order of stores, other processors need not.
-    if platform.machine() != "x86_64":
-        return f"has a {platform.machine()} processor, not an x86-64"
+    if trouble := lacking():
+        return trouble
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:
