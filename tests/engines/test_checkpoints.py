@@ -28,6 +28,7 @@ from paceline.engines import checkpoints
 from paceline.errors import CheckpointWarning, PlanError, RunFolderError, RunStopped, UsageError
 from paceline.runs.progress import Progress
 from paceline.runs.run import Run
+from paceline.runs.trace import Kind
 from paceline.testing.conformance import each_sample_once, no_update_lost, replays, staleness_identity
 from paceline.testing.killing import kill_tree
 

@@ -30,13 +30,14 @@ from torch import Tensor, nn
 from paceline.core.server.desk import Desk
 from paceline.core.server.gathering import Gathering
 from paceline.engines.checkpoints import Checkpoint
+from paceline.engines.local.channels import mail_of
 from paceline.engines.servers.ports import put_version_0, restore, version_shapes
 from paceline.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
 from paceline.gradients.payload import Payload
 from paceline.links.doorbell import Doorbell
 from paceline.links.double_buffer import DoubleBuffer
 from paceline.links.locks import Locks
-from paceline.links.mailbox import Mailbox, MailShape, mail_of
+from paceline.links.mailbox import MailShape, MailSlots
 from paceline.links.memory import Memory
 from paceline.links.shared_memory_link import SharedVectors
 from paceline.links.store_order import require_store_order
@@ -115,7 +116,7 @@ class Arena:
         held = [shard.machine.slots for shard in self.shards if isinstance(shard.machine, Gathering)]
         length = Payload.length(shape.layout) if held else 0
         self.slots = [memory.tensor(length, shape.layout.dtype) for _ in range(sum(held))]
-        self.mail = {mail.channel: Mailbox(memory, mail) for mail in shape.mail}
+        self.mail = {mail.channel: MailSlots(memory, mail) for mail in shape.mail}
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
 
     def offers(self, worker: int) -> int:

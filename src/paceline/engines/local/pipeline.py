@@ -9,7 +9,7 @@ from time import perf_counter_ns as now
 
 from paceline.core.agenda import Chunk
 from paceline.core.schedules import FORWARD, MEET, UPDATE, Table, Work, program_of
-from paceline.core.schedules.clock import channel_of, sends, takes
+from paceline.core.schedules.clock import Channel, channel_of, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source
@@ -22,7 +22,8 @@ from paceline.engines.local.state_writer import StateWriter
 from paceline.engines.local.worker import WorkerProcess
 from paceline.engines.local.worker_context import WorkerContext
 from paceline.errors.failure import Place
-from paceline.links import TURNS, Span
+from paceline.links import TURNS, MessageChannel, Span
+from paceline.links.mailbox import Mailbox
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.runs.trace import Kind
 from paceline.stages.segment import Segment
@@ -50,9 +51,16 @@ class PipelineWorker(WorkerContext):
         self.state_writer = StateWriter(self)
         if self.state_writer.found is not None:
             self.segment.restore(self.state_writer.found)
+        self.mailboxes = {channel: self._mailbox(channel) for channel in arena.mail}
         self.numbers, self.agreements = self.link(arena.numbers), 0
         self.waited = self.sent = 0  # nanoseconds and bytes since the last piece of work
         self.doing: Chunk | None = None
+
+    def _mailbox(self, channel: Channel) -> MessageChannel:
+        """This worker's end of a channel."""
+        ends = [self.blueprint.homes[stage] for stage in channel]
+        peer = ends[0] if ends[1] == self.number else ends[1]
+        return Mailbox(self.arena.mail[channel], peer, self.doorbells[peer], self.waiter)
 
     def place(self, update: int) -> Place:
         """Where it is: the micro-batch that it works on."""
@@ -102,20 +110,16 @@ class PipelineWorker(WorkerContext):
                 self._work(work, passing, bases)
 
     def _send(self, work: Work) -> None:
-        channel = channel_of(work)
-        box, other = self.arena.mail[channel], self.blueprint.homes[channel[1]]
-        if box.full:
-            self.waited += self.waiter.until(lambda: not box.full, lambda: f"worker {other}")
-        self.sent += box.put(self.segment.fetch(work))
-        self.doorbells[other].ring()
+        mailbox = self.mailboxes[channel_of(work)]
+        message, before = self.segment.fetch(work), mailbox.waited
+        self.sent += mailbox.put(message)
+        self.waited += mailbox.waited - before
 
     def _take(self, work: Work) -> None:
-        channel = channel_of(work)
-        box, other = self.arena.mail[channel], self.blueprint.homes[channel[0]]
-        if box.empty:
-            self.waited += self.waiter.until(lambda: not box.empty, lambda: f"worker {other}")
-        self.segment.hand(work, box.take())
-        self.doorbells[other].ring()
+        mailbox = self.mailboxes[channel_of(work)]
+        before = mailbox.waited
+        self.segment.hand(work, mailbox.take())
+        self.waited += mailbox.waited - before
 
     def _agree(self) -> None:
         """Every worker adds up every worker's number, in the same order."""
