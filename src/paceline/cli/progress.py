@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli import console
+from paceline.cli.console import console
 from paceline.runs.live_status import LiveStatus, WorkerLine
 from paceline.runs.progress import Progress
 

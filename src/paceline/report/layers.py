@@ -1,15 +1,15 @@
-"""Drawing a model: a row per layer with its sizes, and on the left which one's output reaches which."""
+"""Draws a model: a row per layer with its sizes, and on the left a graph of which layer's output reaches which."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
-from paceline.report.words import count, share
+from paceline.report.formatting import count, share
 from paceline.runs.record import LayerRecord
 
-ROW = 26  # pixels; the style sheet's rows are as high
-MOST = 400  # layers that are listed
+ROW = 26  # pixels, as in the style sheet
+MOST = 400  # layers that are listed at most
 
 
 def layers(model: Sequence[LayerRecord]) -> str:

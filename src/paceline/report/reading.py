@@ -27,7 +27,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Reading:
-    """One run's folder."""
+    """A run folder as it was read."""
 
     path: Path
     record: RunRecord  # what run.json holds
@@ -42,6 +42,7 @@ class Reading:
 
     @property
     def method(self) -> str:
+        """The plan's name."""
         return self.plan.partition(":")[0]
 
     @property
@@ -77,10 +78,14 @@ def open_all(paths: Sequence[Path]) -> list[Reading]:
     readings: list[Reading] = []
     for path in paths:
         if not path.is_dir():
-            raise RunFolderError(f"{path} is not a folder; give a run's folder, or one that holds some, such as runs")
+            raise RunFolderError(
+                f"{path} is not a folder; give a run folder, or a folder that contains some, such as runs"
+            )
         found = [path] if (path / "run.json").exists() else [file.parent for file in path.rglob("run.json")]
         if not found:
-            raise RunFolderError(f"{path} is not a run's folder and holds none: there is no run.json in or below it")
+            raise RunFolderError(
+                f"{path} is not a run folder and contains no run folder: there is no run.json in or below it"
+            )
         known = {reading.path for reading in readings}
         opened = [_open(folder) for folder in found if folder not in known]
         readings += sorted(opened, key=lambda reading: (reading.started, reading.path.name))

@@ -24,7 +24,7 @@ from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.gathering import Gathering
 from paceline.core.server.shard import Shard, Taken
 from paceline.core.server.worker import FINISHED, Worker
-from paceline.narrative import Scene, tell
+from paceline.narrative import Scene, format_story
 
 Move = tuple[str, int]  # ("goes on" or "dies", worker)
 
@@ -180,14 +180,14 @@ def explore(
         key = explorer.key(world)
         options = list(explorer.moves(world))
         if not any(kind == "goes on" for kind, _ in options) and (fault := explorer.fault_at_end(world)):
-            return Explored(len(came_from), moves, tell("A world goes wrong:", _path(came_from, key), fault))
+            return Explored(len(came_from), moves, format_story("A world goes wrong:", _path(came_from, key), fault))
         for move in options:
             moves += 1
             then = world.copy()
             scene = explorer.make(then, move)
             if fault := explorer.fault(then):
                 story = [*_path(came_from, key), scene]
-                return Explored(len(came_from), moves, tell("A world goes wrong:", story, fault))
+                return Explored(len(came_from), moves, format_story("A world goes wrong:", story, fault))
             if (new := explorer.key(then)) not in came_from:
                 came_from[new] = (key, scene)
                 queue.append(then)

@@ -1,4 +1,4 @@
-"""The figures of each run, as they stand in the table, the summary and every export. Pure."""
+"""The statistics of each run, as in the table, the summary and every export. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paceline.runs.time_accounting import Time, straggling
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One run's line. None: not known, or not measured."""
+class RunStats:
+    """The row of one run. None stands for what is not known or was not measured."""
 
     name: str
     plan: str
@@ -29,11 +29,11 @@ class Figures:
     samples: int | None
     seconds: float
     samples_per_second: float | None
-    half_range: float | None  # of the timed rounds, as a share of the speed
+    half_range: float | None  # half the range of the timed rounds, relative to the speed
     speedup: float | None
     efficiency: float | None  # speed-up per worker
     ceiling_share: float | None
-    timed: bool  # in turn, by a comparison; else these are the trainings' own speeds
+    timed: bool  # timed by a comparison in interleaved rounds; else the speed is that of the training
     test_accuracy: float | None
     test_loss: float | None
     train_loss: float | None
@@ -52,16 +52,16 @@ class Figures:
         return asdict(self)
 
 
-def figures(readings: Sequence[Reading], laid: Sequence[Sequence[Lane]]) -> list[Figures]:
-    """Of all runs of a page: what was not timed by a comparison is set against other runs of the page."""
-    return [_figures(reading, mine, readings) for reading, mine in zip(readings, laid, strict=True)]
+def run_stats(readings: Sequence[Reading], laid: Sequence[Sequence[Lane]]) -> list[RunStats]:
+    """The rows of all runs of a page; a run that no comparison has timed is compared with the others of the page."""
+    return [_stats_of(reading, mine, readings) for reading, mine in zip(readings, laid, strict=True)]
 
 
 def lanes_of(readings: Sequence[Reading]) -> list[list[Lane]]:
     return [lanes(reading.trace) for reading in readings]
 
 
-def _figures(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading]) -> Figures:
+def _stats_of(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading]) -> RunStats:
     record, summary, row = reading.record, reading.record.summary, reading.timed.row if reading.timed else None
     rate = row.samples_per_second if row else _rate(reading)
     speedup, ceiling = (row.speedup, row.ceiling_share) if row else (None, None)
@@ -70,7 +70,7 @@ def _figures(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading]) 
         speedup, ceiling = rate / single if single else None, rate / limit if limit else None
     stale, metrics = summary.staleness if summary else None, summary.metrics if summary else {}
     native = reading.method == "ddp"  # what happens inside PyTorch is not in the trace
-    return Figures(
+    return RunStats(
         name=reading.name,
         plan=reading.plan,
         workers=reading.workers,

@@ -1,4 +1,4 @@
-"""No file makes it fail: Python 2, other encodings, deep nesting, truncated and mutated text."""
+"""No file makes the checker fail: Python 2, other encodings, deep nesting, truncated and mutated text."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def test_python_2_is_read() -> None:
     assert [f.rule for f in check_text("old.py", PYTHON_2)] == ["PC102"]
 
 
-def test_what_cannot_be_parsed_is_said() -> None:
+def test_what_cannot_be_parsed_is_reported() -> None:
     (found,) = check_text("broken.py", "import threading\nclass (:\n")
     assert (found.rule, found.line) == ("PC001", 2)
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xfe\x00thread", b"# coding: nonsense\nlock = 1\n", b"thread = '\x00'", b""])
-def test_any_bytes_are_endured(tmp_path: Path, raw: bytes) -> None:
+def test_any_bytes_are_read(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "x.py").write_bytes(raw)
     assert check_paths([tmp_path], Options(cache=False)).files == 1
 
 
-def test_deep_nesting_is_endured() -> None:
+def test_deep_nesting_is_read() -> None:
     check_text("x.py", "lock = " + "+".join(["1"] * 20_000))
     check_text(
         "x.py", "def f(lock):\n" + "".join("    " * n + "if lock:\n" for n in range(1, 90)) + "    " * 90 + "pass\n"
@@ -72,7 +72,7 @@ def mutated(text: str, chance: random.Random) -> str:
     )
 
 
-def test_mutants_are_endured() -> None:
+def test_mutated_files_are_read() -> None:
     chance = random.Random(7)
     for _ in range(1_500):
         text = mutated(chance.choice(SEEDS), chance)

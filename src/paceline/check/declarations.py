@@ -1,6 +1,6 @@
-"""What a file declares: its functions and classes, and what each of them assigns, calls and touches.
+"""The declarations of a file: its functions and classes, and what each of them assigns, calls and accesses.
 
-One pass over the syntax tree collects everything that the rules ask for, so that no rule walks the tree itself.
+One pass over the syntax tree collects everything that the rules need, so that no rule walks the tree itself.
 """
 
 from __future__ import annotations
@@ -12,27 +12,32 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.check.graph import Graph, TooLarge, build
-from paceline.check.names import dotted, imported, is_constant, last, same
+from paceline.check.names import dotted, imported, is_constant, original, short_name
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 
 
 class Resource(NamedTuple):
-    id: str
-    kind: str
-    sure: bool  # it was seen being made
-    once: bool = False  # its holder waits for itself when it takes it again
-    many: bool = False  # one of several under the same name
+    """A lock, queue, event, thread or process, known by its identity."""
+
+    id: str  # `Pool._lock`, `LOCK`, `run.lock`
+    kind: str  # a value of catalogue.CONSTRUCTORS
+    sure: bool  # its creation was seen; else it is only named like a lock
+    non_reentrant: bool = False  # a holder that takes it again waits for itself
+    one_of_several: bool = False  # one of several under the same name
     line: int = 0
 
 
 @dataclass(eq=False)
 class Class:
+    """A class of the file."""
+
     name: str
     node: ast.ClassDef
-    module: Declared
+    module: Declarations
     bases: list[str]
     methods: dict[str, Function] = field(default_factory=dict)
+    #: Attribute -> the values assigned to it, each with the function that assigns it.
     values: dict[str, list[tuple[ast.expr, Function]]] = field(default_factory=dict)
     properties: set[str] = field(default_factory=set)
 
@@ -48,9 +53,11 @@ class Class:
         return found
 
     def method(self, name: str) -> Function | None:
+        """The method of this name, inherited ones included."""
         return next((c.methods[name] for c in self.ancestry if name in c.methods), None)
 
     def is_a(self, *names: str) -> bool:
+        """Whether one of these canonical names is a base class."""
         return any(base in names for c in self.ancestry for base in c.bases)
 
 
@@ -91,16 +98,17 @@ class Function:
         return isinstance(self.node, ast.AsyncFunctionDef)
 
     @cached_property
-    def me(self) -> str:
-        """What this method calls its object; a function inside a method sees the method's."""
+    def self_name(self) -> str:
+        """The name of this method's first parameter; a function nested in a method uses the method's."""
         if self.cls is None:
             return ""
         if self.outer is not None and self.outer.cls is self.cls and self.cls.methods.get(self.name) is not self:
-            return self.outer.me
+            return self.outer.self_name
         return next(iter(self.parameters), "")
 
     @cached_property
     def body(self) -> list[ast.stmt]:
+        """The statements; a lambda's expression as one statement."""
         if isinstance(self.node, ast.Lambda):
             value = ast.Expr(self.node.body)
             return [ast.copy_location(value, self.node.body)]
@@ -108,25 +116,29 @@ class Function:
 
     @cached_property
     def graph(self) -> Graph | None:
+        """The control-flow graph; None when it would be too large."""
         try:
             return build(self.body, self.line)
         except (TooLarge, RecursionError):
             return None
 
     def decorated(self, *names: str) -> bool:
+        """Whether a decorator has one of these names, called or not."""
         return any(
-            last(d.func if isinstance(d, ast.Call) else d) in names for d in getattr(self.node, "decorator_list", ())
+            short_name(d.func if isinstance(d, ast.Call) else d) in names
+            for d in getattr(self.node, "decorator_list", ())
         )
 
     def scopes(self) -> Iterator[Function]:
+        """This function and those around it, innermost first."""
         scope: Function | None = self
         while scope is not None:
             yield scope
             scope = scope.outer
 
 
-class Declared:
-    """The result of the pass."""
+class Declarations:
+    """The functions and classes of one file, collected in one pass."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.imports: dict[str, str] = {}
@@ -144,6 +156,7 @@ class Declared:
             self._visit(child, node, fn, cls)
 
     def _visit(self, node: ast.AST, up: ast.AST, fn: Function, cls: Class | None) -> None:
+        """Record one node and visit its children; `up` is the node around it."""
         kind = type(node)
         if kind is ast.Constant or kind is ast.Load or kind is ast.Store:
             return
@@ -174,6 +187,7 @@ class Declared:
     def _scope(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, outer: Function, cls: Class | None
     ) -> None:
+        """Declare a function or lambda and visit its body."""
         name = getattr(node, "name", "<lambda>")
         owner = cls or outer.cls
         prefix = f"{cls.name}." if cls is not None else f"{outer.qualname}." if outer is not self.top else ""
@@ -203,6 +217,7 @@ class Declared:
             self._visit(child, node, fn, None)
 
     def _class(self, node: ast.ClassDef, fn: Function) -> None:
+        """Declare a class and visit its body."""
         bases = [self.canonical(base) for base in node.bases]
         made = Class(node.name, node, self, bases)
         self.classes.setdefault(node.name, made)
@@ -221,7 +236,11 @@ class Declared:
                 for one, value in zip(target.elts, node.value.elts, strict=True):  # type: ignore[attr-defined]
                     self._bind(one, value, fn, cls)
                 continue
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Call) and last(node.value.func) == "Pipe":
+            if (
+                isinstance(target, ast.Tuple)
+                and isinstance(node.value, ast.Call)
+                and short_name(node.value.func) == "Pipe"
+            ):
                 for one in target.elts:
                     self._bind(one, node.value, fn, cls)
                 continue
@@ -241,6 +260,7 @@ class Declared:
                 self._bind(item.optional_vars, item.context_expr, fn, cls)
 
     def _bind(self, target: ast.expr, value: ast.expr, fn: Function, cls: Class | None) -> None:
+        """Record an assignment of a value to a name or to an attribute of the own class."""
         fn.assigns.append((target, value))
         if isinstance(target, ast.Name):
             if cls is not None:
@@ -250,13 +270,14 @@ class Declared:
         elif (
             isinstance(target, ast.Attribute)
             and fn.cls is not None
-            and dotted(target.value) in (fn.me, fn.cls.name, "cls")
+            and dotted(target.value) in (fn.self_name, fn.cls.name, "cls")
         ):
             fn.cls.values.setdefault(target.attr, []).append((value, fn))
 
     # -- names
 
     def canonical(self, node: ast.AST) -> str:
+        """The dotted name of an expression with its imports resolved; empty when it is not a name."""
         text = dotted(node)
         if not text:
             return ""
@@ -264,10 +285,11 @@ class Declared:
         call = head.partition("(")[0].partition("[")[0]
         origin = self.imports.get(call)
         if origin is None:
-            return same(text)
-        return same(origin + head[len(call) :] + dot + rest)
+            return original(text)
+        return original(origin + head[len(call) :] + dot + rest)
 
     def function_of(self, node: ast.AST) -> Function | None:
+        """The function that a syntax node defines."""
         return self._by_node.get(id(node))
 
 
@@ -275,17 +297,19 @@ _SCOPES = {ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda}
 
 
 def _into(name: str):  # type: ignore[no-untyped-def]
-    def note(module: Declared, node: ast.AST, fn: Function, cls: Class | None) -> None:
+    """A note that appends the node to one of the function's lists."""
+
+    def note(module: Declarations, node: ast.AST, fn: Function, cls: Class | None) -> None:
         getattr(fn, name).append(node)
 
     return note
 
 
-def _yields(module: Declared, node: ast.AST, fn: Function, cls: Class | None) -> None:
+def _yields(module: Declarations, node: ast.AST, fn: Function, cls: Class | None) -> None:
     fn.generator = True
 
 
-def _globals(module: Declared, node: ast.Global, fn: Function, cls: Class | None) -> None:
+def _globals(module: Declarations, node: ast.Global, fn: Function, cls: Class | None) -> None:
     fn.globals.update(node.names)
 
 
@@ -304,11 +328,11 @@ _NOTES = {
     ast.Yield: _yields,
     ast.YieldFrom: _yields,
     ast.Global: _globals,
-    ast.Import: Declared._note_import,
-    ast.ImportFrom: Declared._note_import,
-    ast.Assign: Declared._note_assign,
-    ast.AnnAssign: Declared._note_annotated,
-    ast.NamedExpr: Declared._note_named,
-    ast.With: Declared._note_with,
-    ast.AsyncWith: Declared._note_with,
+    ast.Import: Declarations._note_import,
+    ast.ImportFrom: Declarations._note_import,
+    ast.Assign: Declarations._note_assign,
+    ast.AnnAssign: Declarations._note_annotated,
+    ast.NamedExpr: Declarations._note_named,
+    ast.With: Declarations._note_with,
+    ast.AsyncWith: Declarations._note_with,
 }

@@ -1,9 +1,9 @@
-"""Marks: what a call means to the other threads and processes.
+"""Effects: what a call means to other threads and processes.
 
-lock.acquire()          take (or try, with a timeout or without waiting)
+lock.acquire()          take (or try, with a timeout or without blocking)
 lock.release()          free
-queue.get()             wait: for somebody else, for ever unless it has a timeout
-self._callback(x)       a call: of a function of this file, or of a stranger
+queue.get()             wait: for another thread or process, for ever unless it has a timeout
+self._callback(x)       call: of a function of this file, or of an unknown one
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from paceline.check.catalogue import LOCKS, WAITS
-from paceline.check.declared import Function, Resource
+from paceline.check.catalogue import LOCKS, NOTIFY, WAITS
+from paceline.check.declarations import Function, Resource
 from paceline.check.module import Module
-from paceline.check.names import dotted, is_constant, keyword
+from paceline.check.names import dotted, is_constant, keyword, parent
 
 
 @dataclass(eq=False, slots=True)
-class Mark:
+class Effect:
+    """One call, or an expression that calls implicitly, and its effect."""
+
     kind: str  # take, try, free, wait, call
     node: ast.expr
     resource: Resource | None = None
     callee: Function | None = None
-    waits_for: str = ""  # of a wait: whose move is awaited
+    waits_for: str = ""  # what a wait needs: who has to do what
     timeout: bool = False
 
     @property
@@ -31,8 +33,8 @@ class Mark:
         return self.node.lineno
 
 
-def mark(call: ast.Call, fn: Function, module: Module) -> Mark:
-    """What one call means."""
+def effect_of(call: ast.Call, fn: Function, module: Module) -> Effect:
+    """The effect of one call."""
     function = call.func
     if isinstance(function, ast.Attribute):
         method = function.attr
@@ -40,50 +42,50 @@ def mark(call: ast.Call, fn: Function, module: Module) -> Mark:
             found = module.resource(function.value, fn)
             if found is not None and found.kind in LOCKS:
                 if method in ("release", "release_lock", "__exit__"):
-                    return Mark("free", call, found)
-                return Mark("try" if gives_up(call) else "take", call, found)
+                    return Effect("free", call, found)
+                return Effect("try" if gives_up(call) else "take", call, found)
         elif method in _WAITING:
             found = module.resource(function.value, fn)
             if found is not None:
                 whom = WAITS.get((found.kind, method))
                 if whom is not None:
-                    return Mark("wait", call, found, None, whom, has_timeout(call, method))
+                    return Effect("wait", call, found, None, whom, has_timeout(call, method))
                 if method in ("wait", "wait_for") and found.kind in ("Condition", "AsyncCondition"):
-                    return Mark("wait", call, found, None, "somebody to notify", has_timeout(call, method))
-    return Mark("call", call, None, module.callee(call, fn))
+                    return Effect("wait", call, found, None, NOTIFY, has_timeout(call, method))
+    return Effect("call", call, None, module.callee(call, fn))
 
 
-def hidden(fn: Function) -> list[Mark]:
-    """Calls that do not look like calls: a property of the own object, `self[key]`, `len(self)`."""
+def implicit_calls(fn: Function) -> list[Effect]:
+    """Calls without call syntax: properties of the own object, `self[key]`, `len(self)`."""
     cls = fn.cls
-    if cls is None or not fn.me:
+    if cls is None or not fn.self_name:
         return []
     properties = {name for c in cls.ancestry for name in c.properties}
     length = cls.method("__len__")
     found = [
-        Mark("call", node, None, cls.method(node.attr))
+        Effect("call", node, None, cls.method(node.attr))
         for node in (fn.attributes if properties else ())
-        if node.attr in properties and isinstance(node.ctx, ast.Load) and _is_me(node.value, fn)
+        if node.attr in properties and isinstance(node.ctx, ast.Load) and _is_self(node.value, fn)
     ]
     found += [
-        Mark("call", item, None, method)
+        Effect("call", item, None, method)
         for item in fn.subscripts
-        if _is_me(item.value, fn) and (method := cls.method(_ITEMS[type(item.ctx)])) is not None
+        if _is_self(item.value, fn) and (method := cls.method(_ITEMS[type(item.ctx)])) is not None
     ]
     found += [
-        Mark("call", call, None, length)
+        Effect("call", call, None, length)
         for call in (fn.calls if length is not None else ())
-        if isinstance(call.func, ast.Name) and call.func.id == "len" and call.args and _is_me(call.args[0], fn)
+        if isinstance(call.func, ast.Name) and call.func.id == "len" and call.args and _is_self(call.args[0], fn)
     ]
     return found
 
 
-def _is_me(node: ast.expr, fn: Function) -> bool:
-    return isinstance(node, ast.Name) and node.id == fn.me
+def _is_self(node: ast.expr, fn: Function) -> bool:
+    return isinstance(node, ast.Name) and node.id == fn.self_name
 
 
 def gives_up(call: ast.Call) -> bool:
-    """An acquire that does not wait for ever."""
+    """Whether an acquire has a timeout or does not block."""
     blocking = keyword(call, "blocking", 0)
     timeout = keyword(call, "timeout", 1)
     if keyword(call, "block") is not None:
@@ -94,7 +96,7 @@ def gives_up(call: ast.Call) -> bool:
 
 
 def has_timeout(call: ast.Call, method: str) -> bool:
-    """A wait that does not last for ever."""
+    """Whether a wait has a timeout or does not block."""
     if method == "shutdown":
         wait = keyword(call, "wait", 0)
         return is_constant(wait, False)
@@ -118,8 +120,16 @@ def _is_minus_one(node: ast.expr) -> bool:
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
 
 
-def said(node: ast.expr) -> str:
-    """A call or name as one would say it: `self._lock.acquire()`."""
+def runs_now(effect: Effect) -> bool:
+    """Whether the callee runs before the call returns: not so for generators, nor for coroutines unless awaited."""
+    callee = effect.callee
+    if callee is None or callee.generator:
+        return False
+    return not callee.asynchronous or isinstance(parent(effect.node), ast.Await)
+
+
+def text_of(node: ast.expr) -> str:
+    """A call or name as text without arguments: `self._lock.acquire()`."""
     text = dotted(node.func if isinstance(node, ast.Call) else node)
     return text + "()" if isinstance(node, ast.Call) else text
 
