@@ -1,4 +1,4 @@
-"""The checker is pure: it starts nothing and keeps nothing, so what it leaves behind is looked at once per module."""
+"""The checker is pure: what it leaves behind is looked at once per module rather than after every test."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.testing.leaks import nothing_left_behind
+from tests.leaks import module_leaves_nothing_behind
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _leaves_nothing_behind() -> Iterator[None]:
-    with nothing_left_behind():
+def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with module_leaves_nothing_behind(tmp_path_factory):
         yield

@@ -1,4 +1,4 @@
-"""Most reports are of the virtual engine, which starts nothing: what is left behind is looked at once per module."""
+"""Reports are of the virtual engine, which starts nothing: what is left behind is looked at once per module."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from paceline.testing.leaks import nothing_left_behind
+from tests.leaks import module_leaves_nothing_behind
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _leaves_nothing_behind() -> Iterator[None]:
+def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_num_threads(1)
-    with nothing_left_behind():
+    with module_leaves_nothing_behind(tmp_path_factory):
         yield
