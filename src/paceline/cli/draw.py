@@ -40,7 +40,8 @@ def memory_for(job: str, plan: Plan) -> str:
     """One line with the memory that each worker of a pipeline needs for this job."""
     from paceline.engines.memory_check import memory_line
     from paceline.engines.setup import set_up
+    from paceline.plans.methods.pipeline import Pipeline
 
-    if plan.schedule is None:
+    if not isinstance(plan.method, Pipeline):
         raise UsageError(f"--job reports the memory of a pipeline's workers, and plan {plan.name} is no pipeline")
     return memory_line(set_up(options.open_job(job, None), plan, "virtual"))

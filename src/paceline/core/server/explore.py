@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core.collectives import Shards
 from paceline.core.server.actions import Action, Apply, Done, Drop, Held, Late, Lease, Noted, Wait
+from paceline.core.server.desk import Desk
 from paceline.core.server.events import Command, Compute, Death, Finish, Pull, Push
 from paceline.core.server.gates import Gate
 from paceline.core.server.gates.asynchronous import Asynchronous
-from paceline.core.server.machines import Desk, Taken
-from paceline.core.server.worker import HOME, Worker
+from paceline.core.server.gathering import Gathering
+from paceline.core.server.shard import Shard, Taken
+from paceline.core.server.worker import FINISHED, Worker
 from paceline.narrative import Scene, format_story
 
 Move = tuple[str, int]  # ("goes on" or "dies", worker)
@@ -66,17 +67,20 @@ def _copy_worker(worker: Worker) -> Worker:
 
 
 class _Explorer:
-    def __init__(self, workers: int, batches: int, place: Shards, deaths: int, gate: Gate, desk: type[Desk]) -> None:
-        self.count, self.batches, self.place, self.deaths = workers, batches, place, deaths
-        self.desk, self.shard = desk(workers, batches, gate), place.machine(workers)
+    def __init__(
+        self, workers: int, batches: int, shards: int, gathers: int, deaths: int, gate: Gate, desk: type[Desk]
+    ) -> None:
+        self.count, self.batches, self.shards, self.gathers, self.deaths = workers, batches, shards, gathers, deaths
+        self.desk = desk(workers, batches, gate)
+        self.shard: Shard | Gathering = Gathering(workers, gathers) if gathers else Shard(workers)
 
     def first(self) -> _World:
         desk_state = [0] * self.desk.ints
         self.desk.init(desk_state)
-        shard_states = [[0] * self.shard.ints for _ in range(self.place.count)]
+        shard_states = [[0] * self.shard.ints for _ in range(self.shards)]
         for state in shard_states:
             self.shard.init(state)
-        workers = [Worker(number, self.place.count, self.place.gathers > 0) for number in range(self.count)]
+        workers = [Worker(number, self.shards, self.gathers > 0) for number in range(self.count)]
         return _World(
             desk_state,
             shard_states,
@@ -99,7 +103,7 @@ class _Explorer:
     def moves(self, world: _World) -> Iterator[Move]:
         died = world.alive.count(False)
         for worker in world.workers:
-            if world.alive[worker.number] and worker.stage != HOME:
+            if world.alive[worker.number] and worker.stage != FINISHED:
                 if not world.waits[worker.number]:
                     yield ("goes on", worker.number)
                 if died < self.deaths and world.alive.count(True) > 1:
@@ -128,7 +132,7 @@ class _Explorer:
         if isinstance(command, Compute):
             return Noted()
         if isinstance(command, Push | Pull):
-            action = self.shard.handle(world.shard_states[command.shard], command)  # type: ignore[arg-type]
+            action = self.shard.handle(world.shard_states[command.shard], command)
             if isinstance(command, Push) and isinstance(action, Apply | Held):
                 world.applied[command.shard].append((command.batch, Taken(command.worker, action.base)))
             return action
@@ -147,7 +151,7 @@ class _Explorer:
         return None
 
     def fault_at_end(self, world: _World) -> str | None:
-        stuck = [w.number for w in world.workers if world.alive[w.number] and w.stage != HOME]
+        stuck = [w.number for w in world.workers if world.alive[w.number] and w.stage != FINISHED]
         if stuck:
             return f"workers {stuck} wait for ever"
         for number, applied in enumerate(world.applied):
@@ -167,7 +171,7 @@ def explore(
     gathers: int = 0,
 ) -> Explored:
     """Walk every interleaving; the shortest bad story, if there is one."""
-    explorer = _Explorer(workers, batches, Shards(shards, gathers), deaths, gate or Asynchronous(), desk)
+    explorer = _Explorer(workers, batches, shards, gathers, deaths, gate or Asynchronous(), desk)
     first = explorer.first()
     came_from: dict[Any, tuple[Any, Scene] | None] = {explorer.key(first): None}
     queue, moves = deque([first]), 0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.failures.cases import CASES, Case
-from tests.failures.happening import GroupRefused, happen
+from tests.errors.cases import CASES, Case
+from tests.errors.happening import GroupRefused, happen
 
 ALL = [case for cases in CASES.values() for case in cases]
 PAGE = Path(__file__).parents[2] / "docs" / "failures.md"

@@ -1,6 +1,6 @@
 """Writes docs/failures.md: every case, as it happens on this machine.
 
-python -m tests.failures
+python -m tests.errors
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 import tempfile
 from pathlib import Path
 
-from tests.failures.cases import CASES
-from tests.failures.happening import happen
-from tests.failures.test_failures import PAGE
+from tests.errors.cases import CASES
+from tests.errors.happening import happen
+from tests.errors.test_failures import PAGE
 
 HEAD = """\
 # What goes wrong, and what is said
@@ -45,7 +45,7 @@ call one on the other, in a debugger.
 | once | a checkpoint is written and the run ends: `paceline train --resume RUN` goes on; exit code 130 |
 | twice | everything ends at once; exit code 130 |
 
-What follows is what each of {count} failures prints, written by `python -m tests.failures`, which lets each of them
+What follows is what each of {count} failures prints, written by `python -m tests.errors`, which lets each of them
 happen with real processes; the same cases are part of `make test`.
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.failures.cases import HEAD
+from tests.errors.cases import HEAD
 
 
 @pytest.fixture

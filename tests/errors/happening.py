@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import paceline.cli
-from tests.failures.cases import Case
+from tests.errors.cases import Case
 
 
 def happen(case: Case, folder: Path) -> tuple[int, str]:
