@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.leaks import module_leaves_nothing_behind
+from paceline.testing.leaks import nothing_left_behind
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with module_leaves_nothing_behind(tmp_path_factory):
+def _leaves_nothing_behind(_own_temporary_folder: None) -> Iterator[None]:
+    with nothing_left_behind():
         yield

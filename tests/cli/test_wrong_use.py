@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from paceline.testing.leaks import nothing_left_behind
 from tests.cli.conftest import Command
-from tests.leaks import module_leaves_nothing_behind
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _leaves_nothing_behind(_own_temporary_folder: None) -> Iterator[None]:
     """No command here gets as far as starting anything: one look for all of them is enough."""
-    with module_leaves_nothing_behind(tmp_path_factory):
+    with nothing_left_behind():
         yield
 
 

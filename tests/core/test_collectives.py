@@ -6,7 +6,6 @@ import random
 
 import pytest
 import torch
-from paceline.engines.virtual.exchange import Exchanged, exchange
 
 from paceline.core.agenda import Agenda
 from paceline.core.collectives import Collective, Part, Step, advance
@@ -17,6 +16,7 @@ from paceline.core.collectives.neighbours import GRAPHS, Neighbours
 from paceline.core.collectives.proof import has_its_rounds, prove, prove_mixing, table_seconds
 from paceline.core.collectives.ring import Ring
 from paceline.core.collectives.tree import Tree
+from paceline.engines.virtual.exchange import Exchanged, exchange
 from paceline.engines.virtual.simulate import simulate
 from paceline.engines.virtual.world import World
 from paceline.errors import PlanError

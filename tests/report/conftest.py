@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.leaks import module_leaves_nothing_behind
+from paceline.testing.leaks import nothing_left_behind
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _leaves_nothing_behind(_own_temporary_folder: None) -> Iterator[None]:
     torch.set_num_threads(1)
-    with module_leaves_nothing_behind(tmp_path_factory):
+    with nothing_left_behind():
         yield
