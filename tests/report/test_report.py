@@ -35,6 +35,7 @@ from paceline.report.curves import AXES, envelope, evaluation_curve, histogram, 
 from paceline.report.lanes import Lane, binned, lanes, merged, packed
 from paceline.report.page import page
 from paceline.report.reading import Reading, open_all
+from paceline.report.run_stats import lanes_of, run_stats
 from paceline.runs.record import Evaluation, RunRecord, Summary
 from paceline.runs.time_accounting import Time
 from paceline.runs.trace import Kind, Row, Trace
