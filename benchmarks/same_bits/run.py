@@ -137,7 +137,7 @@ def judged(compute: Callable[..., Verdict], *given: Any) -> Verdict:
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         refused = getattr(error, "exit_code", 1) == 2 and OF_A_VERSION.search(str(error))
-        if not refused:
+        if not hasattr(error, "exit_code"):  # which all of Paceline's own have
             traceback.print_exc()
         return Verdict(REFUSED if refused else DIFFERS, why)
 
