@@ -78,7 +78,7 @@ def compare(folder: Path, only: str, alone: bool) -> int:
     if recorded["versions"] != versions():
         print(f"recorded with {recorded['versions']}, now {versions()}: that alone may change bits")
     cases = {name: case for name, case in recorded["cases"].items() if re.search(only, name)}
-    width, trained, replayed = max(map(len, cases)), Counter[str](), Counter[str]()
+    width, trained, replayed = max(map(len, cases), default=0), Counter[str](), Counter[str]()
     print(f"{'case':<{width}}  {'trained':<8} {'replayed':<8}")
     for name, case in cases.items():
         again = judged(trained_again if case["fixed"] else trained_anew, case)
