@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--then", help="those for the tests that survivors are tried on, besides")
     parser.add_argument("--jobs", type=int, default=1, choices=(1, 2))
     parser.add_argument("--budget", type=float, default=300.0, help="seconds of tests that one mutant is tried on")
+    parser.add_argument("--confirm", action="store_true", help="run the test that killed a mutant without it, too")
     options = parser.parse_args()
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,10 +47,12 @@ def main() -> None:
     take_tree(tree)
     mutants = draw(tree, [f"{PACKAGE}/{part}" for part in options.parts], options.seed, options.mutants)
     tests = make_map(folder / "select.json", tree, shlex.split(options.select))
-    survived = Trial(folder, "select", tests, options.budget).run(mutants, range(len(mutants)), options.jobs)
+    survived = Trial(folder, "select", tests, options.budget, options.confirm).run(
+        mutants, range(len(mutants)), options.jobs
+    )
     if options.then:
         rest = make_map(folder / "then.json", tree, shlex.split(options.then), [*tests.seconds, *tests.unfit])
-        Trial(folder, "then", rest, options.budget).run(mutants, survived, options.jobs)
+        Trial(folder, "then", rest, options.budget, options.confirm).run(mutants, survived, options.jobs)
 
 
 @dataclass
@@ -60,6 +63,7 @@ class Trial:
     stage: str  # "select" or "then"
     tests: Map
     budget: float
+    confirm: bool
 
     def run(self, mutants: Sequence[Mutant], numbers: Iterable[int], jobs: int) -> list[int]:
         """The numbers of those that no test has killed."""
@@ -101,6 +105,8 @@ class Trial:
             tree = trees.get()
             try:
                 row |= self._verdict(tree, mutant, chosen, STARTING + 3 * spent)
+                if self.confirm and row["verdict"] in KILLED and self._fails_anyway(tree, str(row["by"]), chosen):
+                    row["verdict"] = "unsure"
             finally:
                 trees.put(tree)
         facts = {name: getattr(mutant, name) for name in ("file", "line", "kind", "before", "after")}
@@ -123,6 +129,12 @@ class Trial:
         if not ran.tests:  # not even a report: the process has died
             return {"verdict": "killed", "by": f"pytest ended: {ran.said[-300:]}"}
         return {"verdict": "survived", "ran": len(ran.tests)}
+
+    def _fails_anyway(self, tree: Path, test: str, chosen: dict[str, float]) -> bool:
+        if test not in chosen:  # not even the tests' files could be read: no matter of chance
+            return False
+        ran = run_tests(tree, [test.partition("::")[0]], {"only": {test: chosen[test]}}, STARTING + chosen[test])
+        return ran.tests.get(test, (0, "timeout"))[1] != "passed"
 
 
 KILLED = ("killed", "timeout")
