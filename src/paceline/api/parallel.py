@@ -19,7 +19,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,7 +198,12 @@ class _Block:
         store.set(f"rank {rank}", json.dumps([os.getpid(), trouble]))
         everybody = [json.loads(store.get(f"rank {other}")) for other in range(plan.workers)]
         troubles = [trouble for _, trouble in everybody if trouble]
+        store.set(f"read {rank}", "")
         if troubles:
+            if rank == 0:
+                # The store may end with this process. The other ranks shall have read what is wrong before it does.
+                with suppress(dist.DistError):
+                    store.wait([f"read {other}" for other in range(plan.workers)], timedelta(seconds=deadline))
             raise UsageError(troubles[0])
         self._start_alike()
         pids = [pid for pid, _ in everybody]
