@@ -202,7 +202,7 @@ class _Block:
         if troubles:
             if rank == 0:
                 # The store may end with this process. The other ranks shall have read what is wrong before it does.
-                with suppress(dist.DistError):
+                with suppress(RuntimeError):  # of a rank that died meanwhile
                     store.wait([f"read {other}" for other in range(plan.workers)], timedelta(seconds=deadline))
             raise UsageError(troubles[0])
         self._start_alike()
