@@ -16,11 +16,10 @@ from paceline.gradients import fused_replica as compute
 from paceline.gradients.replica import CPU
 from paceline.jobs.job import Job
 from paceline.kernels import build
-from paceline.kernels.fused import Fused, loss_kind
+from paceline.kernels.fused import Fused
 from paceline.plans.plan import Plan
 from paceline.testing.conformance import check_run, difference
-from tests.kernels.played import Played
-from tests.kernels.test_cuda import Narrow
+from tests.kernels.played import played
 
 
 def make_model() -> nn.Module:
@@ -56,7 +55,7 @@ def test_on_a_device_that_is_played(at_home: bool, monkeypatch: pytest.MonkeyPat
     """Parameters at home on the device, or in the host's memory with the module abroad."""
 
     def on_played(module: nn.Module, loss: nn.Module, optimizer: None, batch: int, threads: int) -> Fused:
-        return Narrow(module, loss_kind(loss), optimizer, batch, 0.0, Played(), "kernels")
+        return played(module, loss, optimizer, batch)
 
     def placed(job: Job, plan: Plan, together: bool = False) -> Placement:
         return Placement((CPU,) * plan.workers, at_home)

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.kernels.ir import Index, Loop
 from paceline.kernels.measure.networks import CNN
-from paceline.kernels.measure.study import Study
-from paceline.kernels.printers.dealt import Dealt, parts
+from paceline.kernels.measure.study import study_network
+from paceline.kernels.printers.dealt import Parts, parts
 from tests.kernels.test_ranks import mpiexec
 
 PROGRAM = """
@@ -20,8 +20,8 @@ import torch
 from mpi4py import MPI
 from torch import nn
 from paceline.kernels.measure.networks import CNN, LastState, Network
-from paceline.kernels.measure.rank import StudyRank
-from paceline.kernels.measure.study import Study
+from paceline.kernels.measure.rank import study_by_ranks
+from paceline.kernels.measure.study import study_network
 
 world, threads = MPI.COMM_WORLD, int(sys.argv[1])
 
@@ -32,9 +32,9 @@ def rims():
 
 def gap(network, keeps, samples):
     torch.manual_seed(0)
-    dealt = StudyRank(network, keeps, threads, world)
+    dealt = study_by_ranks(network, keeps, threads, world)
     torch.manual_seed(0)
-    alone = Study(network, keeps, 1)
+    alone = study_network(network, keeps, 1)
     for study in (dealt, alone):
         study.train_epoch(*network.data(30), torch.arange(samples))
     pairs = zip(dealt.model.state_dict().values(), alone.model.state_dict().values(), strict=True)
@@ -94,5 +94,5 @@ def test_parts_lie_side_by_side(place: str, all_loops: tuple[Loop, ...], dealt: 
 
 def test_what_only_functions_of_each_number_read_is_not_gathered() -> None:
     """What the layers sum, before their sigmoids, and the gradients of their outputs."""
-    plan = Study(CNN, "outputs", 1).compiled(CNN.data(1)[0]).plan
-    assert Dealt(plan, "outputs", 1).own == {"1", "3", "d_2", "d_4"}
+    plan = study_network(CNN, "outputs", 1).compiled(CNN.data(1)[0]).plan
+    assert Parts(plan, "outputs").own == {"1", "3", "d_2", "d_4"}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 
-from paceline.kernels import fuse, fused
+from paceline.kernels import Fused, cpu, fuse
 from tests.kernels.networks import Case, images, sequences
 
 SOME = settings(
@@ -47,7 +47,7 @@ def test_sequences_in_single_precision(case: Case) -> None:
 def test_images_one_by_one(case: Case) -> None:
     """In vectors of a sample's own pixels and channels, as where a batch has one or two."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "FEW", 1000)
+        patch.setattr(cpu, "FEW", 1000)
         check(case.double(), 1e-10)
         check(Case(case.model.float(), case.x.float(), case.y, case.loss), 1e-4)
 
@@ -56,11 +56,11 @@ def test_images_one_by_one(case: Case) -> None:
 @given(sequences())
 def test_sequences_one_by_one(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "FEW", 1000)
+        patch.setattr(cpu, "FEW", 1000)
         check(case.double(), 1e-10)
 
 
-def check(case: Case, tolerance: float, make: Callable[..., fused.Fused] = fuse) -> None:
+def check(case: Case, tolerance: float, make: Callable[..., Fused] = fuse) -> None:
     """Loss, gradients, and the statistics that batch-norm keeps."""
     twin = copy.deepcopy(case.model)
     compare(case, *make(twin, case.loss, None, len(case.x)).loss_and_gradients(case.x, case.y), twin, tolerance)

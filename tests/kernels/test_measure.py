@@ -17,14 +17,14 @@ from paceline.kernels.measure.figures import SEQUENTIAL, Bench, Meter, Row, Shap
 from paceline.kernels.measure.networks import CNN
 from paceline.kernels.measure.peak import Peak
 from paceline.kernels.measure.picture import Point, roofline
-from paceline.kernels.measure.study import StepTime, Study
+from paceline.kernels.measure.study import StepTime, study_network
 from paceline.kernels.measure.tables import by_layer, picture, tables
 
 
 @pytest.mark.parametrize(("keeps", "threads"), [("outputs", 1), ("outputs", 4), ("inputs", 2)])
 def test_the_study_trains_the_same_network(keeps: str, threads: int) -> None:
     """A layer at a time, its loops dealt out to threads: batch 1, as PyTorch would."""
-    study = Study(CNN, keeps, threads)
+    study = study_network(CNN, keeps, threads)
     twin = copy.deepcopy(study.model)
     x, y = CNN.data(30)
     study.train_epoch(x, y, torch.arange(30))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +20,14 @@ from torch import nn
 import paceline.kernels.machine as machine
 from paceline.kernels import fuse
 from paceline.kernels.compiled import canonical, tensors_of
-from paceline.kernels.fused import Fused, loss_kind
+from paceline.kernels.cpu import Cpu, Form
+from paceline.kernels.fused import Fused
 from paceline.kernels.graph import describe
+from paceline.kernels.losses import loss_kind
 from paceline.kernels.lower import lower
 from paceline.kernels.printers import numpy as slow
+from paceline.kernels.runner import Runner
+from paceline.kernels.weights import OneModel
 from tests.kernels.networks import Case, sequences
 from tests.kernels.test_gradients import SOME
 
@@ -37,9 +42,9 @@ def reference(case: Case, seed: int = 0) -> tuple[float, dict[str, np.ndarray]]:
     return slow.run(program, weights, case.x.numpy(), case.y.numpy(), seed)
 
 
-def agree(case: Case, seed: int = 0) -> None:
+def agree(case: Case, seed: int = 0, make: Callable[..., Fused] = fuse) -> None:
     double = case.double()
-    loss, gradients = fuse(double.model, case.loss, None, len(case.x)).loss_and_gradients(double.x, double.y, seed)
+    loss, gradients = make(double.model, case.loss, None, len(case.x)).loss_and_gradients(double.x, double.y, seed)
     wanted, slowly = reference(double, seed)
     assert loss == pytest.approx(wanted, rel=1e-10)
     for name, gradient in gradients.items():
@@ -68,10 +73,14 @@ def test_numpy_draws_the_same_dropout() -> None:
 @pytest.mark.parametrize(
     "change", [{"bytes": 16, "registers": 16}, {"bytes": 32, "registers": 16}, {"scalar": True}, {"pixels": True}]
 )
-def test_any_width_of_vector_is_the_same_program(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_width_of_vector_is_the_same_program(change: dict[str, object]) -> None:
     here = machine.target("double")
-    monkeypatch.setattr(Fused, "_target", lambda self: replace(here, **change))
-    agree(small())
+    form = Form(target=lambda real, batch: replace(here, **change))
+
+    def make(model: nn.Module, loss: nn.Module, optimizer: None, batch: int) -> Fused:
+        return Fused(OneModel(model), loss_kind(loss), batch, Runner(Cpu(2, form)))
+
+    agree(small(), make=make)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers' libraries are Linux's")

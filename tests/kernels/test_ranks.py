@@ -81,10 +81,14 @@ def test_ranks_with_a_gpu_each(tmp_path: Path) -> None:
     """The GPUs are played, so the ranks need no window: each has a share of the batch, dropout drawn by itself."""
     program = PROGRAM.replace("NORM", "nn.Identity()").replace(
         "team = fuse_ranks(ranks, loss, make, 32, threads=2, node=node)",
-        "from paceline.kernels.cuda.ranks import RanksOnDevices\n"
+        "from paceline.kernels.cuda.gpu import Gpu, SampleKernels\n"
+        "from paceline.kernels.fused import Fused\n"
+        "from paceline.kernels.runner import Nodes, OneProcess, Runner\n"
+        "from paceline.kernels.weights import OneModel\n"
         "from tests.kernels.played import Played\n"
-        "RanksOnDevices.block = 32\n"
-        "team = RanksOnDevices(ranks, 'cross_entropy', make, 32, world, Played())",
+        "nodes = Nodes(world.rank, world.size, world, world)\n"
+        "runner = Runner(Gpu(Played(), SampleKernels('', 32)), OneProcess(), nodes)\n"
+        "team = Fused(OneModel(ranks, make), 'cross_entropy', 32, runner)",
     )
     (tmp_path / "program.py").write_text(program)
     done = mpiexec(2, tmp_path, "program.py", "0")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -15,12 +14,12 @@ from paceline.data.source import Source
 from paceline.errors import JobError, JobWarning, users_code
 from paceline.gradients.replica import CPU, Replica, split_batch
 from paceline.jobs.job import Batch, Job
-from paceline.kernels import Apart, Fused, NoCompiler, fuse, fuse_ranks
-from paceline.kernels.fused import loss_kind
+from paceline.kernels import Fused, NoCompiler, fuse, fuse_ranks
 from paceline.kernels.graph import describe
+from paceline.kernels.losses import loss_kind
 from paceline.kernels.ranks import own_rank
 
-Whole = TypeVar("Whole", bound=Fused)  # a network with its optimizer: this process's own, or of all ranks
+FusedNetwork = Fused  # a network with its optimizer, of this process or of all ranks of an MPI program
 
 
 class FusedReplica(Replica):
@@ -45,13 +44,13 @@ class FusedReplica(Replica):
         return loss
 
 
-def by_one(job: Job, module: nn.Module) -> Fused:
+def by_one(job: Job, module: nn.Module) -> FusedNetwork:
     """The network with its optimizer, as this process trains it by itself."""
     assert job.loss is not None
     return fuse(module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate)
 
 
-def by_ranks(job: Job, module: nn.Module) -> Apart:
+def by_ranks(job: Job, module: nn.Module) -> FusedNetwork:
     """The network as all ranks of an MPI program train it: on the CPU, or each on a GPU."""
     assert job.loss is not None
     where = torch.device(job.device)

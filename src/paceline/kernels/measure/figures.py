@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels.fused import Fused, fuse
-from paceline.kernels.measure.networks import CNN, ONE_BY_ONE, Network
-from paceline.kernels.measure.opponents import RATE
+from paceline.kernels.measure.networks import CNN, ONE_BY_ONE, SGD, Network
 from paceline.kernels.measure.peak import Peak
-from paceline.kernels.measure.study import PUBLISHED, StepTime, Study, epoch_seconds
+from paceline.kernels.measure.study import PUBLISHED, StepTime, epoch_seconds, study_network
 
 Say = Callable[[str], None]
-SGD = partial(torch.optim.SGD, lr=RATE)
 SEQUENTIAL = "sequential C++, a layer at a time"
 
 
@@ -98,4 +94,4 @@ class Meter:
     def sequential(self) -> None:
         """What the study's speed-ups are measured against; once."""
         if self.found.best(ONE_BY_ONE.name, SEQUENTIAL) is None:
-            self.row(ONE_BY_ONE, SEQUENTIAL, 1, self.timed(Study(CNN, "outputs", 1), ONE_BY_ONE))
+            self.row(ONE_BY_ONE, SEQUENTIAL, 1, self.timed(study_network(CNN, "outputs", 1), ONE_BY_ONE))

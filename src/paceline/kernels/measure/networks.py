@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from paceline.jobs.modules import Subsampling
+
+RATE = 0.05
+SGD = partial(torch.optim.SGD, lr=RATE)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.kernels.measure.networks import Network
-
-RATE = 0.05
+from paceline.kernels.measure.networks import RATE, Network
 
 
 def pytorch(network: Network, threads: int, compiled: bool, seconds: float) -> float:
