@@ -44,7 +44,15 @@ def test_same_numbers_as_autograd(plan: str) -> None:
     assert [run.summary()["compute"] for run in runs] == ["autograd", "fused"]
 
 
-@pytest.mark.parametrize("plan", ["sequential", "ring:workers=2", "downpour:workers=2,shards=2", "easgd:workers=2"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "ring:workers=2",
+        "downpour:workers=2,shards=2",
+        pytest.param("sequential", marks=pytest.mark.soak),
+        pytest.param("easgd:workers=2", marks=pytest.mark.soak),
+    ],
+)
 def test_real_workers_and_their_replay(plan: str) -> None:
     run = train(a_job(torch.float32), plan, folder=None, compute="fused", updates=8)
     check_run(run, Plan.parse(plan))

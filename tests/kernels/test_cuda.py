@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
 
 from paceline.kernels import fuse
@@ -26,16 +27,16 @@ from paceline.kernels.cuda.gpu import Gpu, SampleKernels
 from paceline.kernels.fused import Fused
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.measure.gpu import LayerKernels, barriers, many_barriers
-from paceline.kernels.measure.networks import CNN, NETWORKS, LastState
+from paceline.kernels.measure.networks import CNN, NETWORKS, LastState, Network
 from paceline.kernels.measure.study import study_on
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.block import Own
 from paceline.kernels.runner import Runner
 from paceline.kernels.weights import OneModel
-from tests.kernels.networks import Case, images, sequences
+from tests.kernels.networks import Case, drawn, examples, images, sequences
 from tests.kernels.played import NARROW, Optimizer, Played, fused_on, played
-from tests.kernels.test_gradients import SOME, check, compare
+from tests.kernels.test_gradients import check, compare
 from tests.kernels.test_printers import small
 
 
@@ -43,29 +44,39 @@ def gradients_are_pytorchs(case: Case, tolerance: float, **device: int) -> None:
     check(case, tolerance, lambda model, loss, _, batch: played(model, loss, None, batch, "kernels", **device))
 
 
-@SOME
+@examples(5)
 @given(images())
 def test_images(case: Case) -> None:
     gradients_are_pytorchs(case.double(), 1e-10)
 
 
-@SOME
+@examples(4)
 @given(sequences())
 def test_sequences(case: Case) -> None:
     gradients_are_pytorchs(case.double(), 1e-10)
 
 
-@settings(SOME, max_examples=4)
+@examples(2)
 @given(images())
 def test_images_in_single_precision_and_the_devices_memory(case: Case) -> None:
     gradients_are_pytorchs(case, 1e-4, shared=0)
 
 
-@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
-def test_networks_that_are_measured(network: object) -> None:
-    x, y = network.data(3)  # type: ignore[attr-defined]
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", [images, sequences])
+def test_many_networks(strategy: Callable[[], SearchStrategy[Case]]) -> None:
+    for case in drawn(strategy(), 40):
+        gradients_are_pytorchs(case, 1e-10)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [pytest.param(n, marks=() if n is CNN else pytest.mark.soak, id=n.name) for n in NETWORKS],
+)
+def test_networks_that_are_measured(network: Network) -> None:
+    x, y = network.data(3)
     torch.manual_seed(0)
-    case = Case(network.make(), x, y, nn.CrossEntropyLoss())  # type: ignore[attr-defined]
+    case = Case(network.make(), x, y, nn.CrossEntropyLoss())
     gradients_are_pytorchs(case.double(), 1e-10)
 
 
@@ -217,10 +228,25 @@ def test_barriers_let_all_through() -> None:
 # --- compilers --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
-def test_nvcc_takes_the_text(architecture: str, tmp_path: Path) -> None:
-    """All statements there are, the published form, and float64; no GPU is needed."""
+NVCC = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
+
+
+@NVCC
+def test_nvcc_takes_the_text(tmp_path: Path) -> None:
+    """All layers by one block; no GPU is needed."""
+    nvcc(_text_of(small().model, small().x), tmp_path, "sm_75", "-Xcicc=-O0", "-Xptxas=-O0")
+
+
+@NVCC
+def test_nvcc_takes_the_published_form(tmp_path: Path) -> None:
+    nvcc(_published("outputs"), tmp_path, "sm_90", "-Xcicc=-O0", "-Xptxas=-O0")
+
+
+@NVCC
+@pytest.mark.soak
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100"])
+def test_nvcc_takes_all_texts(architecture: str, tmp_path: Path) -> None:
+    """All statements there are, both published forms, and float64; optimised, for every generation."""
     words = nn.Sequential(nn.Embedding(7, 5), LastState(5, 9))
     texts = [
         _text_of(small().model, small().x),
@@ -228,19 +254,17 @@ def test_nvcc_takes_the_text(architecture: str, tmp_path: Path) -> None:
         _text_of(small().model.double(), small().x.double()),
         *(_published(keeps) for keeps in ("outputs", "inputs")),
     ]
-    for number, text in enumerate(texts):
-        source = tmp_path / f"text{number}.cu"
-        source.write_text(text)
-        command = [
-            "nvcc",
-            "-std=c++17",
-            f"-arch={architecture}",
-            "-diag-suppress=177",
-            "-Werror=all-warnings",
-            "-cubin",
-        ]
-        done = subprocess.run([*command, source, "-o", tmp_path / "text.cubin"], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[:3000]
+    for text in texts:
+        nvcc(text, tmp_path, architecture)
+
+
+def nvcc(text: str, folder: Path, architecture: str, *more: str) -> None:
+    source = folder / "text.cu"
+    source.write_text(text)
+    command = ["nvcc", "-std=c++17", f"-arch={architecture}", "-diag-suppress=177", "-Werror=all-warnings", "-cubin"]
+    command += [*more, str(source), "-o", str(folder / "text.cubin")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
 
 
 def _published(keeps: str) -> str:
@@ -315,7 +339,7 @@ def test_the_driver_is_asked_for_what_is_meant(tmp_path: Path) -> None:
 # --- on a GPU, where there is one -------------------------------------------------------------------------------------
 
 GPU = pytest.mark.skipif(bool(lacking()), reason=lacking())
-ON_A_GPU = settings(SOME, max_examples=40)
+ON_A_GPU = examples(40)
 
 
 def on_a_gpu(model: nn.Module, loss: nn.Module, optimizer: Optimizer | None, batch: int, way: str = "") -> Fused:

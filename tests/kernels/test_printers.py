@@ -28,8 +28,7 @@ from paceline.kernels.lower import lower
 from paceline.kernels.printers import numpy as slow
 from paceline.kernels.runner import Runner
 from paceline.kernels.weights import OneModel
-from tests.kernels.networks import Case, sequences
-from tests.kernels.test_gradients import SOME
+from tests.kernels.networks import Case, examples, sequences
 
 
 def reference(case: Case, seed: int = 0) -> tuple[float, dict[str, np.ndarray]]:
@@ -51,7 +50,7 @@ def agree(case: Case, seed: int = 0, make: Callable[..., Fused] = fuse) -> None:
         assert np.allclose(gradient.numpy(), slowly[name].reshape(gradient.shape), rtol=1e-9, atol=1e-11), name
 
 
-@SOME
+@examples(4)
 @given(sequences())
 def test_numpy_says_the_same_of_sequences(case: Case) -> None:
     agree(case)
@@ -84,7 +83,15 @@ def test_any_width_of_vector_is_the_same_program(change: dict[str, object]) -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers' libraries are Linux's")
-def test_the_text_is_clean_under_sanitizers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("networks", "batches"),
+    [
+        pytest.param("images", "1, 21", id="images"),
+        pytest.param("words", "16", id="words"),
+        pytest.param("images, words", "1, 2, 3, 16, 17, 21", marks=pytest.mark.soak, id="all"),
+    ],
+)
+def test_the_text_is_clean_under_sanitizers(networks: str, batches: str, tmp_path: Path) -> None:
     """Of addresses and undefined behaviour, in a process of its own: a whole training and a single batch."""
     script = tmp_path / "train.py"
     script.write_text(
@@ -98,8 +105,9 @@ def test_the_text_is_clean_under_sanitizers(tmp_path: Path) -> None:
         "case = small()\n"
         "words = nn.Sequential(nn.Embedding(7, 5), Last(nn.LSTM(5, 9, batch_first=True), 4))\n"
         "tokens = torch.randint(7, (21, 6))\n"
-        "for model, x in ((case.model, case.x), (words, tokens)):\n"
-        "    for batch in (1, 16, 21):\n"
+        "images, words = (case.model, case.x), (words, tokens)\n"
+        f"for model, x in ({networks},):\n"
+        f"    for batch in ({batches},):\n"
         "        fused = fuse(model, case.loss, partial(torch.optim.Adam, lr=0.01), batch, threads=2)\n"
         "        batch > 1 and fused.train_epoch(x, case.y, torch.randperm(21))\n"
         "        fused.loss_and_gradients(x[:batch + 1], case.y[:batch + 1])\n"

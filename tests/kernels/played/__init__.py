@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -45,10 +46,12 @@ class Played:
             source = file.with_suffix(".cu")
             source.write_text(text)
             command = (*compiler().command, "-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-x", "c++")
+            draft = file.with_suffix(f".{os.getpid()}")  # several ranks may compile the same text
             done = subprocess.run(
-                (*command, "-include", HERE / "played.hpp", source, "-o", file), capture_output=True, text=True
+                (*command, "-include", HERE / "played.hpp", source, "-o", draft), capture_output=True, text=True
             )
             assert done.returncode == 0, done.stderr[:3000]
+            draft.replace(file)
         return PlayedProgram(self, ctypes.CDLL(str(file)), file, cached)
 
     def capture(self, record: Callable[[], None]) -> Callable[[], None]:
