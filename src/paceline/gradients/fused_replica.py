@@ -23,6 +23,8 @@ FusedNetwork = Fused  # a network with its optimizer, of this process or of all 
 
 
 class FusedReplica(Replica):
+    """A replica whose gradients are computed by generated code."""
+
     def __init__(self, job: Job, module: nn.Module, moving: tuple[str, ...], device: torch.device = CPU) -> None:
         super().__init__(job, module, moving, device)
         assert job.loss is not None
@@ -45,7 +47,7 @@ class FusedReplica(Replica):
 
 
 def by_one(job: Job, module: nn.Module) -> FusedNetwork:
-    """The network with its optimizer, as this process trains it by itself."""
+    """The network with its optimizer, as this process trains it alone."""
     assert job.loss is not None
     return fuse(module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate)
 
@@ -60,8 +62,10 @@ def by_ranks(job: Job, module: nn.Module) -> FusedNetwork:
 
 
 def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool) -> Job:
-    """Refuse what has no kernel before anything is started, and make the kernels, so that workers find them made. Where
-    there is no compiler, PyTorch does the work.
+    """The job, whose network has kernels; PyTorch computes its gradients if there is no compiler.
+
+    A network without kernels is refused before anything is started. The kernels are compiled here, so that workers find
+    them in the cache.
     """
     if native:
         raise JobError("plan ddp is PyTorch's own, autograd included; compute='fused' goes with every other plan")

@@ -64,16 +64,19 @@ def canonical(graph: Graph, model: nn.Module) -> Graph:
 
 
 def _tensor(model: nn.Module, path: str) -> Tensor:
+    """A parameter or buffer of a module by its dotted name."""
     folder, _, name = path.rpartition(".")
     found: Tensor = getattr(model.get_submodule(folder), name)
     return found
 
 
 def tensors_of(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers that a graph's layers read, by name."""
     return {name: _tensor(model, name) for layer in graph.layers for name in layer.weights.values()}
 
 
 def plan_of(graph: Graph, tensors: dict[str, Tensor], trained: set[str], loss: str, target: Target) -> Plan:
+    """The plan of a graph, for parameters of these shapes of which `trained` get a gradient."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return make(lower(graph, shapes, trained & set(shapes), loss), target)
 

@@ -134,6 +134,7 @@ class Fused:
         return self._compiled[key]
 
     def _compile(self, shape: tuple[int, ...], tokens: bool) -> Compiled:
+        """Makes plan, text, program and memory for samples of this shape."""
         begin = time.perf_counter()
         named, processor = self.weights.named, self.processor
         graph = canonical(describe(self.model, shape, tokens), self.model)
@@ -184,6 +185,7 @@ class Fused:
         return {"arenas": torch.zeros(max(numbers, 1), dtype=self.weights.dtype, device=self.processor.where)}
 
     def _allocated(self, sizes: Sizes) -> dict[str, Tensor]:
+        """Zeros that all processes of the node share; at least one number each, so that every address is valid."""
         at_least = {name: (max(count, 1), dtype) for name, (count, dtype) in sizes.items()}
         return self.runner.node.allocate(at_least, self.processor.where)
 
@@ -220,6 +222,7 @@ class Fused:
     def _prepared(
         self, made: Compiled, x: Tensor, y: Tensor, order: Tensor, settings: Tensor
     ) -> tuple[Call, list[Tensor]]:
+        """The call's checked arguments, copied to where the processor reads them; and the tensors that they point into."""
         plan, where = made.plan, self.processor.where
         tokens, labels = plan.program.tokens, self.loss == "cross_entropy"
         self.processor.check_places(x, y, order)
@@ -249,6 +252,7 @@ class Fused:
             self.weights.count_batches(1)
 
     def _explained(self, made: Compiled) -> str:
+        """What `explain` says of samples of one shape."""
         plan = made.plan
         kib = plan.sizes["arena"] * plan.target.lanes * self.weights.dtype.itemsize / 1024
         lines = [

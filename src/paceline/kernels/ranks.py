@@ -81,6 +81,7 @@ def own_rank() -> int:
 
 
 def _nodes(world: Any, node: Any) -> Nodes:
+    """This rank's node among all nodes of the program."""
     heads = world.Split(0 if node.rank == 0 else 1, world.rank)
     number, count = node.bcast((heads.rank, heads.size) if node.rank == 0 else None)
     return Nodes(number, count, heads, world)

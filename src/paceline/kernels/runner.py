@@ -108,6 +108,7 @@ class Runner:
         return made.memory["losses"][self.processor.chunks * made.plan.target.lanes :]
 
     def _by_node(self, made: Compiled, call: Call) -> None:
+        """Runs the call by all processes of this node."""
         team = made.memory["team"]
         if self.node.leads:
             team.zero_()

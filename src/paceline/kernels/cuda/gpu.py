@@ -80,6 +80,7 @@ class Gpu:
         return 0 if self._own(plan).arena else self.chunks
 
     def _own(self, plan: Plan) -> Own:
+        """What a block's own memory has room for."""
         return self.kernels.own(plan, self.device.shared)
 
     def run(self, made: Compiled, call: Call) -> None:
@@ -101,6 +102,7 @@ class Gpu:
         return possible(self._updates_of(made)[1])
 
     def _updates_of(self, made: Compiled) -> tuple[Tensor, Updates]:
+        """The place of the network's calls, and how their kernels are launched."""
         if id(made) not in self._updates:
             call = torch.zeros(WORDS, dtype=torch.int64, device=self.where)
             plan, threads = made.plan, self.kernels.threads

@@ -23,7 +23,7 @@ CLUSTER = 8  # blocks that any device with clusters takes
 
 @dataclass
 class Updates:
-    """What a way needs to know."""
+    """The kernels of a call's updates, as each way of launching needs them."""
 
     device: Device
     program: Program
@@ -40,11 +40,12 @@ class Updates:
         self.program.launch("paceline_change", self.change, self.call, number)
 
     def together(self) -> Launch:
-        """As many blocks as can wait for each other."""
+        """A launch of as many blocks as can wait for each other."""
         wanted = replace(self.phase, together=True)
         return replace(wanted, blocks=min(wanted.blocks, self.program.resident("paceline_updates", wanted)))
 
     def cluster(self) -> Launch:
+        """A launch of one cluster."""
         return replace(self.phase, blocks=min(CLUSTER, self.phase.blocks), together=True, cluster=True)
 
 
@@ -52,12 +53,13 @@ Way = Callable[[Updates, int], None]
 
 
 def kernels(updates: Updates, count: int) -> None:
+    """Launches every kernel of every update on its own."""
     for number in range(count):
         updates.one(number)
 
 
 def graph(updates: Updates, count: int) -> None:
-    """A graph says the same each time, so its numbers count from where the last one ended."""
+    """A graph launches the same each time, so updates are counted from where the last graph ended."""
 
     def record() -> None:
         for number in range(CAPTURED):
@@ -74,16 +76,19 @@ def graph(updates: Updates, count: int) -> None:
 
 
 def waiting(updates: Updates, count: int) -> None:
+    """Launches one cooperative kernel for many updates."""
     for first, last in _stretches(count):
         updates.program.launch("paceline_updates", updates.together(), updates.call, first, last)
 
 
 def cluster(updates: Updates, count: int) -> None:
+    """Launches one cluster of blocks for many updates."""
     for first, last in _stretches(count):
         updates.program.launch("paceline_updates_of_cluster", updates.cluster(), updates.call, first, last)
 
 
 def _stretches(count: int) -> Iterator[tuple[int, int]]:
+    """The updates of each launch: (the first, the one after the last)."""
     for first in range(0, count, UPDATES):
         yield first, min(first + UPDATES, count)
 

@@ -14,7 +14,7 @@ from paceline.kernels.cuda.device import Device, Launch, lacking, nvidia
 from paceline.kernels.cuda.gpu import Gpu, SampleKernels, gpu_target
 from paceline.kernels.cuda.ways import Updates
 from paceline.kernels.fused import Fused
-from paceline.kernels.ir import Score
+from paceline.kernels.ir import Loss
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.measure.figures import Meter
 from paceline.kernels.measure.networks import CNN, NETWORKS, ONE_BY_ONE, RATE, SGD, Network
@@ -53,7 +53,7 @@ class LayerKernels:
         for number in range(call.updates):
             launch("paceline_begin", Launch(WIDE, self.threads), updates.call, number)
             for layer, step in enumerate(steps):
-                alone = isinstance(step.statement, Score)  # whose threads wait for each other
+                alone = isinstance(step.statement, Loss)  # whose threads wait for each other
                 launch(f"paceline_layer_{layer}", Launch(1 if alone else WIDE, self.threads), updates.call, number)
             launch("paceline_change", updates.change, updates.call, number)
 
@@ -124,7 +124,7 @@ def pytorch_on(network: Network, device: Device, captured: bool, seconds: float)
 
 
 def _captured(update: Callable[[], None]) -> Callable[[], None]:
-    """As PyTorch's notes on CUDA graphs say: warmed up on a stream of its own first."""
+    """The update as a CUDA graph, warmed up on a stream of its own first, as PyTorch's notes on CUDA graphs say."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -138,7 +138,7 @@ def _captured(update: Callable[[], None]) -> Callable[[], None]:
 
 
 def gpu(meter: Meter) -> None:
-    """As published, fused in each way of launching, and PyTorch eager and captured; the barrier alone."""
+    """Measures the published form, the fused one in each way, PyTorch eager and captured, and the barrier."""
     if lack := lacking():
         meter.found.missing["gpu"] = lack
         meter.say(f"gpu: {lack}")

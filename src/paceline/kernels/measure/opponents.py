@@ -57,7 +57,7 @@ def _pytorch(network: Network, compiled: bool, seconds: float) -> float:
 
 
 def best_pytorch(network: Network, cores: int, seconds: float) -> dict[str, float]:
-    """By what it is called, seconds of an epoch."""
+    """Seconds of an epoch by the name of the mode."""
     found = {}
     for threads in range(1, cores + 1):
         found[f"eager, {threads} thread{'s' * (threads > 1)}"] = pytorch(network, threads, False, seconds)

@@ -51,7 +51,7 @@ def networks(meter: Meter) -> None:
 
 
 def replicas(meter: Meter) -> None:
-    """As many models as there are lanes, at batch 1, against as many trainings one after another."""
+    """A model per lane trained side by side at batch 1, against the same trainings one after another."""
     lanes = machine.target().lanes
     alone = meter.timed(meter.fused(ONE_BY_ONE, 1), ONE_BY_ONE)
     together = fuse_replicas([CNN.make() for _ in range(lanes)], nn.CrossEntropyLoss(), [SGD], 1, threads=1)

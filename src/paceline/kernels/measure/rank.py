@@ -29,7 +29,7 @@ from paceline.kernels.ranks import fuse_ranks
 
 
 class Among(ctypes.Structure):
-    """As in printers/gather.hpp."""
+    """The ranks, as `printers/gather.hpp` reads them."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("allgatherv", "in_place", "byte", "world")),
@@ -65,6 +65,7 @@ def _among(world: Any) -> Among:
 
 
 def main(way: str, threads: int, seconds: float) -> None:
+    """Trains in the way named, and prints seconds of an epoch."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

@@ -17,7 +17,7 @@ from paceline.kernels.fused import Fused
 from paceline.kernels.ir import Contract, Repeat, Statement
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.measure.networks import SGD, Network
-from paceline.kernels.memory import Target, Turn, used_by
+from paceline.kernels.memory import Target, Transpose, used_by
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan, flops
 from paceline.kernels.printers.cpp import text
@@ -58,8 +58,9 @@ def study_on(processor: Processor, network: Network) -> Fused:
 def epoch_seconds(
     fused: Fused, network: Network, seconds: float, agreed: Callable[[float], float] = lambda seconds: seconds
 ) -> float:
-    """Of a whole epoch, from one of as many samples as are trained in the time given, the best of three. Ranks that
-    train it together have `agreed` on what a clock said.
+    """Seconds of a whole epoch, from the best of three shorter ones that take about the time given.
+
+    Ranks that train together have to agree on what a clock said: `agreed` makes one rank's time that of all.
     """
     x, y = (numbers.to(fused.processor.where) for numbers in network.data(min(network.samples, 10_000)))
     chance = torch.Generator().manual_seed(0)
@@ -79,7 +80,7 @@ def epoch_seconds(
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step by itself, its data in the cache."""
+    """One step measured alone, its data in the cache."""
 
     layer: str
     way: str
@@ -90,12 +91,13 @@ class StepTime:
 
 
 def step_times(fused: Fused, network: Network, seconds: float) -> list[StepTime]:
+    """Every step of a compiled network, measured alone."""
     x, _ = network.data(64)
     made = fused.compiled(x)
     found = []
     for number, step in enumerate(made.plan.steps()):
         what = type(step.statement).__name__
-        if what == "Score":
+        if what == "Loss":
             continue
         once = _step_seconds(made, fused, network, number, seconds) / made.plan.target.lanes
         work = flops(step.statement) if isinstance(step.statement, Contract | Repeat) else 0
@@ -105,14 +107,15 @@ def step_times(fused: Fused, network: Network, seconds: float) -> list[StepTime]
     return found
 
 
-def _bytes(plan: Plan, statement: Statement | Turn) -> int:
-    """Of everything it touches, once; what all samples of a group share counts by its share."""
+def _bytes(plan: Plan, statement: Statement | Transpose) -> int:
+    """Bytes of all buffers that a statement touches; what a group's samples share counts by its share."""
     lanes = plan.target.lanes
     places = [plan.places[name] for name in used_by([statement])]
     return sum(place.size * (lanes if place.element == "V" else 1) * 4 // lanes for place in places)
 
 
 def _step_seconds(made: Compiled, fused: Fused, network: Network, number: int, seconds: float) -> float:
+    """Seconds of one call of a step, for a whole group of samples."""
     function = made.program.functions.paceline_step
     x, y = network.data(64)
     call, kept = fused.call_for(made, x, y)

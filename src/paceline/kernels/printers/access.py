@@ -31,7 +31,7 @@ class Access:
 
     @contextmanager
     def vectors_along(self, loop: str, lanes: int) -> Iterator[None]:
-        """Within the context, a load of neighbouring numbers along `loop` is one vector of `lanes` numbers."""
+        """A context in which a load of neighbouring numbers along `loop` is one vector of `lanes` numbers."""
         self._wide, self.number = (loop, lanes), "X"
         yield
         self._wide, self.number = ("", 0), "R"

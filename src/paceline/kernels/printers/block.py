@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from paceline.kernels.blocks import Block, meets
+from paceline.kernels.blocks import Block, collide
 from paceline.kernels.ir import Apply, Contract, Index, Loop, Loops, Ref, Scatter, Statement
-from paceline.kernels.memory import Turn, used_by, written_by
+from paceline.kernels.memory import Transpose, used_by, written_by
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.access import Access, Lines, flattened
 from paceline.kernels.printers.deal import Deal, Seen, Span, deal, spans_of
@@ -53,7 +53,7 @@ class BlockThreads:
         self.touched: set[str] = set()
         self.written: set[str] = set()
 
-    def wait(self, indent: str, before: Statement | Turn | None = None) -> Lines:
+    def wait(self, indent: str, before: Statement | Transpose | None = None) -> Lines:
         """A barrier, unless the statement has nothing to do with what was read and written since the last one."""
         touched, written = (self._bases(names(before)) if before else set() for names in (_used, written_by))
         if before is None or self.touched & written or self.written & touched:
@@ -68,7 +68,7 @@ class BlockThreads:
     def opened(self, loops: Loops, inside: Loops, written_to: Ref) -> tuple[list[str], int]:
         """Rounds that write to places of their own are dealt out; one thread goes through the others."""
         dealt = loops
-        if meets(written_to, (*loops, *inside)):
+        if collide(written_to, (*loops, *inside)):
             dealt = tuple(loop for loop in loops if any(i.terms == ((loop.name, 1),) for i in written_to.index))
         rest = [loop for loop in loops if loop not in dealt]
         lines = [*dealt_out(dealt), *("    " * (d + 1) + opening(loop) + " {" for d, loop in enumerate(rest))]
@@ -124,6 +124,7 @@ class BlockNests:
         return deal(Seen(self.plan.nest(it), *near), self.threads)
 
     def _near(self, buffer: str) -> bool:
+        """Whether a buffer lies in the block's own memory or in registers."""
         place = self.plan.places.get(buffer)  # what never leaves the registers has none
         return place is None or (self.own.arena if place.region == "arena" else self.own.weights)
 
@@ -192,7 +193,7 @@ class BlockNests:
         yield from self._each_round(it.loops, it.target, line, indent)
 
 
-def _used(statement: Statement | Turn) -> set[str]:
+def _used(statement: Statement | Transpose) -> set[str]:
     return used_by([statement])
 
 
@@ -231,7 +232,7 @@ class Asked:
 
     dimension: int
     index: Index
-    loop: Loop  # the one: the longest, whose rounds need not be gone through
+    loop: Loop  # the one: the longest, so that its rounds need not be visited
     others: Loops
 
     @property
@@ -248,6 +249,7 @@ class Asked:
 
 
 def _asked(it: Contract) -> list[Asked]:
+    """The dimensions of the result that several loops move."""
     extents = {loop.name: loop for loop in it.loops}
     found = []
     for dimension, index in enumerate(it.target.index):

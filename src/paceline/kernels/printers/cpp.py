@@ -57,7 +57,7 @@ def vectorised(plan: Plan) -> Printer:
 
 
 def constants(plan: Plan, rule: Rule) -> dict[str, object]:
-    """What every text knows of its network, in the words of its parts."""
+    """The macros that every text defines of its network, by the names that its parts use."""
     target = plan.target
     return {
         "REAL": target.real, "LANES": target.lanes, "DOUBLE": int(target.real == "double"),
@@ -109,7 +109,7 @@ def phases(plan: Plan, printer: Printer) -> Iterator[str]:
 
 
 def _chunk_end(plan: Plan) -> Iterator[str]:
-    """What was summed in the lanes becomes one number per weight."""
+    """Prints the function that adds up sums over lanes, to one number per weight."""
     yield "static void end_chunk(W* gradient, const V* lanes) {"
     for name, place in plan.places.items():
         if place.region == "lanes" and not plan.program.buffers[name].base:

@@ -13,7 +13,7 @@ from paceline.kernels.printers.cpp import constants, part, phases
 from paceline.kernels.printers.printer import Printer
 from paceline.kernels.printers.study import PublishedNests
 
-CHUNKS = 128  # of a batch: blocks whose gradients are summed apart, whatever the device
+CHUNKS = 128  # of a batch: blocks whose gradients are summed apart, on any device
 THREADS = 512  # of a block, which has a sample to itself
 END = "}  // namespace paceline"
 
@@ -32,7 +32,7 @@ def text(plan: Plan, rule: Rule, threads: int, own: Own) -> str:
 
 
 def text_of_layers(plan: Plan, rule: Rule, keeps: str) -> str:
-    """As published: a kernel per layer, dealt out to all threads of the device, one sample after the other."""
+    """The published form: a kernel per layer, dealt out to all threads of the device, one sample after the other."""
     printer = layerwise(plan, keeps)
     lines = _head(plan, rule, Own(), THREADS)
     lines += ["#define THREAD GRID_THREAD\n#define THREADS GRID_THREADS\n#define OWN_ARENA 0", part("block")]

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from paceline.kernels.blocks import Block
 from paceline.kernels.ir import Apply, Contract, Index, Kind, Loops, Ref, Statement, leaves
-from paceline.kernels.memory import Turn, used_by
+from paceline.kernels.memory import Transpose, used_by
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.access import Access, Lines, flattened
 from paceline.kernels.printers.printer import Printer
@@ -56,7 +56,7 @@ class Parts:
 
     def _never_gathered(self) -> set[str]:
         statements = [step.statement for step in self.plan.steps()]
-        mentions: dict[str, list[Statement | Turn]] = defaultdict(list)
+        mentions: dict[str, list[Statement | Transpose]] = defaultdict(list)
         for statement in statements:
             for name in {self.plan.program.base(name) for name in used_by([statement])}:
                 mentions[name].append(statement)
@@ -91,13 +91,13 @@ class Parts:
         whole = outer and count * unit == prod(loop.extent for loop in fixed)
         return Deal(count, unit, place.shift) if whole else None
 
-    def _once(self, name: str, mentioned: list[Statement | Turn]) -> bool:
+    def _once(self, name: str, mentioned: list[Statement | Transpose]) -> bool:
         """Whether it is written by one statement, and read by functions of each number only."""
         others = [it for it in mentioned if not self._writes(it, name)]
         plain = all(isinstance(it, Apply) and flattened(self.plan, it) is not None for it in others)
         return plain and len(mentioned) - len(others) == 1
 
-    def _writes(self, it: Statement | Turn, name: str) -> bool:
+    def _writes(self, it: Statement | Transpose, name: str) -> bool:
         return isinstance(it, Contract | Apply) and self.plan.program.base(it.target.buffer) == name
 
 

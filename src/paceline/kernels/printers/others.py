@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from math import prod
 
-from paceline.kernels.ir import Highest, Lookup, Meet, Noise, Ref, Route, Scatter, Score, Statement, Track
-from paceline.kernels.memory import Turn
+from paceline.kernels.ir import (
+    BatchSum,
+    DropoutMask,
+    Lookup,
+    Loss,
+    MaxPool,
+    MaxPoolGradient,
+    Ref,
+    RunningStatistic,
+    Scatter,
+    Statement,
+)
+from paceline.kernels.memory import Transpose
 from paceline.kernels.printers.access import Access, Lines
 from paceline.kernels.printers.threads import Threads
 from paceline.kernels.printers.words import opening, written
@@ -17,32 +28,33 @@ class Others:
     def __init__(self, access: Access, threads: Threads) -> None:
         self.access, self.plan, self.threads = access, access.plan, threads
 
-    def lines(self, statement: Statement | Turn, indent: str) -> Lines:
+    def lines(self, statement: Statement | Transpose, indent: str) -> Lines:
         """The lines of one statement."""
         match statement:
-            case Highest():
+            case MaxPool():
                 return self._highest(statement, indent)
-            case Route():
+            case MaxPoolGradient():
                 return self._route(statement, indent)
-            case Noise():
+            case DropoutMask():
                 return self._noise(statement, indent)
             case Lookup():
                 return self._lookup(statement, indent)
             case Scatter():
                 return self.threads.scatter(statement, indent)
-            case Meet():
+            case BatchSum():
                 return self._meet(statement, indent)
-            case Track():
+            case RunningStatistic():
                 return self._track(statement, indent)
-            case Score():
+            case Loss():
                 return self._score(statement, indent)
-            case Turn():
+            case Transpose():
                 return self._turn(statement, indent)
         raise AssertionError(statement)
 
     # --- maxima ---
 
-    def _highest(self, it: Highest, indent: str) -> Lines:
+    def _highest(self, it: MaxPool, indent: str) -> Lines:
+        """The maximum over a window, starting from minus infinity."""
         place = self.access.place
         yield from self._over_windows(
             it,
@@ -53,7 +65,7 @@ class Others:
             [f"{place(it.target)} = best;"],
         )
 
-    def _route(self, it: Route, indent: str) -> Lines:
+    def _route(self, it: MaxPoolGradient, indent: str) -> Lines:
         """The gradient goes to the first place that holds the maximum, as in PyTorch."""
         place, forward = self.access.place, it.forward
         yield from self._over_windows(
@@ -70,7 +82,7 @@ class Others:
         )
 
     def _over_windows(
-        self, it: Highest, written_to: Ref, indent: str, before: list[str], inside: list[str], after: list[str]
+        self, it: MaxPool, written_to: Ref, indent: str, before: list[str], inside: list[str], after: list[str]
     ) -> Lines:
         """`before` and `after` each window, `inside` for each place of it that lies within the image."""
         headers, depth = self.threads.opened(it.loops, it.window, written_to)
@@ -98,11 +110,13 @@ class Others:
 
     # --- dropout, tables ---
 
-    def _noise(self, it: Noise, indent: str) -> Lines:
+    def _noise(self, it: DropoutMask, indent: str) -> Lines:
+        """The factors of dropout, drawn by seed and place."""
         yield f"{indent}{self.threads.each(prod(self.plan.places[it.target].shape))}"
         yield f"{indent}    {self.access.name(it.target)}[q] = kept(g, {it.number}, q, R({it.rate!r}));"
 
     def _lookup(self, it: Lookup, indent: str) -> Lines:
+        """A row of the table for each token."""
         rows, width = prod(loop.extent for loop in it.loops[:-1]), it.loops[-1].extent
         yield f"{indent}{self.threads.each(rows)} for (int d = 0; d < {width}; d++)"
         yield f"{indent}    for (int l = 0; l < LANES; l++)"
@@ -112,7 +126,7 @@ class Others:
 
     # --- the batch, the loss ---
 
-    def _meet(self, it: Meet, indent: str) -> Lines:
+    def _meet(self, it: BatchSum, indent: str) -> Lines:
         """Every group makes the same sum over the batch, in the same order, so that no group waits for a result."""
         source = self.plan.places[it.source]
         yield f"{indent}{self.threads.each(source.size)} {{"
@@ -124,7 +138,7 @@ class Others:
         yield f"{indent}    {self.access.name(it.target)}[q] = {'g.valid * ' if it.masked else 'V{} + '}sum;"
         yield f"{indent}}}"
 
-    def _track(self, it: Track, indent: str) -> Lines:
+    def _track(self, it: RunningStatistic, indent: str) -> Lines:
         """The first group alone moves batch-norm's running statistics."""
         size = prod(self.plan.places[it.moving].shape)
         value = f"first_lane({self.access.name(it.value)}[q])"
@@ -135,11 +149,11 @@ class Others:
         moving = f"{self.access.name(it.moving)}[q]"
         yield f"{indent}    {moving} += R({it.momentum!r}) * ({value} * grown - {moving});"
 
-    def _score(self, it: Score, indent: str) -> Lines:
+    def _score(self, it: Loss, indent: str) -> Lines:
         scores, gradient = self.access.name(it.scores), self.access.name(f"d_{it.scores}")
         yield f"{indent}{it.loss}<{prod(self.plan.places[it.scores].shape)}>(g, {scores}, {gradient});"
 
-    def _turn(self, it: Turn, indent: str) -> Lines:
+    def _turn(self, it: Transpose, indent: str) -> Lines:
         """A row per sample; the network's input has rows already, which are copied."""
         program, lanes = self.plan.program, self.plan.target.lanes
         *outer, size = program.shape(it.source)

@@ -53,6 +53,7 @@ class PixelNests:
         return max(fit, key=lambda lo: (lo in it.fixed() and lo.extent >= wide // 2, lo.extent), default=None)
 
     def _fits(self, it: Contract, name: str) -> bool:
+        """Whether neighbouring rounds of a loop visit neighbouring numbers, or the same one."""
         refs = [ref for ref in (it.target, it.left, it.right, it.start) if ref is not None]
         refs += [ref for then in it.then for ref in (then.target, *leaves(then.value))]
         strides = {ref: self.plan.at(ref).of(name) for ref in refs if ref.buffer != "share"}

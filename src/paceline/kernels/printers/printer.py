@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from paceline.kernels.blocks import Block
 from paceline.kernels.ir import Apply, Contract, Repeat, Statement
-from paceline.kernels.memory import Turn, used_by
+from paceline.kernels.memory import Transpose, used_by
 from paceline.kernels.plan import Plan, Step
 from paceline.kernels.printers.access import Access, Lines
 from paceline.kernels.printers.nests import Nests
@@ -39,7 +39,7 @@ class Printer:
         yield "}"
         yield ""
 
-    def _lines(self, statement: Statement | Turn, blocks: Iterator[Block], indent: str) -> Lines:
+    def _lines(self, statement: Statement | Transpose, blocks: Iterator[Block], indent: str) -> Lines:
         match statement:
             case Contract():
                 yield from self.nests.contract(statement, next(blocks), indent)
@@ -61,7 +61,7 @@ class Printer:
         yield f"{indent}}}"
 
 
-def _described(statement: Statement | Turn) -> str:
+def _described(statement: Statement | Transpose) -> str:
     match statement:
         case Contract(target=target, left=left, right=right):
             factors = " * ".join(brackets(ref) for ref in (left, right) if ref is not None)

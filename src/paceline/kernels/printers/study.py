@@ -23,7 +23,7 @@ from paceline.kernels.printers.words import opening
 
 
 class Dealing(Protocol):
-    """Shares the rounds of a published nest among whatever computes it."""
+    """Shares the rounds of a published nest among threads or ranks."""
 
     def dealt(self, loops: Loops, target: Ref, fixed: Loops, body: list[str], indent: str) -> Lines:
         """A nest whose rounds of `loops` may go to different workers.

@@ -6,7 +6,7 @@ from math import prod
 from typing import Protocol
 
 from paceline.kernels.ir import Loops, Ref, Scatter, Statement
-from paceline.kernels.memory import Turn
+from paceline.kernels.memory import Transpose
 from paceline.kernels.printers.access import Access, Lines
 from paceline.kernels.printers.words import opening
 
@@ -32,8 +32,8 @@ class Threads(Protocol):
         """Adds gradients to the rows of a table that a sample's tokens name."""
         ...
 
-    def wait(self, indent: str, before: Statement | Turn | None = None) -> Lines:
-        """Lets the threads wait for each other before a statement, or, with None, before whatever follows."""
+    def wait(self, indent: str, before: Statement | Transpose | None = None) -> Lines:
+        """Lets the threads wait for each other before a statement, or, with None, before any."""
         ...
 
 
@@ -67,5 +67,5 @@ class OneThread:
         yield f"{indent}    }}"
         yield f"{indent}}}"
 
-    def wait(self, indent: str, before: Statement | Turn | None = None) -> Lines:
+    def wait(self, indent: str, before: Statement | Transpose | None = None) -> Lines:
         yield from ()
