@@ -110,7 +110,7 @@ def _candidates(nest: Nest, registers: int) -> Iterator[Block]:
 
 
 def cost(nest: Nest, block: Block, registers: int, limit: float = inf) -> float:
-    """In half cycles of a core with two pipes: the larger of loads and multiply-adds, and what the ends cost. Counting
+    """Half cycles of a core with two pipes: the larger of loads and multiply-adds, and what the ends cost. Counting
     stops at the limit.
     """
     total = 0.0

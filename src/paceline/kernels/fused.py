@@ -222,7 +222,7 @@ class Fused:
     def _prepared(
         self, made: Compiled, x: Tensor, y: Tensor, order: Tensor, settings: Tensor
     ) -> tuple[Call, list[Tensor]]:
-        """The call's checked arguments, copied to where the processor reads them; and the tensors that they point into."""
+        """The call with its arguments, checked and copied to the processor; and the tensors that these point into."""
         plan, where = made.plan, self.processor.where
         tokens, labels = plan.program.tokens, self.loss == "cross_entropy"
         self.processor.check_places(x, y, order)

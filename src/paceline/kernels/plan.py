@@ -13,7 +13,7 @@ from paceline.kernels.fusion import fused
 from paceline.kernels.ir import BatchSum, Call, Contract, Expression, Index, Op, Program, Ref, Repeat, Statement, offset
 from paceline.kernels.memory import Address, Memory, Target, Transpose
 
-CHUNKS = 8  # gradients of a batch that are summed apart, whatever the number of threads
+CHUNKS = 8  # gradients of a batch that are summed apart, for any number of threads
 
 
 @dataclass(frozen=True)

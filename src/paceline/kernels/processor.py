@@ -27,7 +27,7 @@ class Processor(Protocol):
 
     #: The device that all numbers of a call lie on.
     where: torch.device
-    #: The gradients of a batch that are summed apart, at most, whatever the number of threads.
+    #: The gradients of a batch that are summed apart, at most, for any number of threads.
     chunks: int
     threads: int
 

@@ -49,7 +49,7 @@ def fuse_ranks(
     world: Any = None,
     node: Any = None,
 ) -> Fused:
-    """As `fuse`, by all ranks of `world`, on the CPU, or each on the GPU that its model lies on.
+    """Fuses a model as `fuse` does, by all ranks of `world`: on the CPU, or each on the GPU that its model lies on.
 
     The ranks call this and every method of the result together, with equal models.
 

@@ -102,7 +102,7 @@ def lower_step(program: Program, layer: Layer, sources: list[str], number: int) 
 
 
 def lower_dropout(program: Program, layer: Layer, sources: list[str], number: int) -> str:
-    """A product with a mask that is drawn anew in every update."""
+    """A product with a mask that every update draws."""
     loops, place = everywhere(program, sources[0])
     mask = program.new(f"{layer.name}.mask", layer.shape)
     program.forward.append(DropoutMask(mask, layer.options["rate"], number, layer.name))
