@@ -25,7 +25,7 @@ from paceline.api.train import RUNS, train
 from paceline.errors import CrowdedWarning, UsageError
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan, make
-from paceline.runs.run import Run, machine, new_folder, write_json
+from paceline.runs.run import Run, emptied, machine, new_folder, write_json
 
 Say = Callable[[str], None]
 DEFAULT_PLANS = ("sequential", "ddp", "ring", "downpour")
@@ -130,15 +130,17 @@ def compare(
         raise UsageError(f"seconds={seconds}: give how many seconds each plan is timed, such as 20")
     if not plans:
         raise UsageError("there are no plans to compare; name some, as in ring,downpour")
+    job.refuse_unused()
     chosen = [Plan.parse(plan, workers) for plan in plans]
     job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
     place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
     runs = []
-    for plan in chosen:
-        say(f"training {job.name} by {plan} ...")
-        runs.append(train(job, plan, folder=place))
+    with emptied(place):
+        for plan in chosen:
+            say(f"training {job.name} by {plan} ...")
+            runs.append(train(job, plan, folder=place))
     rounds, length = (5, seconds / 5) if seconds else (3, SHORT)
-    bare = job.with_(test=None)
+    bare = job.untested()
     entrants = [_Entrant(str(plan), plan, bare) for plan in chosen]
     singles = [_Entrant(f"{t} thread{'s' * (t > 1)}", make("sequential", threads=t), bare) for t in _thread_counts()]
     ceilings = {key: _ceiling(bare, *key) for key in {_ceiling_key(bare, plan) for plan in chosen} if key[0] > 1}
@@ -212,7 +214,7 @@ def _seconds_to(run: Run, accuracy: float | None) -> float | None:
 
 def _row(entrant: _Entrant, run: Run, best: _Entrant, ceiling: _Entrant | None, common: float | None) -> Row:
     summary, speed, plan = run.summary(), entrant.speed, entrant.plan
-    mine = None if plan.native else step(run.trace, plan.workers)
+    mine = step(run.trace, plan.workers) if plan.traits.traced else None
     return Row(
         plan=entrant.name,
         workers=plan.workers,

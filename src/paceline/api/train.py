@@ -62,6 +62,7 @@ def train(
         return _go_on(_path(resume), job, plan, workers, progress, updates, deadline, every)
     if job is None:
         raise UsageError("there is no job to train: give one (--help says how), or the run to go on with (resume)")
+    job.refuse_unused()
     if compute is not None:
         job = job.with_(compute=compute)
     chosen = Plan.parse("sequential" if plan is None else plan, workers)
@@ -69,19 +70,19 @@ def train(
         says = f"has {chosen.workers}" if "workers" in chosen.options else "is one process"
         what = f"{workers} workers were asked for, and plan {chosen} {says}; plans of several are ring, downpour, ..."
         warnings.warn(what, JobWarning, stacklevel=2)
-    if chosen.native and engine != "local":
-        raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")
-    if chosen.endless and every is not None:
+    if chosen.traits.local_only and engine != "local":
+        raise PlanError(f"plan {chosen.name!r} {chosen.traits.local_only}: engine='local'")
+    if chosen.traits.no_checkpoints and every is not None:
         if any(every):
-            raise PlanError(f"plan {chosen.name} keeps no checkpoints: its pipeline is never empty before the end")
+            raise PlanError(f"plan {chosen.name} keeps no checkpoints: {chosen.traits.no_checkpoints}")
         every = None  # nor when a signal asks for one
     if engine == "mpi":
         mpi.check(job, chosen)
         if mpi.rank():  # the first rank keeps and evaluates
             job, folder = job.with_(test=None), None
     setup = set_up(job, chosen, engine, updates)
+    record = {**first_record(setup, kept=folder is not None), "checkpoint_every": every}
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
-    record = {**first_record(setup, kept=path is not None), "checkpoint_every": every}
     request = CheckpointRequest(path, *every, record["lives"], None) if every and path else None
     with RunFolder(path) as place:
         save_job_file(place, job, to_go_on=every is not None)
@@ -99,7 +100,7 @@ def _go_on(
     every: tuple[int, float] | None,
 ) -> Run:
     """The next life of a run, in the same folder."""
-    with RunFolder(path, goes_on=True) as place:
+    with RunFolder(path) as place:
         job, chosen, before = open_run(path, job, plan, workers, updates)
         begin = checkpoints.newest(path)
         setup = set_up(job, chosen, "local", before["limit"])

@@ -1,4 +1,4 @@
-"""Progress while workers train: a line per worker, redrawn on a terminal; elsewhere plain lines now and then."""
+"""Progress while workers train: a table that is redrawn on a terminal, and an occasional plain line elsewhere."""
 
 from __future__ import annotations
 
@@ -11,53 +11,55 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli import console
+from paceline.cli.console import console
 from paceline.runs.live_status import Board, Worker
 
-REDRAW = 0.25  # seconds
-PLAIN = 5.0, 60.0  # seconds between plain lines: at first, and after doubling again and again
+REDRAW = 0.25  # seconds between two pictures on a terminal
+PLAIN = 5.0, 60.0  # seconds between plain lines: at first, and at most, since the pause doubles after each
 
 
 class Progress:
-    """Called by the engine with what it knows; shows nothing when quiet."""
+    """A callback for the engine that shows the state of the workers; it prints nothing when quiet."""
 
     def __init__(self, name: str, quiet: bool = False, to: Console = console) -> None:
         self.name, self.quiet, self.console = name, quiet, to
         self.live = to.is_terminal and not to.is_dumb_terminal
         self.board = Board()
         self._screen: Live | None = None
-        self._ending = self._told = False
-        self._said, self._pause = time.monotonic(), PLAIN[0]
+        self._ending = self._resumed = False  # whether these were already reported
+        self._shown_at, self._pause = time.monotonic(), PLAIN[0]
 
     def __call__(self, state: dict[str, Any]) -> None:
         if state.get("ending") and not self._ending:
             self._ending = True
-            self.console.print("stopping after a checkpoint; Ctrl-C again stops at once", style="yellow")
+            self.console.print("stopping after a checkpoint; press Ctrl-C again to stop at once", style="yellow")
         if self.quiet:
             return
-        if state.get("resumed_from") and not self._told:
-            self._told = True
-            self.console.print(f"going on from update {state['resumed_from']:,} of {state['of']:,}", highlight=False)
+        if state.get("resumed_from") and not self._resumed:
+            self._resumed = True
+            self.console.print(f"resuming from update {state['resumed_from']:,} of {state['of']:,}", highlight=False)
         self.board.hear(state)
         now = time.monotonic()
         if self.live:
             if self._screen is None:
                 self._screen = Live(console=self.console, auto_refresh=False, transient=True, redirect_stdout=False)
                 self._screen.start()
-            elif now - self._said < REDRAW:
+            elif now - self._shown_at < REDRAW:
                 return
-            self._said = now
+            self._shown_at = now
             self._screen.update(self.picture(), refresh=True)
-        elif now - self._said >= self._pause:
-            self._said, self._pause = now, min(2 * self._pause, PLAIN[1])
+        elif now - self._shown_at >= self._pause:
+            self._shown_at, self._pause = now, min(2 * self._pause, PLAIN[1])
             for line in self.lines():
                 self.console.print(line, markup=False, soft_wrap=True)
 
     def close(self) -> None:
+        """Remove the table from the terminal."""
         if self._screen is not None:
             self._screen.stop()
 
     def picture(self) -> Group:
+        """The table for a terminal."""
         table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
         table.add_column("worker", justify="right", no_wrap=True)
         for head, width in (("samples/s", 9), ("loss", 7), ("stale", 5), ("waits", 5), ("left", 7)):
@@ -72,7 +74,7 @@ class Progress:
         return Group(Text(self.head(), no_wrap=True, overflow="ellipsis"), table, *more)
 
     def _shown(self) -> list[Worker]:
-        """As many as fit on the screen: those of whom there is something to say first, then in order."""
+        """The workers that fit on the screen: stragglers and workers with a state are shown first of all."""
         fits = max(1, self.console.height - 4)
         if len(self.board.workers) <= fits:
             return self.board.workers
@@ -80,16 +82,17 @@ class Progress:
         return sorted(some[:fits], key=lambda w: w.number)
 
     def head(self) -> str:
+        """The run as a whole in one line."""
         board = self.board
         loss = [worker.loss for worker in board.workers if math.isfinite(worker.loss)]
-        said = f"loss {sum(loss) / len(loss):.4f}, " if loss else ""
+        mean = f"loss {sum(loss) / len(loss):.4f}, " if loss else ""
         return (
-            f"{self.name}  {board.share:.0%} of {board.of:,} updates, {board.rate:,.0f} samples/s, {said}"
+            f"{self.name}  {board.share:.0%} of {board.of:,} updates, {board.rate:,.0f} samples/s, {mean}"
             f"{_clock(board.left)} left"
         )
 
     def lines(self) -> list[str]:
-        """For a file: how it goes, and the workers of whom there is something to say."""
+        """Plain lines for a file: the run as a whole, then up to eight workers; of many, only those with a remark."""
         workers = self.board.workers if len(self.board.workers) <= 8 else [w for w in self.board.workers if w.remark]
         lines = [self.head()]
         for worker in workers[:8]:

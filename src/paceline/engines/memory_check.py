@@ -14,7 +14,6 @@ from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.errors import PlanError
 from paceline.jobs.job import Job
-from paceline.plans.plan import Plan
 from paceline.stages.memory_estimate import needed, weigh_all
 from paceline.stages.segment import Blueprint
 
@@ -30,13 +29,13 @@ def peaks_of(job: Job, module: nn.Module, source: Source, made: Blueprint, chunk
     return needed(table, weigh_all(job, module, made, reader, chunk))
 
 
-def check_fit(plan: Plan, peaks: Sequence[int]) -> None:
-    """Refuse what takes more memory than the plan allows."""
-    worst = max(range(plan.workers), key=peaks.__getitem__)
-    if peaks[worst] > plan.memory * MIB:
+def check_fit(bound: int, workers: int, peaks: Sequence[int]) -> None:
+    """Raise `PlanError` where a worker would take more memory than the plan's bound in MiB."""
+    worst = max(range(workers), key=peaks.__getitem__)
+    if peaks[worst] > bound * MIB:
         raise PlanError(
             f"worker {worst} would take {math.ceil(peaks[worst] / MIB)} MiB for its tensors, and "
-            f"memory={plan.memory}; all workers: {told(peaks)}. Take more workers or smaller micro-batches, "
+            f"memory={bound}; all workers: {told(peaks)}. Take more workers or smaller micro-batches, "
             "recompute=all, or balance=memory"
         )
 
@@ -50,6 +49,7 @@ def memory_line(setup: Setup) -> str:
     assert setup.blueprint is not None
     chunks = setup.agenda.filled(0)
     chunk = max(chunks, key=lambda chunk: chunk.samples)
-    table = setup.table((len(chunks),) * (setup.plan.schedule.span or setup.plan.workers))  # type: ignore[union-attr]
+    assert setup.pipeline is not None
+    table = setup.table((len(chunks),) * (setup.pipeline.schedule.span or setup.plan.workers))
     peaks = peaks_of(setup.job, setup.module, setup.source, setup.blueprint, chunk, table)
     return f"For {setup.job.name}, workers take at most {told(peaks)} MiB for their tensors."

@@ -1,7 +1,7 @@
-"""Run folders as a report reads them: what is there, and what is not.
+"""Reads run folders for a report: what they hold and what is missing.
 
-A folder may be of an older version, of a run that failed, or of one that still goes on: what a page cannot show is said
-on it. Nothing is unpickled, so a folder from elsewhere may be read.
+A folder may be of an older version, of a failed run, or of a run that has not ended; the page says what it cannot show.
+Nothing is unpickled, so folders from elsewhere are safe to read.
 """
 
 from __future__ import annotations
@@ -19,60 +19,66 @@ from paceline.runs.trace import Trace
 
 @dataclass(frozen=True)
 class Reading:
-    """One run's folder."""
+    """A run folder as it was read."""
 
     path: Path
     record: dict[str, Any]  # what run.json holds
     trace: Trace
-    timed: dict[str, Any]  # its row of the comparison that it is part of; else empty
-    missing: tuple[str, ...]  # what the folder lacks, in sentences
+    timed: dict[str, Any]  # its row in the comparison that it is part of; else empty
+    missing: tuple[str, ...]  # what the folder lacks, as sentences
     name: str = ""  # unique among the runs of a page
 
     @property
     def plan(self) -> str:
+        """The plan's name and options."""
         return str(self.record.get("plan", "?"))
 
     @property
     def method(self) -> str:
+        """The plan's name."""
         return self.plan.partition(":")[0]
 
     @property
     def short(self) -> str:
-        """The plan as it is said in a table: downpour ×2 shards=2"""
+        """The plan in the short form of a table: downpour ×2 shards=2"""
         options = [option for option in self.plan.partition(":")[2].split(",") if option]
         rest = [option for option in options if not option.startswith("workers=")]
         return " ".join([self.method, *[f"×{self.workers}"] * (self.workers > 1), *rest])
 
     @property
     def workers(self) -> int:
+        """The number of workers."""
         return int(self.record.get("workers", 1))
 
     @property
     def job(self) -> dict[str, Any]:
+        """The job's settings; empty if they were not recorded."""
         return dict(self.record.get("job") or {})
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Empty unless the run is done."""
+        """The summary of a finished run; else empty."""
         return dict(self.record.get("summary") or {})
 
     @property
     def history(self) -> list[dict[str, Any]]:
+        """The evaluations during the run."""
         return list(self.record.get("history") or [])
 
     @property
     def status(self) -> str:
+        """running, done or failed."""
         return str(self.record.get("status", "unknown"))
 
     @property
     def seconds(self) -> float:
-        """How long it trained, or as long as the trace tells of."""
+        """How long the run trained; without a summary, the end of its trace."""
         rows = self.trace.rows
         return float(self.summary.get("seconds") or (rows["end"].max() / 1e9 if len(rows) else 0.0))
 
     @property
     def started(self) -> float:
-        """Seconds since 1970; of a folder that does not say, when it was made."""
+        """When the run started, in seconds since 1970; without a record, when its folder was last changed."""
         try:
             return datetime.fromisoformat(str(self.record.get("started"))).timestamp()
         except ValueError:
@@ -80,14 +86,18 @@ class Reading:
 
 
 def open_all(paths: Sequence[Path]) -> list[Reading]:
-    """The runs in these folders: each a run's, or one with runs' folders somewhere below it, as they began."""
+    """Open run folders, or all run folders below the given ones, in the order in which the runs started."""
     readings: list[Reading] = []
     for path in paths:
         if not path.is_dir():
-            raise RunFolderError(f"{path} is not a folder; give a run's folder, or one that holds some, such as runs")
+            raise RunFolderError(
+                f"{path} is not a folder; give a run folder, or a folder that contains some, such as runs"
+            )
         found = [path] if (path / "run.json").exists() else [file.parent for file in path.rglob("run.json")]
         if not found:
-            raise RunFolderError(f"{path} is not a run's folder and holds none: there is no run.json in or below it")
+            raise RunFolderError(
+                f"{path} is not a run folder and contains no run folder: there is no run.json in or below it"
+            )
         known = {reading.path for reading in readings}
         opened = [_open(folder) for folder in found if folder not in known]
         readings += sorted(opened, key=lambda reading: (reading.started, reading.path.name))
@@ -100,11 +110,11 @@ def _open(folder: Path) -> Reading:
     try:
         trace = Trace.open(folder / "trace.arrow")
     except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are ValueErrors
-        missing.append(f"Its trace cannot be read ({_first_line(error)}), so there is no timeline and no staleness.")
+        missing.append(f"The trace cannot be read ({_first_line(error)}), so there is no timeline and no staleness.")
     if not record.get("model"):
-        missing.append("It was recorded without the model's outline.")
+        missing.append("The run was recorded without the model's outline.")
     if record.get("status") == "running":
-        missing.append("It had not ended when this page was made, or ended without a word.")
+        missing.append("The run had not ended when this page was made, or it was killed.")
     timed, sibling = {}, folder.resolve().parent / "comparison.json"
     if sibling.exists():
         timed = _row_of(read_json(sibling), folder.resolve().name)
@@ -124,7 +134,7 @@ def _row_of(comparison: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _named(readings: list[Reading]) -> list[Reading]:
-    """Each by its plan; where several have the same, numbered in order."""
+    """Name each run by its plan, with numbers where several runs have the same plan."""
     plans = [reading.short for reading in readings]
     seen: dict[str, int] = {}
     result = []

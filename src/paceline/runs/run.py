@@ -18,7 +18,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,15 +52,13 @@ class Run:
 
 
 class RunFolder:
-    """Writes a run's folder while it goes on, and holds it against others who would."""
+    """Writes a run's folder, which exists, while the run goes on, and holds it against others who would."""
 
-    def __init__(self, path: Path | None, goes_on: bool = False) -> None:
+    def __init__(self, path: Path | None) -> None:
         self.path, self._held = path, -1
         if path is None:
             return
         try:
-            if not goes_on:
-                path.mkdir(parents=True, exist_ok=False)
             self._held = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -68,9 +66,8 @@ class RunFolder:
             raise RunFolderError(f"the run in {path} is not over: a process is still training there") from None
         except OSError as error:
             self.close()
-            what = "opened" if goes_on else "made"
             raise RunFolderError(
-                f"the run's folder {path} cannot be {what}: {error.strerror}; give another folder"
+                f"the run's folder {path} cannot be opened: {error.strerror}; give another folder"
             ) from error
 
     def __enter__(self) -> RunFolder:
@@ -126,12 +123,32 @@ def write_json(file: Path, record: dict[str, Any]) -> None:
 
 
 def new_folder(base: Path, name: str) -> Path:
+    """Create a folder that no other run has. Of runs that begin in the same second each gets its own."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for number in range(1000):
         path = base / f"{stamp}-{name}{f'-{number}' if number else ''}"
-        if not path.exists():
-            return path
+        try:
+            path.mkdir(parents=True, exist_ok=False)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunFolderError(
+                f"the run's folder {path} cannot be made: {error.strerror}; give another folder"
+            ) from error
+        return path
     raise RunFolderError(f"{base} already holds a thousand runs of this second; clean it up")
+
+
+@contextmanager
+def emptied(path: Path | None) -> Iterator[None]:
+    """Remove a new folder again if an error comes before anything was written into it."""
+    try:
+        yield
+    except BaseException:
+        if path is not None:
+            with suppress(OSError):  # it is not empty
+                path.rmdir()
+        raise
 
 
 def read_record(path: Path) -> dict[str, Any]:

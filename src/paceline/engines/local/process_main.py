@@ -56,14 +56,14 @@ def main(
         worker = kind(assignment, arena, source, snapshots, state_buffer, lambda: pipe.send(("kept",)))
         give_back()  # so that the most memory there will have been is what the training took
         pipe.send(("ready",))
-        worker.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
+        worker.context.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
         waited = core_wait()
         worker.train()
         arena.ended[number] = now()
         waited = core_wait() - waited
-        if not worker.peak:
-            worker.look_back()
-        pipe.send(("finished", waited, worker.peak - before))
+        if not worker.context.peak:
+            worker.context.measure_memory()
+        pipe.send(("finished", waited, worker.context.peak - before))
     except Cancelled:
         pass
     except BaseException as error:

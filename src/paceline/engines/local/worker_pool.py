@@ -99,11 +99,11 @@ class WorkerPool:
         )
         self.scratch = tempfile.TemporaryDirectory(prefix="paceline-", dir=near) if wanted else None
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
-        if setup.plan.gate is not None:
+        if self.arena.desk is not None:
             if self.begin is None:
-                self.arena.put_version_0(setup.module, setup.plan.exchanging or setup.plan.rule, {})
+                self.arena.put_version_0(setup.module, {})
             else:
-                self.arena.copy_into(self.begin, setup.plan.pairing)
+                self.arena.resume(self.begin)
         self.keeping = CheckpointCoordinator(setup, self.arena, request, self.waiter) if request else None
         self.holdings = setup.blueprint.holdings(setup.module) if setup.blueprint else []
 
@@ -128,7 +128,7 @@ class WorkerPool:
                     target=main,
                     args=(
                         [self._assignment(number)],
-                        self.setup.plan.memory > 0,
+                        self.setup.pipeline is not None and self.setup.pipeline.memory > 0,
                         self.arena,
                         self.tensors,
                         self.snapshot_file,
@@ -306,16 +306,11 @@ class WorkerPool:
     def _handle_death(self, number: int) -> None:
         """Under an asynchronous plan the others go on: give the dead worker's batch to one of them."""
         death = self._death(number)
-        if self.setup.plan.gate is None:
+        if self.arena.desk is None:
             raise death
         self.dead.add(number)
-        desk, twin = self.arena.shape.desk, self.arena.desk
-        assert desk is not None
-        assert twin is not None
-        with RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk"):
-            draft = twin.begin()
-            desk.handle(draft, Death(number))
-            twin.commit()
+        assert self.arena.desk is not None
+        self.arena.desk.handle(Death(number), RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk"))
         for doorbell in self.doorbells:
             doorbell.ring()
         self.death_rows.append((number, time.perf_counter_ns()))
@@ -346,7 +341,7 @@ class WorkerPool:
                 "dead": sorted(self.dead),
                 "home": sorted(self.home),
                 "workers": self.workers,
-                "in_step": self.setup.plan.gate is None,
+                "in_step": self.setup.plan.traits.keeps_step,
                 "ending": bool(self.keeping and self.keeping.ending),
                 "asleep": [number for number, flag in enumerate(self.arena.asleep) if flag[0]],
                 "offers": [offer[0] for offer in self.arena.offers],

@@ -54,12 +54,7 @@ def replay(
     opened, record, trace = _open(run, data, job)
     plan = Plan.recorded(record)
     if not plan.replayable:
-        why = (
-            "without locks its updates have no order"
-            if not plan.native
-            else "nobody wrote down in which order it summed"
-        )
-        raise UsageError(f"a run of plan {plan.name} cannot be replayed: {why}")
+        raise UsageError(f"a run of plan {plan.name} cannot be replayed: {plan.traits.not_replayable}")
     if record.get("adds_up"):
         raise UsageError(f"{record['adds_up']} added up in this run, and nobody wrote down in which order: no replay")
     opened = opened.with_(device="cuda" if "cuda" in record["job"]["device"] else "cpu")
@@ -89,7 +84,7 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, dict[
     path = Path(run)
     record = read_record(path)
     file = path / "trace.arrow"
-    if not file.exists() and Plan.recorded(record).gate is not None:
+    if not file.exists() and not Plan.recorded(record).traits.keeps_step:
         raise UsageError(f"{path} has no trace, so nobody knows in which order its updates were made: no replay")
     return job or load_job_file(path, data), record, Trace.open(file) if file.exists() else Trace.of([])
 
