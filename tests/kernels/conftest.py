@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from paceline.kernels import build
 from tests.kernels.networks import Case, drawn, images, sequences
 
 
@@ -14,6 +15,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def quickly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are not optimised, which takes half the time; for tests whose numbers are compared with PyTorch's."""
+    monkeypatch.setattr(build, "FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS))
 
 
 @pytest.fixture(scope="session")

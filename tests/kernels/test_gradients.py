@@ -15,36 +15,42 @@ from paceline.kernels import Fused, cpu, fuse
 from tests.kernels.networks import Case, drawn, examples, images, sequences
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @examples(5)
 @given(images())
 def test_images(case: Case) -> None:
     check(case.double(), 1e-10)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @examples(4)
 @given(sequences())
 def test_sequences(case: Case) -> None:
     check(case.double(), 1e-10)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @examples(2)
 @given(images())
 def test_images_in_single_precision(case: Case) -> None:
     check(case, 1e-4)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @examples(2)
 @given(sequences())
 def test_sequences_in_single_precision(case: Case) -> None:
     check(case, 1e-4)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @examples(4)
 @given(images())
 def test_images_one_by_one(case: Case) -> None:
     check_one_by_one(case.double(), 1e-10)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @examples(3)
 @given(sequences())
 def test_sequences_one_by_one(case: Case) -> None:

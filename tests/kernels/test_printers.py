@@ -50,6 +50,7 @@ def agree(case: Case, seed: int = 0, make: Callable[..., Fused] = fuse) -> None:
         assert np.allclose(gradient.numpy(), slowly[name].reshape(gradient.shape), rtol=1e-9, atol=1e-11), name
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @examples(4)
 @given(sequences())
 def test_numpy_says_the_same_of_sequences(case: Case) -> None:
@@ -65,10 +66,12 @@ def small() -> Case:
     return Case(model, torch.randn(21, 2, 7, 6), torch.randint(4, (21,)), nn.CrossEntropyLoss())
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_numpy_draws_the_same_dropout() -> None:
     agree(small(), seed=12345678901234)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize(
     "change", [{"bytes": 16, "registers": 16}, {"bytes": 32, "registers": 16}, {"scalar": True}, {"pixels": True}]
 )
