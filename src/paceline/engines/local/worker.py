@@ -58,6 +58,7 @@ class LocalWorker:
         state_buffer: StateBuffer | None, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self.given = given
+        #: An object whose destructor must not run before the process ends.
         self.kept_alive: object = None
         job = given.job
         module = job.make_model()
@@ -99,11 +100,11 @@ class LocalWorker:
             assert given.scratch is not None
             join(given.placement.library, given.scratch / "group", given.number, given.plan.workers, given.deadline)
         if isinstance(method, NativeDdp):
-            from paceline.engines.local.methods.ddp import train_by_ddp  # half a second that others need not pay
+            from paceline.engines.local.methods.ddp import train_by_ddp  # imports torch.distributed: half a second
 
-            train_by_ddp(self, method)
+            self.kept_alive = train_by_ddp(self.runner, self.reader, given.deadline)
         elif isinstance(method, Coordinated):
-            train_coordinated(self, method)
+            train_coordinated(self.runner, method, self.compute)
         else:
             assert self.walk is not None
             self._follow(self.walk)

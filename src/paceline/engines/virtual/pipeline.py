@@ -12,7 +12,7 @@ from paceline.core.agenda import Agenda
 from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, MEET, UPDATE, WEIGHTS, Table, Work
 from paceline.core.schedules.clock import clocked, sends, takes
 from paceline.core.schedules.passes import Pass, passes
-from paceline.engines.arithmetic.pipeline import Done, StagedPipeline
+from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
 from paceline.engines.virtual.world import Fate, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Place
@@ -85,7 +85,7 @@ class _Run:
                 )
             self.rows.append(Row(Kind.APPLY, worker, update, work.stage, base, version, *times))
             if made is not None and self.sums is not None:
-                self.sums.look(Done(work.stage, update, made), end)
+                self.sums.keep_snapshot(StageUpdate(work.stage, update, made), end)
 
     def _table(self, passing: Pass) -> Table:
         return self.pipeline.table(self.workers, passing.counts)

@@ -36,7 +36,7 @@ class _Run:
         #: When each worker is ready for what comes next, in seconds.
         self.ready = [0.0] * plan.workers
         if isinstance(sums, CommandedWorkers):
-            sums.heard = self._evaluate_again
+            sums.on_exchange = self._evaluate_again
 
     def make(self, update: int) -> None:
         """One update: every worker's computation, the exchange where one is due, the step."""

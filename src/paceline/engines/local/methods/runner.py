@@ -78,13 +78,13 @@ class PlanRunner(WorkerContext):
         return lambda: self.replica.worker_state() | state_of_store(store)
 
     def reduction(self, collective: Collective) -> PayloadReduction | GroupReduction:
-        """This worker's side of what adds all gradients up."""
+        """Make this worker's side of the collective that adds gradients up."""
+        workers, layout = self.plan.workers, self.arena.shape.layout
         if self.library:
-            from paceline.engines.local.process_group import GroupReduction  # half a second that others need not pay
+            from paceline.engines.local.process_group import GroupReduction  # imports torch.distributed: half a second
 
-            return GroupReduction(self)
-        arena = self.arena
-        return PayloadReduction(self.link(arena.payloads), collective, self.plan.workers, arena.shape.layout)
+            return GroupReduction(workers, layout, self.replica.device)
+        return PayloadReduction(self.link(self.arena.payloads), collective, workers, layout)
 
     def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
         self.host.snapshot(self, updates, values)
