@@ -87,7 +87,7 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
     place, draft = base / name, base / f"{name}.new"
     if place.exists():
         return
-    old = _make_room(base, draft)
+    old = _make_draft(base, draft)
     state, where = dict[str, Tensor](), dict[str, tuple[Place, ...]]()
     for holder, worker_state in checkpoint.holders.items():
         found, size = places(worker_state.tensors)
@@ -109,7 +109,7 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
         shutil.rmtree(other, ignore_errors=True)
 
 
-def _make_room(base: Path, draft: Path) -> list[Path]:
+def _make_draft(base: Path, draft: Path) -> list[Path]:
     """Make the folder `draft`, of the checkpoint before the newest if there is one: files are overwritten faster than
     they are created. Return the folders to delete when the new checkpoint is complete.
     """
@@ -161,7 +161,7 @@ class _Over:
         return path / suffix
 
     def mkdir(self, path: Path) -> None:
-        pass  # `_make_room` has made it
+        pass  # `_make_draft` has made it
 
     def exists(self, path: Path) -> bool:
         return False  # the whole folder is a draft, so there is nothing to warn about

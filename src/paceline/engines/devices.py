@@ -28,14 +28,14 @@ from paceline.plans.plan import Plan
 @dataclass(frozen=True)
 class Placement:
     devices: tuple[torch.device, ...]  # of worker 0, 1, ...
-    at_home: bool  # whether parameters are at home where they are computed with
+    on_device: bool  # whether parameters are at home where they are computed with
     library: str = ""  # that adds up where no table does: nccl, gloo
 
     def replica(self, worker: int, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
         device = self.devices[worker]
-        settle(device)
+        make_deterministic(device)
         kind = FusedReplica if job.compute == "fused" else Replica
-        return kind(job, module, moving, device) if self.at_home else DeviceReplica(job, module, moving, device, kind)
+        return kind(job, module, moving, device) if self.on_device else DeviceReplica(job, module, moving, device, kind)
 
     def __str__(self) -> str:
         return ", ".join(dict.fromkeys(map(str, self.devices)))
@@ -48,7 +48,7 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
     kind = plan.traits.devices
     wanted = _of_stages(job.device) if kind == "stages" else _wanted(job.device)
     if wanted.type == "cpu":
-        return Placement((CPU,) * plan.workers, at_home=True, library="gloo" if kind == "native" else "")
+        return Placement((CPU,) * plan.workers, on_device=True, library="gloo" if kind == "native" else "")
     count = torch.cuda.device_count()
     if wanted.index is not None and wanted.index >= count:
         raise JobError(f"device={job.device!r}: this machine has {count} GPU{'s' * (count > 1)}, from cuda:0")
@@ -59,7 +59,7 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
         return Placement(devices, True, "nccl" if one_each else "gloo")
     if kind == "summed" and one_each:
         return Placement(devices, True, "nccl")
-    return Placement(devices, at_home=kind == "alone")
+    return Placement(devices, on_device=kind == "alone")
 
 
 def _of_stages(name: str) -> torch.device:
@@ -83,7 +83,7 @@ def _wanted(name: str) -> torch.device:
     return device
 
 
-def settle(device: torch.device) -> None:
+def make_deterministic(device: torch.device) -> None:
     """Have a GPU give the same numbers each time, and those of the CPU as nearly as its float32 does."""
     if device.type == "cuda":
         torch.cuda.set_device(device)

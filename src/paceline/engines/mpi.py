@@ -30,15 +30,15 @@ from paceline.runs.trace import Kind, Row, Trace
 
 def rank() -> int:
     """Of this process, as `mpiexec` says; no MPI is loaded to know."""
-    return _said("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK") or 0
+    return _from_environment("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK") or 0
 
 
 def ranks() -> int:
     """How many `mpiexec` started; 1 without it."""
-    return _said("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE") or 1
+    return _from_environment("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE") or 1
 
 
-def _said(*names: str) -> int | None:
+def _from_environment(*names: str) -> int | None:
     return next((int(os.environ[name]) for name in names if name in os.environ), None)
 
 

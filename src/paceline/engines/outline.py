@@ -28,25 +28,25 @@ from paceline.runs.record import LayerRecord
 
 def outline(job: Job, module: nn.Module, source: Source) -> list[LayerRecord]:
     """Describe the layers in the order of their first call. A layer that one small batch does not reach comes last."""
-    twin = copy.deepcopy(module)
-    found = list(_layers(twin, ""))
-    seen = _Seen()
-    hooks = [hook for number, (_, part) in enumerate(found) for hook in seen.watch(number, part)]
+    model = copy.deepcopy(module)
+    found = list(_layers(model, ""))
+    tracker = _Tracker()
+    hooks = [hook for number, (_, part) in enumerate(found) for hook in tracker.watch(number, part)]
     samples = min(job.batch_size, len(source))
     chunk = Chunk(0, 0, 0, 0, samples, 1.0)
     batch = source.batch(Order(len(source), job.seed, job.shuffle).indices(chunk), 0)
     # A model that cannot be run in this way (a step that makes gradients itself) has an outline without shapes.
-    with contextlib.suppress(Exception), torch.no_grad(), seen:
-        Replica(job, twin, ()).forward(twin, chunk, batch)
+    with contextlib.suppress(Exception), torch.no_grad(), tracker:
+        Replica(job, model, ()).forward(model, chunk, batch)
     for hook in hooks:
         hook.remove()
-    order = sorted(range(len(found)), key=lambda n: (seen.calls.get(n, len(found)), n))
+    order = sorted(range(len(found)), key=lambda n: (tracker.calls.get(n, len(found)), n))
     place = {number: at for at, number in enumerate(order)}
     return [
         replace(
             _sizes(*found[number]),
-            output=seen.outputs.get(number),
-            after=tuple(sorted(place[n] for n in seen.after.get(number, ()))),
+            output=tracker.outputs.get(number),
+            after=tuple(sorted(place[n] for n in tracker.after.get(number, ()))),
         )
         for number in order
     ]
@@ -71,7 +71,7 @@ def _sizes(name: str, part: nn.Module) -> LayerRecord:
     return LayerRecord(name, type(part).__name__, count, {key: tuple(p.shape) for key, p in parameters.items()})
 
 
-class _Seen(TorchFunctionMode):
+class _Tracker(TorchFunctionMode):
     """Tracks, through one forward pass, which layers every tensor comes from."""
 
     def __init__(self) -> None:

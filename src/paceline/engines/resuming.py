@@ -28,7 +28,7 @@ def open_run(
     if limit is not None and limit != record.limit:
         raise UsageError(f"the run was begun with updates={record.limit}; it cannot go on with updates={limit}")
     plan = next_plan(Plan.recorded(record.plan, record.table), given, workers)
-    return job or load_job_file(path, to_go_on=True), plan, record
+    return job or load_job_file(path, resumable=True), plan, record
 
 
 def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Plan:

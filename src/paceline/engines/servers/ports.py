@@ -66,8 +66,8 @@ def version_shapes(
     shapes = []
     for shard in layout.shards:
         mine = [named[span.name] for span in shard.parameters]
-        twin = optimizer_over(optimizer, {p: p for p in mine}) if method.traits.optimizer_at_server else None
-        shapes.append(version_shape(shard, layout.dtype, mine, twin, method.rule, tables))
+        own = optimizer_over(optimizer, {p: p for p in mine}) if method.traits.optimizer_at_server else None
+        shapes.append(version_shape(shard, layout.dtype, mine, own, method.rule, tables))
     return shapes
 
 

@@ -1,7 +1,7 @@
-"""A worker process under a coordinator: every worker runs the coordinator itself, on the same answers as the others.
+"""Coordinated: every worker runs the coordinator itself, on the same results as the others.
 
-Three things take a collective: the gradient is added up; the parts of a product are; and the parameters are made
-whole, as the sum of vectors that are zero but for each worker's slice.
+Three collectives are needed: one adds up the gradient, one the parts of a product, and one gathers the parameters, as
+the sum of vectors that are zero outside each worker's slice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def train_coordinated(runner: PlanRunner, method: Coordinated, compute: Compute)
         if runner.number == 0:
             runner.snapshot(update + 1, runner.values)
         runner.state_writer.in_step(update, update + 1, client.worker_state)
-    runner.hand_in(runner.values())
+    runner.write_result(runner.values())
 
 
 class CoordinatorClient:
@@ -47,7 +47,7 @@ class CoordinatorClient:
         self.whole = PayloadReduction(runner.link(arena.payloads), collective, workers, arena.shape.layout)
         numbers = runner.link(arena.numbers)
         self.numbers, self.single = numbers.vectors, Reduction(numbers, collective, workers)
-        #: The update that is being made, and the collectives so far: vectors are used alternately.
+        #: The update that is being made, and the number of collectives so far.
         self.doing = self.collectives = 0
 
     @property

@@ -1,6 +1,4 @@
-"""PyTorch's own DistributedDataParallel over gloo or NCCL, for comparison: the same chunks, the same processes, but
-PyTorch adds gradients up.
-"""
+"""NativeDdp: the same chunks in the same processes, but PyTorch's DistributedDataParallel adds gradients up."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ def _train(runner: PlanRunner, reader: Reader) -> DistributedDataParallel:
         if runner.number == 0:
             runner.snapshot(update + 1, runner.values)
         runner.state_writer.in_step(update, update + 1, state)
-    runner.hand_in(runner.values())
+    runner.write_result(runner.values())
     # Destroying the process group or the DDP object sometimes hangs (torch 2.13, gloo): the process ends with both.
     dist.barrier()
     return wrapped
