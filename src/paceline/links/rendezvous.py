@@ -16,6 +16,7 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,7 +69,7 @@ class Rendezvous(NamedTuple):
 
     def forget(self) -> None:
         """Delete what was put into the store, so that a later rendezvous over the same store does not read it."""
-        for key in ("place", *(f"rank {rank}" for rank in range(self.ranks))):
+        for key in ("place", *(f"{what} {rank}" for rank in range(self.ranks) for what in ("rank", "read"))):
             self.store.delete_key(key)
 
     def _host(self, make: Callable[[], tuple[list[int], Any]], unfit: str) -> Shared | str:
@@ -81,6 +82,7 @@ class Rendezvous(NamedTuple):
             self._put("place", {} if unfit else {**place, "count": len(descriptors)})
             answers, trouble = self._agree(unfit)
             if trouble:
+                self._wait_until_read()
                 _close(descriptors)
                 return trouble
             pids = [answer["process"] for answer in answers]
@@ -132,7 +134,13 @@ class Rendezvous(NamedTuple):
         """Return what all ranks have answered, and the first trouble among it."""
         self._put(f"rank {self.rank}", {"process": os.getpid(), "trouble": trouble})
         answers = [self._get(f"rank {other}", other) for other in range(self.ranks)]
+        self._put(f"read {self.rank}", {})
         return answers, next((answer["trouble"] for answer in answers if answer["trouble"]), "")
+
+    def _wait_until_read(self) -> None:
+        """Let the others read the trouble before this process, with which the store may live, ends."""
+        with suppress(RuntimeError):  # of a rank that died meanwhile
+            self.store.wait([f"read {other}" for other in range(self.ranks)], timedelta(seconds=self.seconds))
 
     def _put(self, key: str, value: dict[str, Any]) -> None:
         self.store.set(key, json.dumps(value))

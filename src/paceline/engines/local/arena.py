@@ -39,6 +39,7 @@ from paceline.links.double_buffer import DoubleBuffer
 from paceline.links.locks import Locks
 from paceline.links.mailbox import MailShape, MailSlots
 from paceline.links.memory import Memory
+from paceline.links.shared_memory_link import SharedVectors
 from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import Layout
 from paceline.parameters.replicas import middle
@@ -104,19 +105,23 @@ class Arena:
         self.doing = memory.ints(workers)  # update or batch, -1 before the first
         self.ended = memory.ints(workers)  # perf_counter_ns when it went home
         self.doorbells = [Doorbell.of(memory) for _ in range(workers)]
-        self.offers = [memory.ints(1) for _ in range(workers)]
         self.traces = [TraceRing(memory.take(TraceRing.size())) for _ in range(workers)]
         self.desk = DeskMemory(shape.desk, DoubleBuffer(memory, shape.desk.ints)) if shape.desk else None
         self.shards = [self._shard(number) for number in range(len(shape.layout.shards))] if shape.desk else []
-        length = Payload.length(shape.layout) if shape.kind == "collective" else 0
-        self.payloads = [[memory.tensor(length, shape.layout.dtype) for _ in range(2)] for _ in range(workers)]
+        length, dtype = Payload.length(shape.layout) if shape.kind == "collective" else 0, shape.layout.dtype
+        #: What collectives add up: whole payloads, and one number of each worker.
+        self.payloads, self.numbers = [
+            SharedVectors(memory, workers, count, kind) for count, kind in ((length, dtype), (1, torch.float64))
+        ]
         held = [shard.machine.slots for shard in self.shards if isinstance(shard.machine, Gathering)]
         length = Payload.length(shape.layout) if held else 0
         self.slots = [memory.tensor(length, shape.layout.dtype) for _ in range(sum(held))]
-        count = 1 if shape.kind in ("collective", "pipeline") else 0
-        self.numbers = [[memory.tensor(count, torch.float64) for _ in range(2)] for _ in range(workers)]
         self.mail = {mail.channel: MailSlots(memory, mail) for mail in shape.mail}
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
+
+    def offers(self, worker: int) -> int:
+        """How many parts of vectors a worker has offered to its peers so far."""
+        return sum(self.payloads.counters[worker]) + sum(self.numbers.counters[worker])
 
     def put_version_0(self, module: nn.Module, remembered: Mapping[Tensor, dict[str, Any]]) -> None:
         """What every worker starts from, into every version of every shard; with what the optimizer remembers."""
@@ -204,7 +209,7 @@ def _size(shape: ArenaShape) -> int:
         if isinstance(machine, Gathering):
             size += machine.slots * (Payload.length(shape.layout) * number + 64)
     size += shape.results * (shape.layout.bytes + 64)
-    size += 2 * workers * 64 + sum(mail.size for mail in shape.mail)
-    if shape.kind == "collective":
-        size += 2 * workers * (Payload.length(shape.layout) * number + 64 + 64)
+    size += sum(mail.size for mail in shape.mail)
+    length = Payload.length(shape.layout) if shape.kind == "collective" else 0
+    size += SharedVectors.size(workers, length, shape.layout.dtype) + SharedVectors.size(workers, 1, torch.float64)
     return size + 64 * 1024

@@ -17,11 +17,12 @@ from paceline.engines.local.arena import Arena
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.process import die_with_parent
 from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.state_buffers import StateBuffer, StateWriter
+from paceline.engines.local.state_buffers import StateBuffer
+from paceline.engines.local.state_writer import StateWriter
 from paceline.engines.local.worker import WorkerProcess
 from paceline.engines.local.worker_context import WorkerContext
 from paceline.errors.failure import Place
-from paceline.links import MessageChannel
+from paceline.links import TURNS, MessageChannel, Span
 from paceline.links.mailbox import Mailbox
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.runs.trace import Kind
@@ -51,7 +52,7 @@ class PipelineWorker(WorkerContext):
         if self.state_writer.found is not None:
             self.segment.restore(self.state_writer.found)
         self.mailboxes = {channel: self._mailbox(channel) for channel in arena.mail}
-        self.meetings = 0
+        self.numbers, self.agreements = self.link(arena.numbers), 0
         self.waited = self.sent = 0  # nanoseconds and bytes since the last piece of work
         self.doing: Chunk | None = None
 
@@ -104,7 +105,7 @@ class PipelineWorker(WorkerContext):
             elif takes(work):
                 self._take(work)
             elif work.what == MEET:
-                self._meet()
+                self._agree()
             else:
                 self._work(work, passing, bases)
 
@@ -120,22 +121,18 @@ class PipelineWorker(WorkerContext):
         self.segment.hand(work, mailbox.take())
         self.waited += mailbox.waited - before
 
-    def _meet(self) -> None:
-        """Everybody adds up everybody's number, in the same order."""
-        arena, turn = self.arena, self.meetings % 2
-        self.meetings += 1
-        arena.numbers[self.number][turn][0] = self.segment.squares()
-        arena.offers[self.number][0] = self.meetings
-        for doorbell in self.doorbells:
-            doorbell.ring()
-        for other, offer in enumerate(arena.offers):
-            if offer[0] < self.meetings:
-                self.waited += self._until_offered(other)
-        self.segment.agree(sum(float(numbers[turn]) for numbers in arena.numbers))
-
-    def _until_offered(self, other: int) -> int:
-        offer = self.arena.offers[other]
-        return self.waiter.until(lambda: offer[0] >= self.meetings, lambda: f"worker {other}")
+    def _agree(self) -> None:
+        """Every worker adds up every worker's number, in the same order."""
+        link, whole = self.numbers, Span(self.agreements % TURNS, 0, 1)
+        self.agreements += 1
+        link.vectors[whole.turn][0] = self.segment.squares()
+        others = [worker for worker in range(self.plan.workers) if worker != self.number]
+        for other in others:
+            link.offer(other, whole)
+        before = link.waited
+        found = {self.number: link.vectors[whole.turn]} | {other: link.take(other, whole) for other in others}
+        self.waited += link.waited - before
+        self.segment.agree(sum(float(found[worker]) for worker in sorted(found)))
 
     def _work(self, work: Work, passing: Pass, bases: dict[tuple[int, int], int]) -> None:
         assert self.doing is not None

@@ -33,9 +33,10 @@ from paceline.plans.methods.server import GatheringServer, Server
 
 
 def serve(runner: PlanRunner, method: Server) -> Walk:
+    # Opened before the run starts: other workers may push as soon as they may start.
     client = ServerClient(runner, isinstance(method, GatheringServer))
     client.resume()
-    yield from client.walk()
+    return client.walk()
 
 
 class ServerClient:
