@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -10,8 +12,20 @@ import torch
 from paceline.testing.leaks import nothing_left_behind
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Files of another program in /tmp, or of another worker of pytest-xdist, are not this process's leaks."""
+    tmp_path_factory.getbasetemp()  # stays where pytest puts it
+    folder = tempfile.mkdtemp(prefix="pl-")  # short: sockets lie in it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+    shutil.rmtree(folder)
+
+
 @pytest.fixture(autouse=True)
-def _leaves_nothing_behind() -> Iterator[None]:
+def _leaves_nothing_behind(_own_temporary_folder: None) -> Iterator[None]:
     torch.set_num_threads(1)
     with nothing_left_behind():
         yield

@@ -5,12 +5,13 @@ home.
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "paceline"
-OURS = "paceline."
+PACKAGE, OURS = "paceline", "paceline."
 
 # The first prefix that fits a module decides. "allowed" are parts of paceline; "never" are outside modules.
 PURE_NEVER = {
@@ -74,81 +75,152 @@ HOMES = (
 )
 
 
-def _imports(file: Path) -> list[tuple[int, str, bool]]:
-    """(line, module, only for the type checker)"""
-    tree = ast.parse(file.read_text())
-    typing_only = {
-        id(node)
-        for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
-        for statement in branch.body
-        for node in ast.walk(statement)
-    }
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name, id(node) in typing_only) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.append((node.lineno, node.module, id(node) in typing_only))
-    return found
-
-
 def _module(file: Path) -> str:
     parts = file.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
+TREES = {_module(file): ast.parse(file.read_text()) for file in FILES}
 
 
-@pytest.mark.parametrize("file", FILES, ids=_module)
-def test_imports_stay_in_their_room(file: Path) -> None:
-    name = _module(file)
+@dataclass(frozen=True)
+class Import:
+    """One imported module, by its full name; a module of paceline without the package's own name."""
+
+    line: int
+    module: str
+    ours: bool
+    typing_only: bool
+
+
+def _imports(tree: ast.Module) -> list[Import]:
+    """Every import of a file: at its top, inside functions and for the type checker alike."""
+    typing_only = {
+        id(node)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and ast.unparse(branch.test).endswith("TYPE_CHECKING")
+        for statement in branch.body
+        for node in ast.walk(statement)
+    }
+    found = []
+    for node in ast.walk(tree):
+        for module in _targets(node):
+            if module != PACKAGE:  # which every import of a part has imported before
+                name = module.removeprefix(OURS)
+                found.append(Import(node.lineno, name, name != module, id(node) in typing_only))  # type: ignore[attr-defined]
+    return found
+
+
+def _targets(node: ast.AST) -> list[str]:
+    """The modules that a statement imports: `from a import b` names a.b where that is a module, else a."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    assert not node.level, f"line {node.lineno}: imports are written in full"
+    assert node.module
+    if not f"{node.module}.".startswith(OURS):
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    inner = [f"{node.module}.{alias.name}" for alias in node.names]
+    return sorted({name if name.removeprefix(OURS) in TREES else node.module for name in inner})
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_imports_stay_in_their_room(name: str) -> None:
     rule = next((r for r in RULES if name == r[0] or name.startswith(r[0] + ".")), None)
     if rule is None:
         assert name == "" or name.split(".")[0] in ("cli", "__main__"), f"{name} has no rule in RULES"
         return
     prefix, allowed, never = rule
     faults = []
-    for line, module, typing_only in _imports(file):
-        if module.startswith(OURS):
-            target = module[len(OURS) :]
-            if not any(target == part or target.startswith(part + ".") for part in allowed):
-                faults.append(f"{file}:{line} imports {module}; {prefix} may import {sorted(allowed)}")
-        elif not typing_only and any(module == part or module.startswith(part + ".") for part in never):
-            faults.append(f"{file}:{line} imports {module}, which {prefix} must not; nearest home: {HOMES}")
+    for each in _imports(TREES[name]):
+        if each.ours:
+            if not any(each.module == part or each.module.startswith(part + ".") for part in allowed):
+                faults.append(f"{name}:{each.line} imports {each.module}; {prefix} may import {sorted(allowed)}")
+        elif not each.typing_only and any(each.module == part or each.module.startswith(part + ".") for part in never):
+            faults.append(f"{name}:{each.line} imports {each.module}, which {prefix} must not; nearest home: {HOMES}")
     assert not faults, "\n".join(faults)
 
 
+# Modules that still lie in a cycle, of lazy imports or of those for the type checker. The list only becomes shorter.
+KNOWN_CYCLES: set[str] = {
+    "backend.mail", "backend.mover", "backend.traffic", "backend.works",
+    "core.schedules", "core.schedules.clock",
+    "engines.local.collectives", "engines.local.methods.runner", "engines.local.process_group",
+    "engines.local.methods.coordinated", "engines.local.methods.ddp", "engines.local.worker",
+    "kernels.cuda.network", "kernels.fused",
+}  # fmt: skip
+
+
 def test_no_import_cycles() -> None:
-    graph: dict[str, set[str]] = {}
-    names = {_module(file) for file in FILES}
-    for file in FILES:
-        name = _module(file)
-        tree = ast.parse(file.read_text())
-        top = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-        modules = {n.module for n in top if isinstance(n, ast.ImportFrom) and n.module}
-        targets = {m[len(OURS) :] for m in modules if m.startswith(OURS)}
-        graph[name] = {t for t in targets if t in names and t != name}
-    done: set[str] = set()
+    """Neither at import, nor through imports inside functions, nor through those for the type checker."""
+    graph = {name: {each.module for each in _imports(tree) if each.ours} - {name} for name, tree in TREES.items()}
+    cycles = _cycles(graph)
+    found = set().union(*cycles)
+    assert not found - KNOWN_CYCLES, [" <-> ".join(sorted(each)) for each in cycles if each - KNOWN_CYCLES]
+    assert not KNOWN_CYCLES - found, "these are in no cycle any more: take them out of KNOWN_CYCLES"
 
-    def visit(name: str, path: list[str]) -> None:
-        assert name not in path, " -> ".join([*path[path.index(name) :], name])
-        if name not in done:
-            for target in sorted(graph[name]):
-                visit(target, [*path, name])
-            done.add(name)
 
-    for name in sorted(graph):
-        visit(name, [])
+def _cycles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The groups of modules that can each reach all others of their group."""
+    reached = {name: _reachable(graph, name) for name in graph}
+    groups = {frozenset({b for b in reached[a] if a in reached[b]}) for a in graph if a in reached[a]}
+    return [set(group) for group in groups]
+
+
+def _reachable(graph: dict[str, set[str]], name: str) -> set[str]:
+    seen: set[str] = set()
+    ahead = [name]
+    while ahead:
+        for target in graph.get(ahead.pop(), set()) - seen:
+            seen.add(target)
+            ahead.append(target)
+    return seen
+
+
+def test_the_cycle_check_sees_lazy_and_typing_imports() -> None:
+    tree = ast.parse(
+        "from typing import TYPE_CHECKING\nfrom paceline.core import agenda\n"
+        "if TYPE_CHECKING:\n    from paceline.runs import run, trace\n"
+        "def late():\n    from paceline.plans.plan import Plan\n"
+    )
+    assert {each.module for each in _imports(tree) if each.ours} == {
+        "core.agenda",
+        "runs.run",
+        "runs.trace",
+        "plans.plan",
+    }
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}
+    assert _cycles(graph) == [{"a", "b", "c"}]
+
+
+# Functions above 60 lines that are still to be divided. This list may only become shorter.
+KNOWN_LONG: set[str] = set()
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{name}.{node.name}"
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60
+    }
+    assert not long - KNOWN_LONG, "functions above 60 lines"
+    assert not KNOWN_LONG - long, "no longer above 60 lines: take them out of KNOWN_LONG"
+
+
+def test_tests_mirror_the_tree() -> None:
+    rooms = {folder.name for folder in SOURCE.iterdir() if (folder / "__init__.py").exists()}
+    folders = {folder.name for folder in Path(__file__).parent.iterdir() if (folder / "__init__.py").exists()}
+    assert folders <= rooms, f"tests/ has folders that src/paceline lacks: {sorted(folders - rooms)}"
 
 
 def test_files_are_short() -> None:
-    """Past 400 lines a file needs a reason written at its top."""
     long = {_module(f): n for f in FILES if (n := len(f.read_text().splitlines())) > 400}
     assert not long, long
 
 
 def test_every_module_says_what_it_is() -> None:
-    silent = [_module(f) for f in FILES if f.name != "__main__.py" and not ast.get_docstring(ast.parse(f.read_text()))]
+    silent = [name for name, tree in TREES.items() if name != "__main__" and not ast.get_docstring(tree)]
     assert not silent, silent

@@ -12,7 +12,7 @@ import pytest
 import paceline as pl
 from paceline.explain.drawing import draw
 from paceline.plans.plan import RECIPES, Plan
-from tests.test_adapters import EXAMPLES as ADAPTED
+from tests.adapters.test_adapters import EXAMPLES as ADAPTED
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])

@@ -7,9 +7,10 @@ from collections.abc import MutableSequence
 import pytest
 
 from paceline.core.server.actions import Lease
+from paceline.core.server.desk import NONE, Desk
 from paceline.core.server.events import Ask, Finish
 from paceline.core.server.gates.asynchronous import Asynchronous
-from paceline.core.server.machines import NONE, Desk, Shard
+from paceline.core.server.shard import Shard
 from paceline.engines.virtual import explore
 from paceline.errors import ProtocolError
 
@@ -22,8 +23,10 @@ from paceline.errors import ProtocolError
         (2, 3, 2, 0),
         (2, 3, 2, 1),
         (3, 3, 1, 0),
-        (3, 3, 1, 1),
-        (3, 3, 2, 0),
+        (3, 2, 1, 1),
+        (3, 2, 2, 0),
+        pytest.param(3, 3, 1, 1, marks=pytest.mark.soak),
+        pytest.param(3, 3, 2, 0, marks=pytest.mark.soak),
         (3, 2, 1, 2),
     ],
 )

@@ -30,12 +30,12 @@ from paceline.data.source import open_source
 from paceline.engines.outline import outline
 from paceline.errors import RunFolderError, UsageError
 from paceline.jobs.built_in import built_in
-from paceline.report import charts, exports, perfetto, tensorboard, words, write
+from paceline.report import charts, exports, formatting, perfetto, tensorboard, write
 from paceline.report.curves import AXES, envelope, evaluation_curve, histogram, loss_curve
-from paceline.report.figures import figures, lanes_of
 from paceline.report.lanes import Lane, binned, lanes, merged, packed
 from paceline.report.page import page
 from paceline.report.reading import Reading, open_all
+from paceline.report.run_stats import lanes_of, run_stats
 from paceline.runs.record import Evaluation, RunRecord, Summary
 from paceline.runs.time_accounting import Time
 from paceline.runs.trace import Kind, Row, Trace
@@ -197,16 +197,16 @@ def test_ticks_are_round(low: float, high: float, says: list[str]) -> None:
 
 
 def test_numbers_have_sensible_digits() -> None:
-    said = [words.number(v) for v in (0, 1234.5, 12.345, 0.012345, 1e-7, None, float("nan"))]
+    said = [formatting.number(v) for v in (0, 1234.5, 12.345, 0.012345, 1e-7, None, float("nan"))]
     assert said == ["0", "1,234", "12.3", "0.0123", "1.00e-07", "–", "–"]
-    assert [words.duration(s) for s in (2e-6, 0.0123, 1.5, 125, 7260)] == [
+    assert [formatting.duration(s) for s in (2e-6, 0.0123, 1.5, 125, 7260)] == [
         "2.00 µs",
         "12.3 ms",
         "1.50 s",
         "2 min 5 s",
         "2 h 1 min",
     ]
-    assert [words.share(s) for s in (0.004, 0.0096, 0.5, 1.0)] == ["0.4%", "1%", "50%", "100%"]
+    assert [formatting.share(s) for s in (0.004, 0.0096, 0.5, 1.0)] == ["0.4%", "1%", "50%", "100%"]
 
 
 # --- whole pages ----------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_page_of_one_run_is_whole_without_its_script(runs: Path) -> None:
 
 def test_several_runs_are_set_against_the_single_process(runs: Path) -> None:
     opened = open_all([runs])
-    found = {f.name: f for f in figures(opened, lanes_of(opened))}
+    found = {f.name: f for f in run_stats(opened, lanes_of(opened))}
     assert set(found) == {"sequential", "ring ×3", "downpour ×3 shards=2"}
     single = found["sequential"].samples_per_second
     assert single
@@ -303,22 +303,6 @@ def test_an_old_or_broken_folder_is_read_and_what_is_missing_is_said(tmp_path: P
     (run.path / "run.json").write_text("{")
     with pytest.raises(RunFolderError, match="damaged"):
         open_all([run.path])
-
-
-def test_a_comparison_keeps_its_runs_its_table_and_a_page(tmp_path: Path) -> None:
-    found = pl.compare(job(), ["sequential", "downpour"], workers=2, seconds=0.05, folder=tmp_path)
-    assert found.path is not None
-    assert found.page == found.path / "report.html"
-    assert sorted(p.name for p in found.path.iterdir() if p.is_file()) == ["comparison.json", "report.html"]
-    opened = open_all([tmp_path])
-    assert [r.method for r in opened] == ["sequential", "downpour"]
-    (row,) = (f for f in figures(opened, lanes_of(opened)) if f.workers == 2)
-    assert row.timed
-    assert row.speedup == found.rows[1].speedup
-    assert row.ceiling_share == found.rows[1].ceiling_share
-    text = found.page.read_text()
-    assert "of the ceiling" in text
-    assert f"best single process ({found.best_single})" in text
 
 
 def test_chromium_has_nothing_to_complain_of(runs: Path, tmp_path: Path) -> None:
@@ -406,7 +390,7 @@ def test_a_perfetto_trace_holds_every_row_on_one_clock(runs: Path, tmp_path: Pat
 def test_a_wrong_format_or_folder_is_refused(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="did you mean 'html'"):
         write([runs], tmp_path / "x", "htm")
-    with pytest.raises(RunFolderError, match="holds none"):
+    with pytest.raises(RunFolderError, match="contains no run folder"):
         write([tmp_path])
     with pytest.raises(RunFolderError, match="another -o"):
         write([runs], tmp_path / "no" / "such" / "x.html")

@@ -21,7 +21,7 @@ from paceline.stages.cutting import Code
 from paceline.stages.unfolding import one_layer
 from paceline.testing.conformance import ENGINES, check_run, replays, same_numbers
 from paceline.testing.jobs import JOBS, SAMPLES
-from tests.engines.cuttable import SGD, data, job_of
+from tests.stages.cuttable import SGD, data, job_of
 
 call = Code.__call__
 

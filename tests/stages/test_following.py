@@ -18,7 +18,7 @@ from paceline.errors import JobError
 from paceline.plans.plan import make
 from paceline.stages.segment import Blueprint
 from paceline.testing.conformance import same_numbers
-from tests.engines.cuttable import job_of
+from tests.stages.cuttable import job_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the loss is not a mean over samples", "ignore:.*weight_norm.* is deprecated"

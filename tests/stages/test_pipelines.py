@@ -30,7 +30,7 @@ from paceline.stages import onednn_workspace as workspace
 from paceline.stages.memory_estimate import OPERATION, Live, weigh_all
 from paceline.testing.conformance import ENGINES, check_run, difference, same_numbers
 from paceline.testing.jobs import JOBS, SAMPLES
-from tests.engines.cuttable import job_of
+from tests.stages.cuttable import job_of
 
 # --- jobs -----------------------------------------------------------------------------------------------------------
 
@@ -335,7 +335,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts_and_fits_when_it_is
 def test_a_number_in_a_table_takes_no_more_room_than_it_can_use(tmp_path: Path) -> None:
     text = "keeps 99999999999 1\nslots 99999999999\nworker 0 F0 F7 B0 B7U\nworker 1 F0 F7 B0 B7U\n"
     plan = Plan.parse(table_file(tmp_path, text))
-    table = plan.table((2,))
+    table = plan.method.table(plan.workers, (2,))
     assert (table.keeps, table.slots) == ((2, 1), 2)
     same_numbers(JOBS["residual"](), plan, "local")
 

@@ -133,6 +133,7 @@ def compare(
         raise UsageError(f"seconds={seconds}: give how many seconds each plan is timed, such as 20")
     if not plans:
         raise UsageError("there are no plans to compare; name some, as in ring,downpour")
+    job.refuse_unused()
     chosen = [Plan.parse(plan, workers) for plan in plans]
     job = job if job.on_nan == "skip" else job.with_(on_nan="ignore")  # a plan that diverges is a result
     place = new_folder(Path(folder), f"{job.name}-comparison") if folder is not None else None
@@ -142,7 +143,7 @@ def compare(
             say(f"training {job.name} by {plan} ...")
             runs.append(train(job, plan, folder=place))
     rounds, length = (5, seconds / 5) if seconds else (3, SHORT)
-    timed = _time(job.with_(test=None), chosen, rounds, length, say)
+    timed = _time(job.untested(), chosen, rounds, length, say)
     found = _comparison(job.name, timed, runs, rounds, place)
     if place is not None:
         found.page = _write(found, place)
@@ -245,7 +246,7 @@ def _seconds_to(run: Run, accuracy: float | None) -> float | None:
 def _row(entrant: _Entrant, run: Run, best: _Entrant, ceiling: _Entrant | None, common: float | None) -> Row:
     speed, plan, summary = entrant.speed, entrant.plan, run.record.summary
     assert summary is not None
-    mine = None if plan.native else step(run.trace, plan.workers)
+    mine = step(run.trace, plan.workers) if plan.traits.traced else None
     return Row(
         plan=entrant.name,
         workers=plan.workers,

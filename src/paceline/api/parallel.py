@@ -29,8 +29,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.core.collectives.neighbours import Neighbours
-from paceline.core.collectives.proof import prove, prove_mixing
 from paceline.engines.local.arena import Arena, ArenaShape
 from paceline.engines.local.loop_worker import LoopWorker, PeerProcesses, put, statistics, tables
 from paceline.engines.local.process import quicken
@@ -40,8 +38,11 @@ from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.links.rendezvous import share
 from paceline.links.shared_memory import DoorbellDescriptor, Locks, Memory, SharedTensors
+from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import lay_out, trainable
 from paceline.parameters.sparse_tables import check_optimizer
+from paceline.plans.methods.native import NativeDdp
+from paceline.plans.methods.server import CentreServer
 from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, emptied, new_folder
 from paceline.runs.machine import this_machine
@@ -74,6 +75,7 @@ def parallel(
     folder    where rank 0 puts a run folder, for `paceline report`; None keeps nothing
     deadline  seconds a worker may wait for another before it gives up, naming whom it waited for
     """
+    require_store_order("`parallel`")
     chosen, store, rank = _resolve_world(plan)
     _refuse(model, chosen)
     block = _Block(model, optimizer, chosen, store, rank, deadline, folder)
@@ -151,19 +153,9 @@ def _resolve_world(plan: str | Plan) -> tuple[Plan, Store, int]:
 
 
 def _refuse(model: nn.Module, plan: Plan) -> None:
-    why = None
-    if plan.native:
-        why = "is what your script does without Paceline"
-    elif plan.coordinator is not None:
-        why = "evaluates a batch several times in one step; use `paceline.train` for it"
-    elif plan.schedule is not None:
-        why = "cuts the model into stages, and your loop has it whole; use `paceline.train` for it"
-    elif plan.gathers:
-        why = "computes late batches again, and only your loop has them; use `paceline.train` for it"
-    elif plan.exchanging is not None and plan.exchanging.parts:
-        why = "shares out parts of the data, and only your loop has them; use `paceline.train` for it"
-    if why:
-        raise PlanError(f"plan {plan.name} {why}")
+    if why := plan.traits.needs_train:
+        remedy = "" if isinstance(plan.method, NativeDdp) else "; use `paceline.train` for it"
+        raise PlanError(f"plan {plan.name} {why}{remedy}")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise UsageError("this model is wrapped in DistributedDataParallel, which meets by itself: give model.module")
     elsewhere = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
@@ -205,18 +197,16 @@ class _Block:
         quicken()
         self.model, self.optimizer, self.rank = model, optimizer, rank
         moving, sparse = statistics(model), tables(model)
-        if sparse and not plan.takes_sparse:
+        if sparse and not plan.traits.takes_sparse:
             raise PlanError(
                 f"parameter {sparse[0]} gets a sparse gradient, and what meets under plan {plan.name} is dense; use "
                 "downpour or ssp, where only touched rows travel, or sparse=False"
             )
         if sparse:
-            check_optimizer(optimizer, model, sparse, plan.steps_at_shards)
+            check_optimizer(optimizer, model, sparse, plan.traits.optimizer_at_server)
         layout = lay_out(model, plan.shards, moving)
         plan = plan.fitted(len(layout.shards))
-        if plan.synchronous:
-            check = prove_mixing if isinstance(plan.meeting, Neighbours) else prove
-            check(plan.meeting, plan.workers)  # type: ignore[arg-type]
+        plan.method.prove(plan.workers)
         self.plan, self.names = plan, (*trainable(model), *moving)
         followers: list[torch.optim.Optimizer] = []
         job = Job(model, (), step=_no_rank, optimizer=lambda _: optimizer, schedule=followers.append, name=_script())
@@ -237,7 +227,7 @@ class _Block:
         self.guest = LoopWorker(
             self.arena, plan, agenda, learner, optimizer, followers, PeerProcesses(pids, rank), deadline
         )
-        if plan.exchanging:  # what steps alone in the optimizer's place goes on with its memory
+        if isinstance(plan.method, CentreServer):  # what steps in the optimizer's place goes on with its memory
             for follower in followers:
                 follower.state = optimizer.state
         self.place: RunFolder | None = None
@@ -258,8 +248,8 @@ class _Block:
 
         def make() -> tuple[list[int], dict[str, Any]]:
             arena, start = Arena.create(shape), SharedTensors(everything)
-            if self.plan.gate is not None:
-                arena.put_version_0(self.model, self.plan.exchanging or self.plan.rule, self.optimizer.state)
+            if arena.desk is not None:
+                arena.put_version_0(self.model, self.optimizer.state)
             own.extend([arena, start])
             path = str(new_folder(Path(folder), f"{_script()}-{self.plan.name}")) if folder is not None else None
             terms = _Terms(
@@ -315,7 +305,7 @@ class _Block:
             values = self.arena.values(self.names)
             self._give_back()
             put(values, self._tensors())
-            if self.plan.steps_at_shards:
+            if self.plan.traits.optimizer_at_server:
                 self.optimizer.state.update(self.arena.remembered(trainable(self.model)))
         if self.place is not None:
             self._write(self.place)

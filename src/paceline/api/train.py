@@ -68,12 +68,13 @@ def train(
         return _resume(_path(resume), job, plan, workers, updates, interval, how)
     if job is None:
         raise UsageError("there is no job to train: give one (--help says how), or a run to resume (resume)")
+    job.refuse_unused()
     if compute is not None:
         job = job.with_(compute=compute)
     chosen = _plan(plan, workers, engine)
-    if chosen.endless and interval is not None:
+    if chosen.traits.no_checkpoints and interval is not None:
         if any(interval):
-            raise PlanError(f"plan {chosen.name} keeps no checkpoints: its pipeline is never empty before the end")
+            raise PlanError(f"plan {chosen.name} keeps no checkpoints: {chosen.traits.no_checkpoints}")
         interval = None  # nor when a signal asks for one
     if engine == "mpi":
         mpi.check(job, chosen)
@@ -112,8 +113,8 @@ def _plan(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
         says = f"has {chosen.workers}" if "workers" in chosen.options else "is one process"
         what = f"{workers} workers were asked for, and plan {chosen} {says}; plans of several are ring, downpour, ..."
         warnings.warn(what, JobWarning, stacklevel=3)
-    if chosen.native and engine != "local":
-        raise PlanError(f"plan {chosen.name!r} is PyTorch's own code and runs on real processes only: engine='local'")
+    if chosen.traits.local_only and engine != "local":
+        raise PlanError(f"plan {chosen.name!r} {chosen.traits.local_only}: engine='local'")
     return chosen
 
 

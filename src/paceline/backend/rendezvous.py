@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 from datetime import timedelta
 from typing import Any
@@ -22,15 +21,15 @@ from torch._C._distributed_c10d import Store
 from paceline.errors import RankMissing
 from paceline.links.rendezvous import machine
 from paceline.links.shared_memory import Memory
+from paceline.links.store_order import lacking
 
 
 def unfit() -> str:
     """Why this process cannot take part, whatever the others are."""
     if sys.platform != "linux":
         return f"runs on {sys.platform}, not on Linux"
-    # A cell must not be seen to change before the slot: x86 keeps the order of stores, others need not.
-    if platform.machine() != "x86_64":
-        return f"has a {platform.machine()} processor, not an x86-64"
+    if trouble := lacking():
+        return trouble
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:

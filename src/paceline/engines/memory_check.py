@@ -13,7 +13,6 @@ from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.errors import PlanError
 from paceline.jobs.job import Job
-from paceline.plans.plan import Plan
 from paceline.stages.memory_estimate import needed, weigh_all
 from paceline.stages.segment import Blueprint
 
@@ -26,13 +25,13 @@ def peaks_of(job: Job, module: nn.Module, source: Source, made: Blueprint, chunk
     return needed(table, weigh_all(job, module, made, reader, chunk))
 
 
-def check_fit(plan: Plan, peaks: Sequence[int]) -> None:
-    """Raise if a worker would take more memory than the plan allows."""
-    worst = max(range(plan.workers), key=peaks.__getitem__)
-    if peaks[worst] > plan.memory * MIB:
+def check_fit(bound: int, workers: int, peaks: Sequence[int]) -> None:
+    """Raise `PlanError` if a worker would take more memory than the plan's bound in MiB."""
+    worst = max(range(workers), key=peaks.__getitem__)
+    if peaks[worst] > bound * MIB:
         raise PlanError(
             f"worker {worst} would take {math.ceil(peaks[worst] / MIB)} MiB for its tensors, and "
-            f"memory={plan.memory}; all workers: {in_mib(peaks)}. Take more workers or smaller micro-batches, "
+            f"memory={bound}; all workers: {in_mib(peaks)}. Take more workers or smaller micro-batches, "
             "recompute=all, or balance=memory"
         )
 

@@ -11,6 +11,7 @@ def memory_line(setup: Setup) -> str:
     assert setup.blueprint is not None
     chunks = setup.agenda.filled(0)
     chunk = max(chunks, key=lambda chunk: chunk.samples)
-    table = setup.table((len(chunks),) * (setup.plan.schedule.span or setup.plan.workers))  # type: ignore[union-attr]
+    assert setup.pipeline is not None
+    table = setup.table((len(chunks),) * (setup.pipeline.schedule.span or setup.plan.workers))
     peaks = peaks_of(setup.job, setup.module, setup.source, setup.blueprint, chunk, table)
     return f"For {setup.job.name}, workers take at most {in_mib(peaks)} MiB for their tensors."

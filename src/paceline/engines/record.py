@@ -18,7 +18,7 @@ def first_record(setup: Setup, kept: bool) -> RunRecord:
         status=Status.RUNNING,
         started=datetime.now().astimezone().isoformat(timespec="milliseconds"),
         plan=str(plan),
-        table=plan.kept,
+        table=plan.own_table,
         engine=setup.engine,
         compute=job.compute,
         workers=plan.workers,
@@ -29,7 +29,7 @@ def first_record(setup: Setup, kept: bool) -> RunRecord:
         lives=(life(setup, 0),),
         job=_job(setup),
         moving_buffers=MovingBuffers(
-            "shard 0, the last push wins" if plan.gate else "mean over chunks", tuple(setup.probe.moving)
+            "mean over chunks" if plan.traits.keeps_step else "shard 0, the last push wins", tuple(setup.probe.moving)
         ),
         data_fingerprint=setup.source.fingerprint(),
         initial_sha256=setup.initial_sha256,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.core.server.gates.backup import Backup
 from paceline.engines.job_file import load_job_file
 from paceline.engines.setup import Setup
 from paceline.errors import PlanError, RunFolderError, UsageError
 from paceline.jobs.job import Job
+from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.server import GatheringServer
 from paceline.plans.plan import Plan, make, make_again
 from paceline.runs.record import RunRecord, Status, read_record
 
@@ -34,16 +35,16 @@ def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Pl
     """Return the plan that the run had, with another number of workers if the algorithm allows that."""
     wanted = before if given is None else Plan.parse(given)
     count = workers or (wanted.workers if given is not None else before.workers)
-    if before.cuts and not wanted.cuts:
-        wanted = wanted.cut_at(before.cuts.split("+"))
+    if isinstance(before.method, Pipeline) and before.method.cuts and "cuts" not in wanted.options:
+        wanted = wanted.cut_at(before.method.cuts.split("+"))
     if (wanted.name, _rest(wanted)) != (before.name, _rest(before)):
         raise PlanError(f"the run was begun by plan {before}; it cannot go on by plan {wanted}")
     if count == before.workers:
         return before
-    if before.gate is None:
+    if before.traits.keeps_step:
         raise PlanError(f"the run was begun by {before.workers} workers and cannot go on with {count}: {_why(before)}")
-    if isinstance(before.gate, Backup):
-        return _backup(before, count)
+    if isinstance(before.method, GatheringServer):
+        return _backup(before, before.method, count)
     return make_again(before, count)
 
 
@@ -52,19 +53,19 @@ def _rest(plan: Plan) -> dict[str, object]:
 
 
 def _why(plan: Plan) -> str:
-    if plan.agrees:
+    if plan.traits.agrees:
         return (
             f"plan {plan.name} cuts each batch into as many chunks as it has workers, so it would be another training"
         )
     return f"under plan {plan.name} each worker holds something of its own, which would be lost or missing"
 
 
-def _backup(before: Plan, workers: int) -> Plan:
+def _backup(before: Plan, method: GatheringServer, workers: int) -> Plan:
     """Keep the number of gradients in an update, and change the number of backups."""
-    backups = workers - before.gathers
+    backups = workers - method.gathers
     if backups < 0:
         raise PlanError(
-            f"plan {before} makes each update of {before.gathers} gradients, so it cannot go on with {workers} workers"
+            f"plan {before} makes each update of {method.gathers} gradients, so it cannot go on with {workers} workers"
         )
     return make(before.name, **{**before.options, "workers": workers, "backups": backups})
 

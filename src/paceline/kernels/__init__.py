@@ -17,6 +17,6 @@ from paceline.kernels.build import NoCompiler
 from paceline.kernels.fused import Fused, fuse
 from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.ranks import fuse_ranks
-from paceline.kernels.replicas import Replicas, fuse_replicas
+from paceline.kernels.replicas import ReplicaSlots, fuse_replicas
 
-__all__ = ["Apart", "CannotFuse", "Fused", "NoCompiler", "Replicas", "fuse", "fuse_ranks", "fuse_replicas"]
+__all__ = ["Apart", "CannotFuse", "Fused", "NoCompiler", "ReplicaSlots", "fuse", "fuse_ranks", "fuse_replicas"]

@@ -32,7 +32,7 @@ def fuse_replicas(
     batch_size: int,
     *,
     threads: int | None = None,
-) -> Replicas:
+) -> ReplicaSlots:
     """Models of one shape, with an optimizer each (or one for all), of one kind; their settings may differ."""
     models = list(models)
     if not models:
@@ -40,10 +40,10 @@ def fuse_replicas(
     factories = list(optimizers) * (len(models) if len(optimizers) == 1 else 1)
     if len(factories) != len(models):
         raise CannotFuse(f"{len(models)} models and {len(factories)} optimizers: give one for all, or one for each")
-    return Replicas(models, loss_kind(loss), factories, batch_size, threads or machine.cores())
+    return ReplicaSlots(models, loss_kind(loss), factories, batch_size, threads or machine.cores())
 
 
-class Replicas(Fused):
+class ReplicaSlots(Fused):
     def __init__(
         self,
         models: list[nn.Module],

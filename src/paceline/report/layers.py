@@ -1,18 +1,19 @@
-"""Drawing a model: a row per layer with its sizes, and on the left which one's output reaches which."""
+"""Draws a model: a row per layer with its sizes, and on the left a graph of which layer's output reaches which."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
-from paceline.report.words import count, share
+from paceline.report.formatting import count, share
 from paceline.runs.record import LayerRecord
 
-ROW = 26  # pixels; the style sheet's rows are as high
-MOST = 400  # layers that are listed
+ROW = 26  # pixels, as in the style sheet
+MOST = 400  # layers that are listed at most
 
 
 def layers(model: Sequence[LayerRecord]) -> str:
+    """The table of layers; empty for a run without an outline of its model."""
     if not model:
         return ""
     shown = model[:MOST]
@@ -47,7 +48,7 @@ def _row(layer: LayerRecord, total: int, most: int) -> str:
 
 
 def _graph(model: Sequence[LayerRecord]) -> str:
-    """A dot per layer; straight lines to the next one, arcs over those between."""
+    """A dot per layer, with straight lines to the next one and arcs past those between."""
     drawn, widest = "", 0
     for number, layer in enumerate(model):
         y = number * ROW + ROW // 2

@@ -1,7 +1,7 @@
-"""Run folders as a report reads them: what they hold, and what they lack.
+"""Reads run folders for a report: what they hold and what is missing.
 
-A folder may be of an older version, of a run that failed, or of one that still goes on: the page says what it cannot
-show. Nothing is unpickled, so it is safe to read a folder from elsewhere.
+A folder may be of an older version, of a failed run, or of a run that has not ended; the page says what it cannot show.
+Nothing is unpickled, so folders from elsewhere are safe to read.
 """
 
 from __future__ import annotations
@@ -27,37 +27,40 @@ class Timed:
 
 @dataclass(frozen=True)
 class Reading:
-    """One run's folder."""
+    """A run folder as it was read."""
 
     path: Path
     record: RunRecord  # what run.json holds
     trace: Trace
     timed: Timed | None  # None: the run is not part of a comparison
-    missing: tuple[str, ...]  # what the folder lacks, in sentences
+    missing: tuple[str, ...]  # what the folder lacks, as sentences
     name: str = ""  # unique among the runs of a page
 
     @property
     def plan(self) -> str:
+        """The plan's name and options."""
         return self.record.plan
 
     @property
     def method(self) -> str:
+        """The plan's name."""
         return self.plan.partition(":")[0]
 
     @property
     def short(self) -> str:
-        """The plan as a table shows it: downpour ×2 shards=2"""
+        """The plan in the short form of a table: downpour ×2 shards=2"""
         options = [option for option in self.plan.partition(":")[2].split(",") if option]
         rest = [option for option in options if not option.startswith("workers=")]
         return " ".join([self.method, *[f"×{self.workers}"] * (self.workers > 1), *rest])
 
     @property
     def workers(self) -> int:
+        """The number of workers."""
         return self.record.workers
 
     @property
     def seconds(self) -> float:
-        """Seconds of training; those that the trace covers, if the run has no summary."""
+        """How long the run trained; without a summary, the end of its trace."""
         rows, summary = self.trace.rows, self.record.summary
         if summary is not None and summary.seconds:
             return summary.seconds
@@ -65,7 +68,7 @@ class Reading:
 
     @property
     def started(self) -> float:
-        """When the run began, in seconds since 1970; when the folder was made, if the record does not say."""
+        """When the run started, in seconds since 1970; without a record, when its folder was last changed."""
         try:
             return datetime.fromisoformat(self.record.started).timestamp()
         except ValueError:
@@ -73,14 +76,18 @@ class Reading:
 
 
 def open_all(paths: Sequence[Path]) -> list[Reading]:
-    """Read the runs in these folders, ordered by their start: each is a run's folder, or has some below it."""
+    """Open run folders, or all run folders below the given ones, in the order in which the runs started."""
     readings: list[Reading] = []
     for path in paths:
         if not path.is_dir():
-            raise RunFolderError(f"{path} is not a folder; give a run's folder, or one that holds some, such as runs")
+            raise RunFolderError(
+                f"{path} is not a folder; give a run folder, or a folder that contains some, such as runs"
+            )
         found = [path] if (path / "run.json").exists() else [file.parent for file in path.rglob("run.json")]
         if not found:
-            raise RunFolderError(f"{path} is not a run's folder and holds none: there is no run.json in or below it")
+            raise RunFolderError(
+                f"{path} is not a run folder and contains no run folder: there is no run.json in or below it"
+            )
         known = {reading.path for reading in readings}
         opened = [_open(folder) for folder in found if folder not in known]
         readings += sorted(opened, key=lambda reading: (reading.started, reading.path.name))
@@ -93,11 +100,11 @@ def _open(folder: Path) -> Reading:
     try:
         trace = Trace.open(folder / "trace.arrow")
     except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are ValueErrors
-        missing.append(f"Its trace cannot be read ({_first_line(error)}), so there is no timeline and no staleness.")
+        missing.append(f"The trace cannot be read ({_first_line(error)}), so there is no timeline and no staleness.")
     if not record.model:
-        missing.append("It was recorded without the model's outline.")
+        missing.append("The run was recorded without the model's outline.")
     if record.status == Status.RUNNING:
-        missing.append("It had not ended when this page was made, or was killed.")
+        missing.append("The run had not ended when this page was made, or it was killed.")
     return Reading(folder, record, trace, _timed(folder.resolve()), tuple(missing))
 
 
@@ -112,7 +119,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _named(readings: list[Reading]) -> list[Reading]:
-    """Name each run by its plan, with a number where several have the same one."""
+    """Name each run by its plan, with numbers where several runs have the same plan."""
     plans = [reading.short for reading in readings]
     seen: dict[str, int] = {}
     result = []

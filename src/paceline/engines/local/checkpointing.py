@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from paceline.core.server.cut import take_cut
-from paceline.core.server.version_slots import Replicas
+from paceline.core.server.version_slots import ReplicaSlots
 from paceline.engines import checkpoints
 from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
 from paceline.engines.local.arena import DESK_LOCK, TAKEN, WANTED, Arena
 from paceline.engines.local.state_buffers import StateBuffer
+from paceline.engines.servers.shard_memory import DeskMemory
 from paceline.engines.setup import Setup
 from paceline.errors import CheckpointWarning, RunFolderError
 from paceline.links.shared_memory import RecordLock, Waiter
@@ -30,6 +31,8 @@ from paceline.parameters.layout import trainable
 from paceline.parameters.replicas import middle
 from paceline.parameters.store import ShardVersion
 from paceline.parameters.worker_state import WorkerState, copied
+from paceline.plans.methods.local_steps import Gossip, LocalSteps
+from paceline.plans.methods.server import Hogwild
 
 MARGIN = 2  # updates from the worker that is furthest on to the update after which all leave their state
 
@@ -40,7 +43,7 @@ class CheckpointCoordinator:
     def __init__(self, setup: Setup, arena: Arena, request: CheckpointRequest, waiter: Waiter) -> None:
         self.setup, self.arena, self.request = setup, arena, request
         self.buffers_of_state = [StateBuffer() for _ in range(setup.plan.workers)]
-        shards = range(len(arena.shards)) if setup.plan.gate is not None else ()
+        shards = range(len(arena.shards))
         self.locks = [RecordLock(arena.locks, number + 1, waiter, f"shard {number}") for number in shards]
         self.locks.append(RecordLock(arena.locks, DESK_LOCK, waiter, "the desk"))
         #: Updates in the newest checkpoint, and when it was taken.
@@ -58,7 +61,7 @@ class CheckpointCoordinator:
     def _fill_buffers(self, start: Checkpoint) -> None:
         """Give each worker the state that the worker of its number had, or that all had where all hold the same."""
         tag = start.cut.versions[0] if start.cut else start.updates
-        common = start.holders["worker.0"] if self.setup.plan.agrees else WorkerState()
+        common = start.holders["worker.0"] if self.setup.plan.traits.agrees else WorkerState()
         for number, state_buffer in enumerate(self.buffers_of_state):
             if f"worker.{number}" in start.holders:
                 state_buffer.next.write(tag, common | start.holders[f"worker.{number}"])
@@ -94,7 +97,7 @@ class CheckpointCoordinator:
         seconds = self.request.interval.seconds
         if seconds and time.monotonic() - self.taken_at >= seconds:
             self.asked = True
-        found = self._take_in_step(finished) if self.setup.plan.gate is None else self._take_at_server()
+        found = self._take_in_step(finished) if self.arena.desk is None else self._take_at_server(self.arena.desk)
         if found is not None:
             self.asked, self.margin = False, MARGIN
             self.last, self.taken_at = found.updates, time.monotonic()
@@ -121,36 +124,32 @@ class CheckpointCoordinator:
             self.margin *= 2  # a worker may pass that update before it sees it; then ask for a later one
         return found
 
-    def _take_at_server(self) -> Checkpoint | None:
-        setup, arena = self.setup, self.arena
-        desk, twin = arena.shape.desk, arena.desk
-        assert desk is not None
-        assert twin is not None
-        done = setup.agenda.done_by(desk.finished(twin.current))
-        every = self.request.interval.updates
+    def _take_at_server(self, desk: DeskMemory) -> Checkpoint | None:
+        setup, shards, every = self.setup, self.arena.shards, self.request.interval.updates
+        done = setup.agenda.done_by(desk.finished)
         due = self.asked or (every and done // every > self.last // every)
         if not due or self.writer.busy or done >= setup.agenda.updates:
             return None
-        machine, places = arena.shards[0].machine, arena.shards[0].places
         with contextlib.ExitStack() as held:
             for lock in self.locks:
                 held.enter_context(lock)
-            cut = take_cut(desk, twin.current, machine, [shard.twin.current for shard in arena.shards])
+            states = [shard.integers.current for shard in shards]
+            cut = take_cut(desk.desk, desk.integers.current, shards[0].machine, states)
             at = time.perf_counter_ns() - self.origin
-            rooms = arena.shards[0].all_newest if isinstance(places, Replicas) else [s.newest for s in arena.shards]
-            copies = [ShardVersion(room.shape, copied(room.raw)) for room in rooms]
+            newest = [version for shard in shards for version in shard.all_newest]
+            copies = [ShardVersion(version.shape, copied(version.raw)) for version in newest]
             own = [self._left_by(worker) for worker in range(len(self.buffers_of_state))]
-        kind = "replica" if isinstance(places, Replicas) else "shard"
-        holders = {f"{kind}.{number}": room.worker_state() for number, room in enumerate(copies)}
+        kind = "replica" if isinstance(shards[0].slots, ReplicaSlots) else "shard"
+        holders = {f"{kind}.{number}": version.worker_state() for number, version in enumerate(copies)}
         holders |= {f"worker.{number}": mine for number, mine in enumerate(own) if mine is not None}
         return Checkpoint(setup.agenda.done_by(cut.finished), at, self.request.lives, cut, holders)
 
     def _left_by(self, worker: int) -> WorkerState | None:
         """Read the state that a worker had when it last pushed."""
         state_buffer, shard = self.buffers_of_state[worker], self.arena.shards[0]
-        if not self.setup.plan.locked:
+        if isinstance(self.setup.plan.method, Hogwild):  # which has no versions to tell by
             return state_buffer.newest
-        return state_buffer.read(shard.machine.base(shard.twin.current, worker))
+        return state_buffer.read(shard.machine.base(shard.integers.current, worker))
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -259,9 +258,9 @@ def result_of(setup: Setup, checkpoint: Checkpoint) -> list[Tensor]:
 
 
 def _result(setup: Setup, mine: WorkerState) -> list[Tensor]:
-    values, rule = mine.many("values"), setup.plan.averaging
-    if rule is None:
+    values, method = mine.many("values"), setup.plan.method
+    if not isinstance(method, LocalSteps | Gossip):
         return values
     count = len(trainable(setup.module))
     memories = mine.remembered("rule", count)
-    return [*(rule.result(v, m) for v, m in zip(values, memories, strict=False)), *values[count:]]
+    return [*(method.averaging.result(v, m) for v, m in zip(values, memories, strict=False)), *values[count:]]

@@ -1,4 +1,4 @@
-"""A worker's hands on what it meets the others by: the payloads of a table, and its neighbours'."""
+"""Collectives of the local engine: a worker's payloads, and the tables by which they are added up or mixed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.gradients.payload import GradientSum, Payload
 from paceline.parameters.replicas import mix
 
 if TYPE_CHECKING:
-    from paceline.engines.local.plan_runner import PlanRunner
+    from paceline.engines.local.methods.runner import PlanRunner
 
 
 class Means(Protocol):

@@ -100,7 +100,7 @@ class Observer:
             dead=tuple(sorted(self.dead)),
             asleep=tuple(number for number, flag in enumerate(self.arena.asleep) if flag[0]),
             collective_steps=tuple(offer[0] for offer in self.arena.offers),
-            in_step=self.setup.plan.gate is None,
+            in_step=self.setup.plan.traits.keeps_step,
             resumed_updates=self.start.updates if self.start else 0,
             resumed_seconds=(self.started_at - self.origin) / 1e9,
             stopping=stopping,

@@ -19,8 +19,10 @@ from paceline.engines.local.process import die_with_parent
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.local.state_writer import StateWriter
+from paceline.engines.local.worker import WorkerProcess
 from paceline.engines.local.worker_context import WorkerContext
 from paceline.errors.failure import Place
+from paceline.plans.methods.pipeline import Pipeline
 from paceline.runs.trace import Kind
 from paceline.stages.segment import Segment
 from paceline.stages.stage import Sums
@@ -32,7 +34,11 @@ class PipelineWorker(WorkerContext):
         state_buffer: StateBuffer | None, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         life = replace(given.life, state_buffer=state_buffer, wake=wake)
-        super().__init__(given.number, arena, given.plan, given.agenda, given.deadline, life)
+        host = WorkerProcess(arena, snapshots)
+        super().__init__(given.number, arena, given.plan, given.agenda, given.deadline, life, host)
+        self.context: WorkerContext = self
+        assert isinstance(given.plan.method, Pipeline)
+        self.method = given.plan.method
         assert given.blueprint is not None
         self.blueprint, self.snapshots = given.blueprint, snapshots
         job = given.job
@@ -54,13 +60,12 @@ class PipelineWorker(WorkerContext):
         return Place(update, samples=self.reader.order.indices(self.doing).tolist())
 
     def train(self) -> None:
-        schedule = self.plan.schedule
-        assert schedule is not None
+        schedule = self.method.schedule
         self.reader.announce(self._foreseen())
         programs: dict[tuple[int, ...], list[Work]] = {}  # of tables that come again and again
         for passing in passes(schedule.span, self.agenda, self.life.start):
             self.segment.begin(passing)
-            if self.plan.endless:
+            if not schedule.span:  # the table is as long as the training
                 self._follow(program_of(schedule, self.number, self.plan.workers, passing.counts), passing)
             else:
                 if passing.counts not in programs:
@@ -70,13 +75,12 @@ class PipelineWorker(WorkerContext):
         self._hand_in()
 
     def _table(self, passing: Pass) -> Table:
-        table = self.plan.table(passing.counts)
+        table = self.method.table(self.plan.workers, passing.counts)
         return table.agreeing() if self.blueprint.agrees else table
 
     def _foreseen(self) -> Iterator[Chunk]:
         """The chunks that are read here, in this order."""
-        schedule = self.plan.schedule
-        assert schedule is not None
+        schedule = self.method.schedule
         for passing in passes(schedule.span, self.agenda, self.life.start):
             for work in schedule.line(self.number, self.plan.workers, passing.counts):
                 if work.what == FORWARD and self.segment.reads(self.segment.stages[work.stage]):
@@ -157,7 +161,7 @@ class PipelineWorker(WorkerContext):
 
     def _hand_in(self) -> None:
         """Leave what this worker holds where all find it."""
-        self.look_back()
+        self.measure_memory()
         (shard,), (result,) = self.arena.shape.layout.shards, self.arena.results
         views = {p.name: v for p, v in zip(shard.parameters, shard.parameter_views(result), strict=True)}
         views |= {p.name: v for p, v in zip(shard.buffers, shard.buffer_views(result), strict=True)}

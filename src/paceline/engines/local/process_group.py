@@ -16,7 +16,7 @@ import torch.distributed as dist
 from paceline.gradients.payload import GradientSum, Payload
 
 if TYPE_CHECKING:
-    from paceline.engines.local.plan_runner import PlanRunner
+    from paceline.engines.local.methods.runner import PlanRunner
 
 
 def join(library: str, meeting_place: Path, rank: int, ranks: int, deadline: float) -> None:

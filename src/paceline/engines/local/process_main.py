@@ -57,14 +57,14 @@ def main(
         worker = kind(assignment, arena, source, snapshots, state_buffer, lambda: pipe.send(StateLeft()))
         give_back()  # from here on the peak of memory is that of the training
         pipe.send(Ready())
-        worker.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
+        worker.context.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
         waited = core_wait()
         worker.train()
         arena.ended[number] = now()
         waited = core_wait() - waited
-        if not worker.peak:
-            worker.look_back()
-        pipe.send(Finished(waited, worker.peak - before))
+        if not worker.context.peak:
+            worker.context.measure_memory()
+        pipe.send(Finished(waited, worker.context.peak - before))
     except Cancelled:
         pass
     except BaseException as error:

@@ -96,11 +96,11 @@ class WorkerPool:
         self.scratch = _scratch(setup, request)
         source = setup.source
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
-        if setup.plan.gate is not None:
+        if self.arena.desk is not None:
             if self.begin is None:
-                self.arena.put_version_0(setup.module, setup.plan.exchanging or setup.plan.rule, {})
+                self.arena.put_version_0(setup.module, {})
             else:
-                self.arena.copy_into(self.begin, setup.plan.pairing)
+                self.arena.resume(self.begin)
         self.checkpoints = CheckpointCoordinator(setup, self.arena, request, self.waiter) if request else None
         self.holdings = setup.blueprint.holdings(setup.module) if setup.blueprint else []
 
@@ -121,7 +121,7 @@ class WorkerPool:
                     target=main,
                     args=(
                         [self._assignment(number)],
-                        self.setup.plan.memory > 0,
+                        self.setup.pipeline is not None and self.setup.pipeline.memory > 0,
                         self.arena,
                         self.tensors,
                         self.snapshot_file,
@@ -272,16 +272,11 @@ class WorkerPool:
 
     def _handle_death(self, number: int) -> None:
         """Raise under a plan without a server; otherwise give the dead worker's batch to another one."""
-        if self.setup.plan.gate is None:
+        if self.arena.desk is None:
             raise self.diagnosis.died(number, self._victims(number))
         self.dead.add(number)
-        desk, twin = self.arena.shape.desk, self.arena.desk
-        assert desk is not None
-        assert twin is not None
-        with RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk"):
-            draft = twin.begin()
-            desk.handle(draft, Death(number))
-            twin.commit()
+        assert self.arena.desk is not None
+        self.arena.desk.handle(Death(number), RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk"))
         for doorbell in self.doorbells:
             doorbell.ring()
         self.observer.worker_died(number)

@@ -56,14 +56,9 @@ def replay(
     opened, record, trace = _open(run, data, job)
     plan = Plan.recorded(record.plan, record.table)
     if not plan.replayable:
-        why = (
-            "without locks its updates have no order"
-            if not plan.native
-            else "nobody wrote down in which order it summed"
-        )
-        raise UsageError(f"a run of plan {plan.name} cannot be replayed: {why}")
+        raise UsageError(f"a run of plan {plan.name} cannot be replayed: {plan.traits.not_replayable}")
     if record.adds_up:
-        raise UsageError(f"{record.adds_up} added up in this run, and nobody wrote down in which order: no replay")
+        raise UsageError(f"{record.adds_up} added up in this run, in an order that is not known: no replay")
     opened = opened.with_(device="cuda" if "cuda" in record.job.device else "cpu")
     with threads(record.threads):
         with warnings.catch_warnings():
@@ -91,7 +86,7 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRe
     path = Path(run)
     record = read_record(path)
     file = path / "trace.arrow"
-    if not file.exists() and Plan.recorded(record.plan, record.table).gate is not None:
+    if not file.exists() and not Plan.recorded(record.plan, record.table).traits.keeps_step:
         raise UsageError(f"{path} has no trace, so nobody knows in which order its updates were made: no replay")
     return job or load_job_file(path, data), record, Trace.open(file) if file.exists() else Trace.of([])
 

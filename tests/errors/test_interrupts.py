@@ -1,0 +1,76 @@
+"""Ctrl-C, as a terminal sends it: to everybody. Once: a checkpoint, and a clean end; twice: at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.errors.cases import HEAD
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "job.py").write_text(HEAD + "job = job.with_(epochs=10**6)\n")
+    (tmp_path / "short.py").write_text(HEAD)
+    return tmp_path
+
+
+def start(folder: Path, plan: str) -> subprocess.Popen[str]:
+    """A training that goes on for hours, once it is on its way."""
+    command = [sys.executable, "-m", "paceline", "train", "job.py", "-p", plan, "-w", "2"]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    until = time.monotonic() + 60
+    while not any(file.stat().st_size > 50_000 for file in folder.glob("runs/*/trace.arrow")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return process
+
+
+def ended(process: subprocess.Popen[str], family: list[psutil.Process]) -> str:
+    said = process.communicate(timeout=20)[1]
+    _, left = psutil.wait_procs(family, timeout=5)
+    assert not [each for each in left if each.status() != psutil.STATUS_ZOMBIE]
+    assert process.returncode == 130, said
+    return said
+
+
+@pytest.mark.parametrize("plan", ["ring", "downpour"])
+def test_once_a_clean_end_that_can_go_on(plan: str, folder: Path) -> None:
+    process = start(folder, plan)
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    said = ended(process, family)
+    assert re.search(
+        r"stopped after [\d,]+ of [\d,]+ updates, with train loss [\d.]+; a checkpoint is written", said
+    ), said
+    go_on = re.search(r"go on   paceline train --resume (\S+)", said)
+    assert go_on, said
+    look = subprocess.run(
+        [sys.executable, "-m", "paceline", "report", go_on[1]], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert look.returncode == 0, look.stderr
+    assert (folder / "report.html").exists() or list(folder.glob("runs/*/report.html"))
+
+
+def test_twice_at_once(folder: Path) -> None:
+    process = start(folder, "ring")
+    family = psutil.Process(process.pid).children(recursive=True)
+    worker = next(each for each in family if "forkserver" in " ".join(each.cmdline()) and each.children() == [])
+    worker.suspend()  # so that no checkpoint can be had
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    begun = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    said = ended(process, family)
+    assert time.monotonic() - begun < 5
+    assert "interrupted; every worker was stopped" in said
