@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.jobs.built_in import IdxMissing
+from paceline.jobs.built_ins import IdxMissing
 from paceline.jobs.loading import load_job
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

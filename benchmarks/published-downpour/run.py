@@ -23,7 +23,8 @@ import paceline as pl
 from paceline.core.agenda import Agenda
 from paceline.engines.virtual import simulate
 from paceline.jobs.loading import load_job
-from paceline.links.shared_memory import Locks, RecordLock, Waiter
+from paceline.links.locks import Locks, RecordLock
+from paceline.links.waiting import Waiter
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
 

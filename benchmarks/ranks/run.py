@@ -1,4 +1,4 @@
-"""Epochs of `mnist-cnn` by 1, 2 and 4 ranks of MPI, beside 2 threads of one process; each in turn, round by round."""
+"""Epochs of `mnist-cnn` by 1, 2 and 4 ranks of MPI, and by 2 threads of one process, round by round."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter_ns as now
 
 import paceline as pl
-from paceline.jobs.built_in import IdxMissing
+from paceline.jobs.built_ins import IdxMissing
 from paceline.jobs.loading import load_job
 from paceline.runs.trace import Kind, TraceRing, TraceWriter
 

@@ -29,7 +29,7 @@ import paceline as pl
 from paceline.data.source import open_source
 from paceline.engines.outline import outline
 from paceline.errors import RunFolderError, UsageError
-from paceline.jobs.built_in import built_in
+from paceline.jobs.built_ins import built_in
 from paceline.report import charts, exports, formatting, perfetto, tensorboard, write
 from paceline.report.curves import AXES, envelope, evaluation_curve, histogram, loss_curve
 from paceline.report.lanes import Lane, binned, lanes, merged, packed

@@ -13,7 +13,6 @@ they share, and the parameters are then those that the next gradient is due for.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import time
@@ -30,14 +29,16 @@ import torch
 from torch import Tensor, nn
 
 from paceline.engines.local.arena import Arena, ArenaShape
-from paceline.engines.local.loop_worker import LoopWorker, PeerProcesses, put, statistics, tables
+from paceline.engines.local.loop_worker import LoopWorker, put, statistics, tables
 from paceline.engines.local.process import quicken
 from paceline.errors import PlanError, UsageError
 from paceline.gradients.learner import Learner
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
-from paceline.links.rendezvous import share
-from paceline.links.shared_memory import DoorbellDescriptor, Locks, Memory, SharedTensors
+from paceline.links.locks import Locks
+from paceline.links.membership import LocalProcesses
+from paceline.links.memory import Memory, SharedTensors
+from paceline.links.rendezvous import Rendezvous
 from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import lay_out, trainable
 from paceline.parameters.sparse_tables import check_optimizer
@@ -108,8 +109,8 @@ def _in_the_hands_of(block: _Block) -> Callable[..., Any]:
     return step
 
 
-class Rendezvous:
-    """Where the processes of a `torchrun` find each other, kept as long as this one lives: rank 0 is the host."""
+class _Stores:
+    """The store through which the processes of a `torchrun` find each other; rank 0 hosts it as long as it lives."""
 
     store: Store | None = None
     rank = 0
@@ -128,7 +129,7 @@ class Rendezvous:
         return PrefixStore(f"paceline.parallel {self.blocks}", self.store)
 
 
-_town = Rendezvous()
+_stores = _Stores()
 
 
 def _resolve_world(plan: str | Plan) -> tuple[Plan, Store, int]:
@@ -148,8 +149,8 @@ def _resolve_world(plan: str | Plan) -> tuple[Plan, Store, int]:
         )
     if ranks == 1:
         return chosen, HashStore(), 0
-    store = _town.next_block()
-    return chosen, store, _town.rank
+    store = _stores.next_block()
+    return chosen, store, _stores.rank
 
 
 def _refuse(model: nn.Module, plan: Plan) -> None:
@@ -212,20 +213,13 @@ class _Block:
         job = Job(model, (), step=_no_rank, optimizer=lambda _: optimizer, schedule=followers.append, name=_script())
         agenda = plan.agenda(plan.parts, plan.parts, FOREVER)
         shape = ArenaShape.of(plan, layout, agenda.leases, trainable(model), optimizer, sparse)
-        self.arena, self.terms = self._join(shape, store, folder, deadline)
-        trouble = self._difference(self.terms)
-        store.set(f"rank {rank}", json.dumps([os.getpid(), trouble]))
-        ranks = [json.loads(store.get(f"rank {other}")) for other in range(plan.workers)]
-        troubles = [trouble for _, trouble in ranks if trouble]
-        if troubles:
-            with emptied(Path(self.terms.folder) if self.terms.folder and rank == 0 else None):
-                raise UsageError(troubles[0])
+        rendezvous = Rendezvous(store, rank, plan.workers, deadline, "the beginning of `parallel`")
+        self.arena, self.terms, self.pids = self._share(shape, rendezvous, folder)
         self._start_alike()
-        pids = [pid for pid, _ in ranks]
         self.own = [tensor.data for tensor in self._tensors()]
         learner = Learner(Replica(job, model, moving))
         self.guest = LoopWorker(
-            self.arena, plan, agenda, learner, optimizer, followers, PeerProcesses(pids, rank), deadline
+            self.arena, plan, agenda, learner, optimizer, followers, LocalProcesses(rank, self.pids), deadline
         )
         if isinstance(plan.method, CentreServer):  # what steps in the optimizer's place goes on with its memory
             for follower in followers:
@@ -239,10 +233,10 @@ class _Block:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         return [named[name] for name in self.names]
 
-    def _join(
-        self, shape: ArenaShape, store: Store, folder: str | Path | None, deadline: float
-    ) -> tuple[Arena, _Terms]:
-        """Share the arena that rank 0 makes, and the parameters that all ranks start from."""
+    def _share(
+        self, shape: ArenaShape, rendezvous: Rendezvous, folder: str | Path | None
+    ) -> tuple[Arena, _Terms, list[int]]:
+        """Share the arena that rank 0 makes and the parameters that all ranks start from; and all process ids."""
         everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
         own: list[Any] = []  # what rank 0 has made, open until every rank has it
 
@@ -250,31 +244,28 @@ class _Block:
             arena, start = Arena.create(shape), SharedTensors(everything)
             if arena.desk is not None:
                 arena.put_version_0(self.model, self.optimizer.state)
-            own.extend([arena, start])
             path = str(new_folder(Path(folder), f"{_script()}-{self.plan.name}")) if folder is not None else None
+            own.extend([arena, start, path])
             terms = _Terms(
                 plan=str(self.plan), model=_outline(self.model), size=arena.memory.size, start=start.memory.size,
                 folder=path, origin=time.perf_counter_ns(),
             )  # fmt: skip
-            doorbells = [doorbell.descriptor for doorbell in arena.doorbells]
-            return [arena.memory.descriptor, start.memory.descriptor, arena.locks.descriptor, *doorbells], to_dict(
-                terms
-            )
+            return [arena.memory.descriptor, start.memory.descriptor, arena.locks.descriptor], to_dict(terms)
 
-        descriptors, given = share(store, self.rank, self.plan.workers, make, deadline)
-        terms = from_dict(_Terms, given)
-        memory, start, locks, *doorbells = descriptors
+        shared = rendezvous.share(make, lambda said: self._difference(from_dict(_Terms, said)))
+        if isinstance(shared, str):
+            with emptied(Path(own[-1]) if own and own[-1] else None):
+                raise UsageError(shared)
+        terms, (memory, start, locks) = from_dict(_Terms, shared.said), shared.descriptors
         if self.rank == 0:
-            arena, self.start = own
+            arena, self.start, _ = own
         else:
-            arena = Arena(
-                shape, Memory.of(memory, terms.size), Locks(locks), [DoorbellDescriptor(b) for b in doorbells]
-            )
+            arena = Arena(shape, Memory.of(memory, terms.size), Locks(locks))
             self.start = SharedTensors(everything, Memory.of(start, terms.start))
-        return arena, terms
+        return arena, terms, shared.pids
 
-    def _difference(self, terms: _Terms) -> str | None:
-        """Say what keeps this rank from joining rank 0; None if nothing does."""
+    def _difference(self, terms: _Terms) -> str:
+        """Say what keeps this rank from joining rank 0; empty if nothing does."""
         mine, theirs = _outline(self.model), terms.model
         if terms.plan != str(self.plan):
             return f"rank 0 follows plan {terms.plan}, and rank {self.rank} {self.plan}"
@@ -282,7 +273,7 @@ class _Block:
             pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing")
             here, there = next(pair for pair in pairs if pair[0] != pair[1])
             return f"rank 0 has another model than rank {self.rank}: there it has {there}, and here {here}"
-        return None
+        return ""
 
     def _start_alike(self) -> None:
         everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]

@@ -79,7 +79,7 @@ def train(
     if engine == "mpi":
         mpi.check(job, chosen)
         if mpi.rank():  # the first rank writes and evaluates
-            job, folder = job.with_(test=None), None
+            job, folder = job.untested(), None
     setup = set_up(job, chosen, engine, updates)
     record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None

@@ -1,4 +1,4 @@
-"""Progress while workers train: a table that is redrawn on a terminal, and an occasional plain line elsewhere."""
+"""The display of a training: a line per worker, redrawn on a terminal; elsewhere plain lines now and then."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from paceline.runs.live_status import LiveStatus, WorkerLine
 from paceline.runs.progress import Progress
 
 REDRAW = 0.25  # seconds between two pictures on a terminal
-PLAIN = 5.0, 60.0  # seconds between plain lines: at first, and at most, since the pause doubles after each
+PLAIN = 5.0, 60.0  # seconds between two reports in plain lines: at first, and at most after doubling
 
 
 class ProgressDisplay:
-    """A progress callback that shows the state of the workers; quiet, it prints only that the run is stopping."""
+    """A progress callback that shows the run; quiet, it shows only that the run is stopping."""
 
     def __init__(self, name: str, quiet: bool = False, to: Console = console) -> None:
         self.name, self.quiet, self.console = name, quiet, to
@@ -33,12 +33,12 @@ class ProgressDisplay:
     def __call__(self, report: Progress) -> None:
         if report.stopping and not self._stopping:
             self._stopping = True
-            self.console.print("stopping after a checkpoint; press Ctrl-C again to stop at once", style="yellow")
+            self.console.print("stopping after a checkpoint; Ctrl-C again stops at once", style="yellow")
         if self.quiet:
             return
         if report.resumed_updates and not self._resumed:
             self._resumed = True
-            line = f"resuming from update {report.resumed_updates:,} of {report.total_updates:,}"
+            line = f"resuming after update {report.resumed_updates:,} of {report.total_updates:,}"
             self.console.print(line, highlight=False)
         self.status.update(report)
         now = time.monotonic()
@@ -59,12 +59,12 @@ class ProgressDisplay:
         self._screen.update(self.picture(), refresh=True)
 
     def close(self) -> None:
-        """Remove the table from the terminal."""
+        """Leave the terminal as it was."""
         if self._screen is not None:
             self._screen.stop()
 
     def picture(self) -> Group:
-        """The table for a terminal."""
+        """Draw the status for a terminal: a line for the run and a table of its workers."""
         table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
         table.add_column("worker", justify="right", no_wrap=True)
         for head, width in (("samples/s", 9), ("loss", 7), ("stale", 5), ("waits", 5), ("left", 7)):
@@ -79,7 +79,7 @@ class ProgressDisplay:
         return Group(Text(self.head(), no_wrap=True, overflow="ellipsis"), table, *more)
 
     def _shown(self) -> list[WorkerLine]:
-        """The workers that fit on the screen: stragglers and workers with a state are shown first of all."""
+        """Choose as many workers as fit on the screen, stragglers and those that are gone first, and sort them."""
         fits = max(1, self.console.height - 4)
         if len(self.status.workers) <= fits:
             return self.status.workers
@@ -87,17 +87,17 @@ class ProgressDisplay:
         return sorted(some[:fits], key=lambda w: w.number)
 
     def head(self) -> str:
-        """The run as a whole in one line."""
+        """Describe the whole run in one line."""
         status = self.status
         loss = [worker.loss for worker in status.workers if math.isfinite(worker.loss)]
-        mean = f"loss {sum(loss) / len(loss):.4f}, " if loss else ""
+        said = f"loss {sum(loss) / len(loss):.4f}, " if loss else ""
         return (
-            f"{self.name}  {status.share:.0%} of {status.total_updates:,} updates, {status.rate:,.0f} samples/s, {mean}"
+            f"{self.name}  {status.share:.0%} of {status.total_updates:,} updates, {status.rate:,.0f} samples/s, {said}"
             f"{_clock(status.left)} left"
         )
 
     def lines(self) -> list[str]:
-        """Plain lines for a file: the run as a whole, then up to eight workers; of many, only those with a remark."""
+        """Describe the run for a file: all workers of a small team, and otherwise those with a remark."""
         workers = self.status.workers if len(self.status.workers) <= 8 else [w for w in self.status.workers if w.remark]
         lines = [self.head()]
         for worker in workers[:8]:

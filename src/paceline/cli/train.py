@@ -46,8 +46,9 @@ def train(
     )
     # 0: a checkpoint is written on a signal only. Engines without checkpoints, and resumed runs, keep their own rule.
     every = "0" if checkpoint_every is None and engine == "local" and not resume else checkpoint_every
-    name = str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}"
-    progress = ProgressDisplay(name, quiet)
+    progress = ProgressDisplay(
+        str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}", quiet
+    )
     try:
         run = run_training(
             chosen, plan, workers, engine=engine, folder=runs, progress=progress, updates=updates, deadline=deadline,

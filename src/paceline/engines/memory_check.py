@@ -26,7 +26,7 @@ def peaks_of(job: Job, module: nn.Module, source: Source, made: Blueprint, chunk
 
 
 def check_fit(bound: int, workers: int, peaks: Sequence[int]) -> None:
-    """Raise `PlanError` if a worker would take more memory than the plan's bound in MiB."""
+    """Raise `PlanError` where a worker would take more memory than the plan's bound in MiB."""
     worst = max(range(workers), key=peaks.__getitem__)
     if peaks[worst] > bound * MIB:
         raise PlanError(

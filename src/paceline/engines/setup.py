@@ -62,7 +62,7 @@ class Setup:
         return (*trainable(self.module), *self.probe.moving)
 
     def table(self, counts: Sequence[int]) -> Table:
-        """Make the pipeline's table for as many updates, of so many micro-batches each."""
+        """What everybody does in as many updates, of so many micro-batches each; with a meeting where one is needed."""
         assert self.pipeline is not None
         table = self.pipeline.table(self.plan.workers, counts)
         return table.agreeing() if self.blueprint is not None and self.blueprint.agrees else table

@@ -11,7 +11,7 @@ from pathlib import Path
 import cloudpickle
 
 from paceline.errors import JobError, suggest
-from paceline.jobs.built_in import BUILT_IN, built_in
+from paceline.jobs.built_ins import BUILT_IN, built_in
 from paceline.jobs.job import Job
 
 

@@ -4,7 +4,7 @@ other (`Peer`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -150,7 +150,7 @@ class GossipReplica:
         self.home.step(gradients)
 
 
-def mix(vectors: Sequence[Tensor], weights: list[tuple[int, float]], into: Tensor) -> None:
+def mix(vectors: Sequence[Tensor] | Mapping[int, Tensor], weights: list[tuple[int, float]], into: Tensor) -> None:
     """The weighted sum of some workers' vectors, in the order of the weights."""
     (first, share), *rest = weights
     torch.mul(vectors[first], share, out=into)

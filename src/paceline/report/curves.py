@@ -56,7 +56,7 @@ def loss_curve(reading: Reading) -> Curve:
     ends = np.zeros(len(which))
     np.maximum.at(ends, place, rows["end"])
     order = np.argsort(ends, kind="stable")
-    # Under some plans, such as backup, several workers share a batch: several pieces, but one update.
+    # A batch that several workers share, as under backup, is several pieces, but one update.
     summary = reading.record.summary
     made = (summary.updates if summary else 0) or len(which)
     updates = np.arange(1, len(which) + 1, dtype=np.float64) * (made / len(which))
@@ -64,7 +64,7 @@ def loss_curve(reading: Reading) -> Curve:
 
 
 def evaluation_curve(reading: Reading, what: str) -> Curve:
-    """A metric of the evaluations on test data, such as test_accuracy."""
+    """A figure of the evaluations on test data, such as test_accuracy."""
     points = [e for e in reading.record.history if math.isfinite(e.metrics.get(what, math.nan))]
     if not points:
         return NOTHING
@@ -78,7 +78,7 @@ def evaluation_curve(reading: Reading, what: str) -> Curve:
 
 
 def metrics(reading: Reading) -> list[str]:
-    """The names of the metrics that were evaluated, accuracy first."""
+    """List what was evaluated, accuracy first."""
     names = {name for evaluation in reading.record.history for name in evaluation.metrics}
     return sorted(names, key=lambda name: (name != "test_accuracy", name))
 

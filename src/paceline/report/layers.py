@@ -13,7 +13,6 @@ MOST = 400  # layers that are listed at most
 
 
 def layers(model: Sequence[LayerRecord]) -> str:
-    """The table of layers; empty for a run without an outline of its model."""
     if not model:
         return ""
     shown = model[:MOST]
@@ -48,7 +47,7 @@ def _row(layer: LayerRecord, total: int, most: int) -> str:
 
 
 def _graph(model: Sequence[LayerRecord]) -> str:
-    """A dot per layer, with straight lines to the next one and arcs past those between."""
+    """A dot per layer; straight lines to the next one, arcs over those between."""
     drawn, widest = "", 0
     for number, layer in enumerate(model):
         y = number * ROW + ROW // 2

@@ -1,7 +1,7 @@
-"""Reads run folders for a report: what they hold and what is missing.
+"""Run folders as a report reads them: what they hold, and what they lack.
 
-A folder may be of an older version, of a failed run, or of a run that has not ended; the page says what it cannot show.
-Nothing is unpickled, so folders from elsewhere are safe to read.
+A folder may be of an older version, of a run that failed, or of one that still goes on: the page says what it cannot
+show. Nothing is unpickled, so it is safe to read a folder from elsewhere.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ class Reading:
     record: RunRecord  # what run.json holds
     trace: Trace
     timed: Timed | None  # None: the run is not part of a comparison
-    missing: tuple[str, ...]  # what the folder lacks, as sentences
+    missing: tuple[str, ...]  # what the folder lacks, in sentences
     name: str = ""  # unique among the runs of a page
 
     @property
     def plan(self) -> str:
-        """The plan's name and options."""
         return self.record.plan
 
     @property
@@ -48,19 +47,18 @@ class Reading:
 
     @property
     def short(self) -> str:
-        """The plan in the short form of a table: downpour ×2 shards=2"""
+        """The plan as a table shows it: downpour ×2 shards=2"""
         options = [option for option in self.plan.partition(":")[2].split(",") if option]
         rest = [option for option in options if not option.startswith("workers=")]
         return " ".join([self.method, *[f"×{self.workers}"] * (self.workers > 1), *rest])
 
     @property
     def workers(self) -> int:
-        """The number of workers."""
         return self.record.workers
 
     @property
     def seconds(self) -> float:
-        """How long the run trained; without a summary, the end of its trace."""
+        """Seconds of training; those that the trace covers, if the run has no summary."""
         rows, summary = self.trace.rows, self.record.summary
         if summary is not None and summary.seconds:
             return summary.seconds
@@ -68,7 +66,7 @@ class Reading:
 
     @property
     def started(self) -> float:
-        """When the run started, in seconds since 1970; without a record, when its folder was last changed."""
+        """When the run began, in seconds since 1970; when the folder was made, if the record does not say."""
         try:
             return datetime.fromisoformat(self.record.started).timestamp()
         except ValueError:
@@ -76,7 +74,7 @@ class Reading:
 
 
 def open_all(paths: Sequence[Path]) -> list[Reading]:
-    """Open run folders, or all run folders below the given ones, in the order in which the runs started."""
+    """Read the runs in these folders, ordered by their start: each is a run's folder, or has some below it."""
     readings: list[Reading] = []
     for path in paths:
         if not path.is_dir():
@@ -100,11 +98,11 @@ def _open(folder: Path) -> Reading:
     try:
         trace = Trace.open(folder / "trace.arrow")
     except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are ValueErrors
-        missing.append(f"The trace cannot be read ({_first_line(error)}), so there is no timeline and no staleness.")
+        missing.append(f"Its trace cannot be read ({_first_line(error)}), so there is no timeline and no staleness.")
     if not record.model:
-        missing.append("The run was recorded without the model's outline.")
+        missing.append("It was recorded without the model's outline.")
     if record.status == Status.RUNNING:
-        missing.append("The run had not ended when this page was made, or it was killed.")
+        missing.append("It had not ended when this page was made, or was killed.")
     return Reading(folder, record, trace, _timed(folder.resolve()), tuple(missing))
 
 
@@ -119,7 +117,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _named(readings: list[Reading]) -> list[Reading]:
-    """Name each run by its plan, with numbers where several runs have the same plan."""
+    """Name each run by its plan, with a number where several have the same one."""
     plans = [reading.short for reading in readings]
     seen: dict[str, int] = {}
     result = []

@@ -49,7 +49,6 @@ class RunStats:
     path: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The row for exports."""
         return asdict(self)
 
 
@@ -59,7 +58,6 @@ def run_stats(readings: Sequence[Reading], laid: Sequence[Sequence[Lane]]) -> li
 
 
 def lanes_of(readings: Sequence[Reading]) -> list[list[Lane]]:
-    """The lanes of every run."""
     return [lanes(reading.trace) for reading in readings]
 
 
@@ -71,7 +69,7 @@ def _stats_of(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading])
         single, limit = _single(reading, others), _limit(reading, others)
         speedup, ceiling = rate / single if single else None, rate / limit if limit else None
     stale, metrics = summary.staleness if summary else None, summary.metrics if summary else {}
-    native = reading.method == "ddp"  # what PyTorch does inside DDP is not in the trace
+    native = reading.method == "ddp"  # what happens inside PyTorch is not in the trace
     return RunStats(
         name=reading.name,
         plan=reading.plan,
@@ -111,26 +109,24 @@ def _rate(reading: Reading) -> float | None:
 
 
 def _same_job(one: Reading, other: Reading) -> bool:
-    """Whether two runs trained the same job on the same engine."""
     keys = ("name", "batch_size", "parameters", "samples")
     same = all(getattr(one.record.job, key) == getattr(other.record.job, key) for key in keys)
     return same and one.record.engine == other.record.engine
 
 
 def _single(reading: Reading, others: Sequence[Reading]) -> float | None:
-    """The best speed of a single process on the same job, among the runs of the page."""
+    """The best speed of one process on the same job among the runs of the page."""
     rates = [_rate(o) for o in others if o.workers == 1 and o.record.status == Status.DONE and _same_job(reading, o)]
     return max((rate for rate in rates if rate), default=None)
 
 
 def _limit(reading: Reading, others: Sequence[Reading]) -> float | None:
-    """The ceiling: the speed of as many workers that never communicate, among the runs of the page."""
+    """The speed of as many workers that never communicate."""
     some = [o for o in others if o.method == "ceiling" and o.workers == reading.workers and _same_job(reading, o)]
     return max((rate for o in some if (rate := _rate(o))), default=None)
 
 
 def shares(mine: Sequence[Lane]) -> dict[str, float]:
-    """The share of each kind in the time of all lanes."""
     total = sum((lane.seconds for lane in mine), np.zeros(len(Time)))
     whole = float(total.sum())
     return {time.name.lower(): float(total[time]) / whole for time in Time} if whole else {}

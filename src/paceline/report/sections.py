@@ -135,9 +135,9 @@ def _time_note(reading: Reading) -> str:
     if reading.method == "ddp":
         return INSIDE_DDP
     if reading.trace.of_kind(Kind.MEET).size:
-        return "A collective waits at several points; its waiting is drawn first, as one span."
+        return "A collective waits several times; its waiting is drawn first, as one piece."
     if reading.record.engine == "virtual":
-        return "Transfers from a worker to a shard count as update, those back to the worker as other."
+        return "What travels from a worker to a shard counts as update, the way back as other."
     if reading.workers > 1:
         return "Workers that share memory copy parameters while they update them: this is part of update."
     return ""
@@ -146,7 +146,7 @@ def _time_note(reading: Reading) -> str:
 def one_by_one(
     readings: Sequence[Reading], found: Sequence[RunStats], laid: Sequence[Sequence[Lane]], spans: int
 ) -> str:
-    """The details of each run, folded; the model is shown once if all runs have the same."""
+    """The details of each run, folded; the model once, where all have the same."""
     models = [reading.record.model for reading in readings]
     common = models[0] if all(model == models[0] for model in models) else ()
     body = ""
@@ -172,7 +172,6 @@ def _short(found: RunStats) -> str:
 
 
 def settings(reading: Reading) -> str:
-    """The settings of the run, the job and the machine, with notes."""
     record = reading.record
     run: dict[str, Any] = {
         "plan": record.plan, "engine": record.engine, "workers": record.workers, "threads": record.threads,
@@ -186,8 +185,8 @@ def settings(reading: Reading) -> str:
     notes = [*record.notes, *reading.missing]
     if record.error:
         notes.append(record.error)
-    text = "".join(f"<p class=note>{escape(note)}</p>" for note in notes)
-    return section("Settings", f"{text}<div class=settings>{body}</div>")
+    said = "".join(f"<p class=note>{escape(note)}</p>" for note in notes)
+    return section("Settings", f"{said}<div class=settings>{body}</div>")
 
 
 def _list(entries: dict[str, Any]) -> str:
@@ -206,14 +205,14 @@ def _text(value: Any) -> str:
 
 
 GLOSSARY = {
-    "update": "one step of the parameters; also the time that it takes",
-    "compute": "computing gradients, including taking the batch",
-    "communicate": "moving data between workers",
-    "wait": "waiting for others: in a collective, at a gate, for a lock",
-    "other": "everything else: bookkeeping, taking a snapshot for an evaluation",
-    "staleness": "updates by other workers between a worker's pull and its push",
+    "update": "one step of the parameters; also the time it takes",
+    "compute": "gradients of one's own samples, with fetching them",
+    "communicate": "moving numbers between workers",
+    "wait": "for others: in a collective, at a gate, for a lock",
+    "other": "between these: bookkeeping, copying a snapshot for evaluation",
+    "staleness": "updates that were made between a worker's pull and its own push",
     "ceiling": "the speed of as many workers that never communicate",
-    "speed-up": "speed relative to the best single process",
+    "speed-up": "speed over that of the best single process",
 }
 
 

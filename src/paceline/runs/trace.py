@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from paceline.errors import RunFailed
+from paceline.links.ring import Ring
 from paceline.runs.schema import SCHEMA_VERSION, check_version
 
 
@@ -85,40 +86,39 @@ Columns = npt.NDArray[np.void]
 
 
 class TraceRing:
-    """One worker's rows in shared memory. The worker is the only writer, and its parent the only reader."""
+    """One worker's rows in shared memory: a `Ring` whose slots are rows. The worker writes, the parent drains."""
 
     ROWS = 16384
 
     def __init__(self, raw: memoryview) -> None:
-        #: (rows written, rows drained) so far. The writer stores the first and the reader the second, each after the
-        #: row itself, so neither needs a lock.
-        self._ends = raw[:16].cast("q")
-        self._raw = raw[64 : 64 + self.ROWS * ROW.size]
-        self._rows = np.frombuffer(self._raw, DTYPE)
+        ring = Ring(raw, self.ROWS, ROW.size)
+        self._sent, self._taken, self._raw = ring.sent, ring.taken, ring.raw
+        self._rows = np.frombuffer(ring.raw, DTYPE)
+        #: What `sent` says, kept here too: to read shared memory costs more than to write a row.
         self._head = 0
 
     @classmethod
     def size(cls) -> int:
         """The bytes that one ring takes."""
-        return 64 + cls.ROWS * ROW.size
+        return Ring.size(cls.ROWS, ROW.size)
 
     @property
     def full(self) -> bool:
         """Whether the next row would overwrite one that is not drained yet."""
-        return self._head - self._ends[1] >= self.ROWS
+        return self._head - self._taken[0] >= self.ROWS
 
     def write(self, *row: float) -> None:
         """Write one row, in the order of `Row`'s fields; the caller has checked `full`."""
         ROW.pack_into(self._raw, (self._head % self.ROWS) * ROW.size, *row)
         self._head += 1
-        self._ends[0] = self._head
+        self._sent[0] = self._head
 
     def drain(self) -> Columns:
         """Take the rows written since the last call."""
-        head, tail = self._ends[0], self._ends[1]
+        head, tail = self._sent[0], self._taken[0]
         places = np.arange(tail, head) % self.ROWS
         rows = self._rows[places]
-        self._ends[1] = head
+        self._taken[0] = head
         return rows
 
 

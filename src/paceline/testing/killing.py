@@ -20,14 +20,19 @@ from paceline.runs.progress import Progress, ProgressCallback
 class DiesInMidUpdate(torch.optim.SGD):
     """SGD whose process is killed after it has changed half of the parameters, with the shard's lock held.
 
-    `when` is a path: the first process to step while that file exists takes it away and dies.
+    `when` is a path: the first process to step while that file exists, after `spared` steps of its own, removes it
+    and dies.
     """
 
-    def __init__(self, params: Any, when: str, **rest: Any) -> None:
+    def __init__(self, params: Any, when: str, spared: int = 0, **rest: Any) -> None:
         super().__init__(params, **rest)
-        self.when = when
+        self.when, self.spared = when, spared
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if self.spared:
+            self.spared -= 1
+            super().step(closure)
+            return
         try:
             os.unlink(self.when)
         except FileNotFoundError:

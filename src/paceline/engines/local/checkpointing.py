@@ -26,7 +26,8 @@ from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.servers.shard_memory import DeskMemory
 from paceline.engines.setup import Setup
 from paceline.errors import CheckpointWarning, RunFolderError
-from paceline.links.shared_memory import RecordLock, Waiter
+from paceline.links.locks import RecordLock
+from paceline.links.waiting import Waiter
 from paceline.parameters.layout import trainable
 from paceline.parameters.replicas import middle
 from paceline.parameters.store import ShardVersion

@@ -99,8 +99,8 @@ class Observer:
             workers=self.setup.plan.workers,
             finished=tuple(sorted(self.finished)),
             dead=tuple(sorted(self.dead)),
-            asleep=tuple(number for number, flag in enumerate(self.arena.asleep) if flag[0]),
-            collective_steps=tuple(offer[0] for offer in self.arena.offers),
+            asleep=tuple(number for number, doorbell in enumerate(self.arena.doorbells) if doorbell.asleep),
+            collective_steps=tuple(map(self.arena.offers, range(self.setup.plan.workers))),
             in_step=self.setup.plan.traits.keeps_step,
             resumed_updates=self.start.updates if self.start else 0,
             resumed_seconds=(self.started_at - self.origin) / 1e9,
@@ -121,4 +121,4 @@ class Observer:
             return WorkerStatus.FINISHED
         if not self.started_at:
             return WorkerStatus.STARTING
-        return WorkerStatus.WAITING if self.arena.asleep[number][0] else WorkerStatus.TRAINING
+        return WorkerStatus.WAITING if self.arena.doorbells[number].asleep else WorkerStatus.TRAINING

@@ -23,7 +23,8 @@ from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.local.worker import LocalWorker
 from paceline.errors.failure import Place
-from paceline.links.shared_memory import Cancelled, SharedTensors
+from paceline.links.memory import SharedTensors
+from paceline.links.waiting import Cancelled
 
 
 def main(

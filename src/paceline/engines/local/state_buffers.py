@@ -19,7 +19,7 @@ from multiprocessing.reduction import DupFd
 import torch
 from torch import Tensor
 
-from paceline.links.shared_memory import PAGE
+from paceline.links.memory import PAGE
 from paceline.parameters.worker_state import ALIGN, WorkerState, copied, pack, places, unpacked
 
 EMPTY = -1

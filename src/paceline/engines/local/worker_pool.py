@@ -35,7 +35,9 @@ from paceline.engines.outcome import Outcome, Snapshot
 from paceline.engines.setup import Setup
 from paceline.errors import JobError, RunFailed, RunStopped
 from paceline.gradients.pickling import pack
-from paceline.links.shared_memory import Doorbell, RecordLock, SharedTensors, Waiter
+from paceline.links.locks import RecordLock
+from paceline.links.memory import SharedTensors
+from paceline.links.waiting import Waiter
 from paceline.parameters.layout import trainable
 from paceline.runs.live import Heartbeat, Phase
 from paceline.runs.progress import ProgressCallback
@@ -79,9 +81,6 @@ class WorkerPool:
         self.setup, self.deadline, self.request = setup, deadline, request
         self.workers, self.begin = setup.plan.workers, request.start if request else None
         self.arena = Arena.create(_shape(setup, self.begin))
-        self.doorbells = [
-            Doorbell(a, b.descriptor) for a, b in zip(self.arena.asleep, self.arena.doorbells, strict=True)
-        ]
         self.waiter = Waiter(-1, None, lambda: False, deadline, lambda: "after a death")
         self.processes: list[BaseProcess] = []
         self.pipes: list[Connection] = []
@@ -140,7 +139,7 @@ class WorkerPool:
         if self.checkpoints is not None:
             self.checkpoints.origin = self.observer.origin
         self.arena.control[GO] = 1
-        for doorbell in self.doorbells:
+        for doorbell in self.arena.doorbells:
             doorbell.ring()
 
     def _wait_until_ready(self) -> None:
@@ -279,7 +278,7 @@ class WorkerPool:
         self.dead.add(number)
         assert self.arena.desk is not None
         self.arena.desk.handle(Death(number), RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk"))
-        for doorbell in self.doorbells:
+        for doorbell in self.arena.doorbells:
             doorbell.ring()
         self.observer.worker_died(number)
 

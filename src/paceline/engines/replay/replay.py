@@ -58,7 +58,7 @@ def replay(
     if not plan.replayable:
         raise UsageError(f"a run of plan {plan.name} cannot be replayed: {plan.traits.not_replayable}")
     if record.adds_up:
-        raise UsageError(f"{record.adds_up} added up in this run, in an order that is not known: no replay")
+        raise UsageError(f"{record.adds_up} added up in this run, and nobody wrote down in which order: no replay")
     opened = opened.with_(device="cuda" if "cuda" in record.job.device else "cpu")
     with threads(record.threads):
         with warnings.catch_warnings():
