@@ -27,6 +27,7 @@ import paceline as pl
 from paceline.engines import checkpoints
 from paceline.errors import CheckpointWarning, PlanError, RunFolderError, RunStopped, UsageError
 from paceline.runs.run import Run
+from paceline.runs.trace import Kind
 from paceline.testing.conformance import each_sample_once, no_update_lost, replays, staleness_identity
 from paceline.testing.killing import kill_tree
 
@@ -214,7 +215,7 @@ def test_a_plan_with_a_server_ends_with_a_valid_history(
 
 def test_hogwild_goes_on_without_losing_or_doubling_a_batch(job_file: Path, tmp_path: Path) -> None:
     run = interrupted_and_resumed(job_file, tmp_path, "hogwild", (2, 3))
-    applied = sorted(run.trace.of_kind(pl.trace.Kind.APPLY)["update"].tolist())
+    applied = sorted(run.trace.of_kind(Kind.APPLY)["update"].tolist())
     assert applied == list(range(300))
     each_sample_once(run)
 
