@@ -180,11 +180,11 @@ def test_a_job_file_that_fails_when_it_is_read_is_wrong_use(tmp_path: Path) -> N
 
 def test_a_gate_of_the_users_own_script_reaches_the_workers(tmp_path: Path) -> None:
     (tmp_path / "own_gate.py").write_text(
-        "import torch, paceline as pl\nfrom torch import nn\nfrom paceline.plans import plan\n"
+        "import torch, paceline as pl\nfrom torch import nn\nfrom paceline.plans import plan, recipe\n"
         "from paceline.core.server.gates.asynchronous import Asynchronous\n"
-        "from paceline.core.collectives import Shards\n"
+        "from paceline.plans.methods.server import ParameterServer\n"
         "class Own(Asynchronous):\n    pass\n"
-        "plan.RECIPES['own'] = plan.Recipe('mine', lambda: {'meeting': Shards(1), 'gate': Own()}, plan.TEAM)\n"
+        "plan.RECIPES['own'] = recipe.Recipe('mine', lambda: ParameterServer(Own()), recipe.TEAM)\n"
         "job = pl.Job(model=lambda: nn.Linear(6, 2), data=(torch.randn(40, 6), torch.zeros(40).long()),\n"
         "             loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=10)\n"
         "print(pl.train(job, 'own', workers=2, folder=None).summary()['updates'])\n"
@@ -234,4 +234,4 @@ def test_nobody_waits_less_than_no_time() -> None:
 @pytest.mark.parametrize("engine", ["virtual", "local"])
 def test_more_shards_than_parameters(engine: str) -> None:
     run = pl.train(job(), "downpour:workers=2,shards=9", engine=engine, folder=None)
-    assert run.record["shards"] == len(list(run.model.parameters())) < 9
+    assert run.record.shards == len(list(run.model.parameters())) < 9

@@ -13,21 +13,23 @@ from torch import nn
 
 from paceline.api.train import train
 from paceline.jobs.job import Job
+from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan, make
 from paceline.testing.conformance import ENGINES, PLANS, check_run, difference, replays, same_numbers
 from paceline.testing.jobs import DEEP_JOBS, JOBS, OPTIMIZERS
 
 ALL = [plan for member in PLANS for plan in member.plans()]
 SYNCHRONOUS = [  # a chunk of every batch from each worker, and the user's optimizer
-    plan for plan in ALL if plan.parts == plan.workers > 1 and not (plan.averaging or plan.coordinator or plan.schedule)
+    plan for plan in ALL if plan.workers > 1 and isinstance(plan.method, AllReduce)
 ]
 UPDATES = 12  # two epochs and more, each with a last batch that is smaller
-FLUSHED = [plan for plan in ALL if plan.schedule is not None and not plan.endless]
+FLUSHED = [plan for plan in ALL if isinstance(plan.method, Pipeline) and plan.method.schedule.span]
 
 
 def enough(job: str, plan: Plan) -> str:
     """This job, or one whose model can be cut into as many stages."""
-    stages = len(plan.schedule.homes(plan.workers)) if plan.schedule else 1
+    stages = plan.method.stages(plan.workers) if isinstance(plan.method, Pipeline) else 1
     return "mlp" if stages > 5 and job == "tied" else job
 
 

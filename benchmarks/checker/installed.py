@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paceline.check.engine import CONCERNED, check_text
+from paceline.check.engine import RELEVANT, check_text
 from paceline.check.source import read
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
@@ -51,7 +51,7 @@ def _files(at: Path) -> list[Path]:
 
 def noise(files: list[Path], say: bool = True) -> dict[str, Any]:
     texts = [(file, read(file)) for file in files]
-    concerned = [(file, text) for file, text in texts if CONCERNED.search(text)]
+    concerned = [(file, text) for file, text in texts if RELEVANT.search(text)]
     rules: Counter[str] = Counter()
     began = time.perf_counter()
     for file, text in concerned:
@@ -77,7 +77,7 @@ def noise(files: list[Path], say: bool = True) -> dict[str, Any]:
 def endure(files: list[Path], wanted: int) -> dict[str, int]:
     """Pieces of real files, cut short, doubled, and with words put in; none may let an exception out."""
     chance = random.Random(0)
-    texts = [text for file in files if 20 < len(text := read(file)) < 20_000 and CONCERNED.search(text)]
+    texts = [text for file in files if 20 < len(text := read(file)) < 20_000 and RELEVANT.search(text)]
     parsed = 0
     for _ in range(wanted):
         found = check_text("mutant.py", mutant(chance.choice(texts), chance))

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from paceline.check.engine import CONCERNED, check_text
+from paceline.check.engine import RELEVANT, check_text
 from paceline.check.findings import Finding
 from paceline.check.module import Module
 from paceline.check.ranker import features
@@ -97,7 +97,7 @@ def from_project(project: Path, mutants: list[tuple[str, str, str]]) -> Iterator
     made = 0
     for file in files:
         text = read(file)
-        if made >= PER_PROJECT or not CONCERNED.search(text) or text.count("\n") > LARGEST:
+        if made >= PER_PROJECT or not RELEVANT.search(text) or text.count("\n") > LARGEST:
             continue
         try:
             tree = parse(text)

@@ -15,13 +15,13 @@ sys.path.insert(0, ".")
 from tests.kernels.networks import Case, images, sequences
 from tests.kernels.test_gradients import check
 
-from paceline.kernels import fused
+from paceline.kernels import cpu
 
 
 def sweep(strategy: SearchStrategy[Case], single: bool, few: int, examples: int) -> int:
     """Try so many networks, batches of up to `few` samples one by one; how many were tried."""
     tried = []
-    fused.FEW = few
+    cpu.FEW = few
 
     @seed(2026)
     @settings(max_examples=examples, deadline=None, database=None)

@@ -116,12 +116,12 @@ def job(optimizer: str, net: Net, batch: int) -> pl.Job:
 def told(made: pl.Job, plan: str) -> list[int]:
     setup = set_up(made, Plan.parse(plan), "virtual", 8)
     assert setup.blueprint is not None
-    assert setup.plan.schedule is not None
+    assert setup.pipeline is not None
     reader = Reader(setup.source, setup.order(), 0, lambda _: None)
     chunk = max(setup.agenda.filled(0), key=lambda chunk: chunk.samples)
     weighed = weigh_all(setup.job, setup.module, setup.blueprint, reader, chunk)
     count = setup.plan.chunks
-    return needed(setup.table((count,) * (setup.plan.schedule.span or 8)), weighed)
+    return needed(setup.table((count,) * (setup.pipeline.schedule.span or 8)), weighed)
 
 
 def measured(made: pl.Job, plan: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Epochs of `mnist-cnn` by 1, 2 and 4 ranks of MPI, beside 2 threads of one process; each in turn, round by round."""
+"""Epochs of `mnist-cnn` by 1, 2 and 4 ranks of MPI, and by 2 threads of one process, round by round."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import hashlib, json, sys, time
 from functools import partial
 import torch
 from mpi4py import MPI
-from paceline.jobs.job import load_job
+from paceline.jobs.loading import load_job
 from paceline.kernels import fuse_ranks
 
 world, threads, epochs = MPI.COMM_WORLD, int(sys.argv[1]), int(sys.argv[2])

@@ -14,8 +14,8 @@ from paceline.engines.setup import set_up
 from paceline.engines.virtual import simulate
 from paceline.errors import JobWarning
 from paceline.gradients.payload import Payload
-from paceline.jobs.built_in import patterns
-from paceline.jobs.job import load_job
+from paceline.jobs.built_ins import patterns
+from paceline.jobs.loading import load_job
 from paceline.plans.plan import Plan
 from paceline.runs.run import Run
 from paceline.runs.trace import Kind
@@ -158,7 +158,8 @@ def job_for(study: Study, plan: Plan, rate: float, seed: int, tuning: bool) -> p
     job, fit, held, test = data_of(study)
     batch = study.batch * plan.parts
     updates = -(-study.fit // batch) * study.epochs
-    own = plan.averaging.every if plan.averaging else 1  # between two meetings there is no common result
+    averaging = getattr(plan.method, "averaging", None)
+    own = averaging.every if averaging else 1  # between two averages there is no common result
     evaluate = max(own, round(updates / EVALUATIONS / own) * own) if own else updates
     optimizer = partial(torch.optim.SGD, lr=rate, momentum=study.momentum, weight_decay=study.decay)
     return job.with_(
@@ -189,7 +190,7 @@ def report(
     run: Run | None = None
     for name in worlds:
         world = replace(WORLDS[name], seed=seed)
-        if run is None or plan.gate is not None:
+        if run is None or not plan.traits.keeps_step:
             run = _run(job, plan, world)
             times = [h["seconds"] for h in run.history]
         else:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.engines.replay.replay import replay as replay
     from paceline.jobs.job import Job as Job
     from paceline.plans.plan import Plan as Plan
+    from paceline.runs.progress import Progress as Progress
     from paceline.runs.run import Run as Run
     from paceline.stages.through_time import ThroughTime as ThroughTime
 
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 _FACE = {
     "Job": "paceline.jobs.job",
     "Plan": "paceline.plans.plan",
+    "Progress": "paceline.runs.progress",
     "Run": "paceline.runs.run",
     "train": "paceline.api.train",
     "compare": "paceline.api.compare",

@@ -1,6 +1,6 @@
-"""Stories: how any interleaving or failure is told.
+"""Stories: the common text form of an interleaving, a deadlock or a failure.
 
-A story is a list of steps (who, what), told one per line under a headline, with the broken rule at the end.
+A story is a headline, numbered steps (who does what), and the broken property at the end.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ from typing import NamedTuple
 
 
 class Scene(NamedTuple):
+    """One step of a story."""
+
     who: str
     what: str
 
 
-def tell(headline: str, scenes: Sequence[Scene], moral: str) -> str:
+def format_story(headline: str, scenes: Sequence[Scene], conclusion: str) -> str:
+    """The story as lines of text."""
     width = max((len(s.who) for s in scenes), default=0)
     lines = [f"  {number:>3}. {s.who:<{width}}  {s.what}" for number, s in enumerate(scenes, start=1)]
-    return "\n".join([headline, *lines, f"  => {moral}"])
+    return "\n".join([headline, *lines, f"  => {conclusion}"])
 
 
 class Wait(NamedTuple):
-    """Somebody who stands still: what it did last, what it waits for, and who would have to do that."""
+    """A thread, task or worker that is blocked: what it did last, what it waits for, and whose action that needs."""
 
     who: str
     did: str
@@ -29,8 +32,8 @@ class Wait(NamedTuple):
     whom: str
 
 
-def circle(waits: Sequence[Wait]) -> list[Wait]:
-    """The shortest circle of people who wait for each other; none where there is no circle."""
+def shortest_cycle(waits: Sequence[Wait]) -> list[Wait]:
+    """The shortest cycle of waits, each for the next one; empty when there is none."""
     by_name: dict[str, list[Wait]] = {}
     for wait in waits:
         by_name.setdefault(wait.who, []).append(wait)
@@ -49,13 +52,15 @@ def circle(waits: Sequence[Wait]) -> list[Wait]:
     return best
 
 
-def tell_waits(headline: str, waits: Sequence[Wait]) -> str:
-    """Why nobody can go on: the shortest circle, or else the first who waits for somebody who will never do it."""
-    found = circle(waits)
+def format_waits(headline: str, waits: Sequence[Wait]) -> str:
+    """The story of a deadlock: the shortest cycle, or else the first wait for something that never happens."""
+    found = shortest_cycle(waits)
     if found:
-        moral = f"a circle: {' waits for '.join([*(wait.who for wait in found), found[0].who])}, and so for ever"
+        chain = ", which waits for ".join(wait.whom for wait in found) if len(found) > 1 else "itself"
+        conclusion = f"deadlock: {found[0].who} waits for {chain}"
     else:
         waiting = {wait.who for wait in waits}
         found = [next((wait for wait in waits if wait.whom not in waiting), waits[0])]
-        moral = f"{found[0].who} waits for {found[0].whom}, who never does it"
-    return tell(headline, [Scene(w.who, f"{w.did}, then waits for {w.whom} to {w.wants}") for w in found], moral)
+        conclusion = f"{found[0].who} waits for {found[0].whom}, which never does it"
+    scenes = [Scene(w.who, f"{w.did}, then waits for {w.whom} to {w.wants}") for w in found]
+    return format_story(headline, scenes, conclusion)

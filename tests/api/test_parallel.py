@@ -13,7 +13,7 @@ import torch
 
 import paceline as pl
 from paceline.errors import PlanError, UsageError
-from paceline.runs.run import read_record
+from paceline.runs.record import read_record
 from tests.scripts import Ended, world
 
 # Every rank computes what falls to it under the plan, in plain PyTorch.
@@ -129,7 +129,7 @@ def test_asynchronous_plans_end_with_one_model_and_lose_no_step(tmp_path: Path) 
         assert line.endswith(" 6"), f"the optimizer's memory came back: {line}"
     records = [read_record(path) for path in sorted((tmp_path / "runs").iterdir())]
     assert len(records) == len(ASYNCHRONOUS)
-    assert all(r["status"] == "done" and r["summary"]["updates"] == 48 for r in records), records
+    assert all(r.status == "done" and r.summary.updates == 48 for r in records), records
     assert not list((tmp_path / "runs").glob("*/trace-*.npy"))
 
 
@@ -252,7 +252,7 @@ def test_what_cannot_be_is_refused_before_anything_is_shared(tmp_path: Path) -> 
     )  # fmt: skip
     for each in ended:
         assert each.code == 1
-        assert "rank 0 has another model than rank 1: there it has ['weight', [2, 6]" in each.err
+        assert "rank 0 has another model than rank 1: there it has weight [2, 6]" in each.err
 
 
 def test_processes_that_torchrun_did_not_start_find_each_other_where_their_group_did(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The checker against small programs: what must be found is marked in them, and nothing else may be."""
+"""The checker on small programs: the findings that must be reported are marked in them, and no other may be."""
 
 from __future__ import annotations
 

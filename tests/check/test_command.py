@@ -1,4 +1,4 @@
-"""`paceline check` as people use it: formats, exit codes, comments, baseline, options, cache, marks."""
+"""The command `paceline check`: formats, exit codes, comments, baseline, options, cache, verdicts."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_baseline_leaves_only_what_is_new(here: Path) -> None:
     assert len(found("bad.py", "--baseline", "known.json")) == 1
 
 
-def test_pyproject_is_heard_and_the_command_line_wins(here: Path) -> None:
+def test_pyproject_is_read_and_the_command_line_wins(here: Path) -> None:
     (here / "pyproject.toml").write_text('[tool.paceline.check]\nignore = ["PC1"]\n')
     assert found("bad.py") == []
     assert len(found("bad.py", "--ignore", "PC2")) == 1
@@ -121,7 +121,7 @@ def test_pyproject_is_heard_and_the_command_line_wins(here: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("nothing.py",), ("bad.py", "--select", "XY"), ("bad.py", "--baseline", "no.json")])
-def test_wrong_use_is_said(words: tuple[str, ...]) -> None:
+def test_wrong_use_is_an_error(words: tuple[str, ...]) -> None:
     done = run(*words)
     assert isinstance(done.exception, UsageError)
     assert done.exception.exit_code == 2
@@ -138,17 +138,17 @@ def test_the_cache_gives_the_same_and_is_not_trusted(here: Path) -> None:
     assert row["path"] == "other.py"
 
 
-def test_marks_decide_what_comes_first_and_what_is_still_said(here: Path) -> None:
+def test_verdicts_decide_what_comes_first_and_what_is_reported(here: Path) -> None:
     (here / "leak.py").write_text(
         "import threading\nlock = threading.Lock()\n\ndef f(x):\n    lock.acquire()\n    x.work()\n    lock.release()\n"
     )
     rows = found(".")
     assert [row["rule"] for row in rows] == ["PC101", "PC102"]
     leak, order = rows[1]["fingerprint"], rows[0]["fingerprint"]
-    (here / "marks.txt").write_text(f"{leak} true\n{leak} true\n{order} false  # a comment\n" * 5)
-    assert [row["rule"] for row in found(".", "--feedback", "marks.txt")] == ["PC102"]
-    (here / "marks.txt").write_text("what is this\n")
-    assert isinstance(run(".", "--feedback", "marks.txt").exception, UsageError)
+    (here / "verdicts.txt").write_text(f"{leak} true\n{leak} true\n{order} false  # a comment\n" * 5)
+    assert [row["rule"] for row in found(".", "--feedback", "verdicts.txt")] == ["PC102"]
+    (here / "verdicts.txt").write_text("what is this\n")
+    assert isinstance(run(".", "--feedback", "verdicts.txt").exception, UsageError)
 
 
 def test_explain_says_what_a_rule_finds() -> None:

@@ -1,4 +1,4 @@
-"""Every rule finds its own bad example and nothing in its good one; the page of rules is the one they make."""
+"""Every rule reports its own bad example and nothing in its good one; the page of rules is generated from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_rule_finds_its_bad_example_and_nothing_in_its_good_one(code: str) -> 
     rule = RULES[code]
     bad = check_text("bad.py", textwrap.dedent(rule.bad))
     assert [f.rule for f in bad] == [code]
-    assert bad[0].story, "a finding tells who does what"
+    assert bad[0].story, "a finding says who does what"
     assert bad[0].remedy, "and what to change"
     assert check_text("good.py", textwrap.dedent(rule.good)) == []
 
@@ -36,15 +36,15 @@ def test_the_page_is_the_one_that_the_rules_make() -> None:
     assert made == page(), "run `python -m paceline.check.page > docs/checker-rules.md`"
 
 
-def test_a_circle_is_told_as_everywhere_else() -> None:
+def test_a_deadlock_reads_as_everywhere_else() -> None:
     (found,) = check_text("order.py", textwrap.dedent(RULES["PC101"].bad))
-    assert found.told().splitlines() == [
+    assert found.explanation().splitlines() == [
         "    1. thread A  line 10: Account.pay takes Account._books",
         "    2. thread A  line 11: Account.pay waits for Account._cash, which thread B holds",
         "    3. thread B  line 15: Account.audit takes Account._cash",
         "    4. thread B  line 16: Account.audit calls self._count()",
         "    5. thread B  line 19: Account._count waits for Account._books, which thread A holds",
-        "  => a circle: thread A waits for thread B waits for thread A, and so for ever",
+        "  => deadlock: thread A waits for thread B, which waits for thread A",
         "  => take Account._books and Account._cash in one order everywhere, or release the first before the second",
     ]
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
-from paceline.core.collectives import Collective, Part, Step
+from paceline.core.agenda import Agenda
+from paceline.core.collectives import Collective, Part, Step, advance
 from paceline.core.collectives.central import Central
 from paceline.core.collectives.halving_doubling import HalvingDoubling
 from paceline.core.collectives.hierarchical import Hierarchical
 from paceline.core.collectives.neighbours import GRAPHS, Neighbours
-from paceline.core.collectives.proof import prove, prove_mixing, table_seconds
+from paceline.core.collectives.proof import has_its_rounds, prove, prove_mixing, table_seconds
 from paceline.core.collectives.ring import Ring
 from paceline.core.collectives.tree import Tree
+from paceline.engines.virtual.exchange import Exchanged, exchange
+from paceline.engines.virtual.simulate import simulate
+from paceline.engines.virtual.world import World
 from paceline.errors import PlanError
+from paceline.plans.plan import Plan
+from paceline.runs.trace import Kind
 
 COLLECTIVES = [Ring(), Tree(), HalvingDoubling(), Hierarchical(2), Hierarchical(3), Central()]
 LINKS = [(1e-5, 1e9), (1e-3, 1e9), (1e-7, 1e8), (0.0, 1e9)]  # latency, bandwidth
@@ -142,3 +150,58 @@ class Lopsided(Neighbours):
 def test_weights_that_move_the_mean_are_refused() -> None:
     with pytest.raises(PlanError, match="weights of column 0 sum to 2"):
         prove_mixing(Lopsided("complete"), 4)
+
+
+EVERY_MEETING = [*COLLECTIVES, *map(Neighbours, GRAPHS)]
+
+
+def by_table(meeting: Collective, came: list[float], size: float, world: World) -> Exchanged:
+    """What `meet` says, from the table itself, step by step and worker by worker."""
+    workers, piece = len(came), size / meeting.segments(len(came))
+    clocks, waited, sent = list(came), [0.0] * workers, [0] * workers
+    for row in zip(*(meeting.steps(worker, workers) for worker in range(workers)), strict=True):
+        for worker, step in enumerate(row):
+            if step.receive is not None:
+                waited[worker] += max(0.0, clocks[step.receive.other] - clocks[worker])
+            if step.send is not None:
+                sent[worker] += round((step.send.stop - step.send.first) * piece)
+        clocks = advance(clocks, row, piece, world.latency, world.bandwidth)
+    return Exchanged(clocks, waited, sent)
+
+
+@pytest.mark.parametrize("meeting", EVERY_MEETING, ids=str)
+def test_bytes_waiting_and_ends_of_every_worker_are_the_tables(meeting: Collective) -> None:
+    for workers in [*worlds(meeting, 64), 66, 96]:
+        chance = random.Random(workers)
+        for latency, bandwidth in LINKS:
+            came = [chance.expovariate(100) for _ in range(workers)]
+            world = World(latency=latency, bandwidth=bandwidth)
+            assert exchange(meeting, came, 220_200, world) == by_table(meeting, came, 220_200, world)
+        assert has_its_rounds(meeting, workers)
+
+
+@pytest.mark.parametrize("plan", ["ring", "tree", "halving_doubling", "central", "gossip", "gossip:graph=exponential"])
+def test_a_65th_worker_changes_little_of_what_each_sends(plan: str) -> None:
+    def sent(workers: int) -> float:
+        chosen = Plan.parse(plan, workers)
+        met = simulate(chosen, Agenda(20 * workers * 4, 20 * workers, 1, parts=workers), World()).of_kind(Kind.MEET)
+        assert len(met) == 4 * workers
+        return float(met["bytes"].mean())
+
+    assert sent(64) > 0
+    assert sent(65) == pytest.approx(sent(64), rel=0.2)
+    assert sent(100) == pytest.approx(sent(64), rel=0.2)
+
+
+@pytest.mark.parametrize("workers", [64, 65, 100])
+@pytest.mark.parametrize("updates", [1, 2, 3])
+def test_a_straggler_under_gossip_delays_only_those_it_reaches(workers: int, updates: int) -> None:
+    def ends(speeds: tuple[float, ...]) -> list[int]:
+        world, plan = World(jitter=0.0, speeds=speeds), Plan.parse("gossip:graph=ring", workers)
+        met = simulate(plan, Agenda(workers * updates, workers, 1, parts=workers), world).of_kind(Kind.MEET)
+        return [int(met[met["worker"] == worker]["end"].max()) for worker in range(workers)]
+
+    straggler = 30
+    alike, late = ends(()), ends((1.0,) * straggler + (1e-3,))
+    delayed = {worker for worker in range(workers) if late[worker] != alike[worker]}
+    assert delayed == set(range(straggler - updates, straggler + updates + 1))

@@ -8,30 +8,29 @@ from typing import Any
 
 import pytest
 
-from paceline.core.collectives import Shards
 from paceline.core.server.actions import Apply, Noted
 from paceline.core.server.cut import Cut, UnderWay, take_cut
+from paceline.core.server.desk import Desk
 from paceline.core.server.events import Compute, Death, Finish, Pull, Push
-from paceline.core.server.gates import Gate
-from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.gates.backup import Backup
 from paceline.core.server.gates.stale_synchronous import StaleSynchronous
-from paceline.core.server.machines import Desk
 from paceline.core.server.worker import Worker
+from paceline.plans.methods.server import GatheringServer, ParameterServer, Server
 
 
-class ResumePoint:
+class Life:
     """Desk, shards and workers, run in an order that chance decides; what every shard took is in `applied`."""
 
     def __init__(
-        self, workers: int, batches: int, place: Shards, gate: Gate, applied: list[Counter[int]], cut: Cut | None
+        self, workers: int, batches: int, server: Server, shards: int, applied: list[Counter[int]], cut: Cut | None
     ) -> None:
         self.applied = applied  # per shard
         ghosts = cut.ghosts if cut else 0
-        self.desk, self.machine = Desk(workers, batches, gate, ghosts), place.machine(workers, ghosts)
+        self.desk = Desk(workers, batches, server.gate, ghosts)
+        self.machine = server.machine(workers, ghosts)
         self.state = [0] * self.desk.ints
-        self.shards = [[0] * self.machine.ints for _ in range(place.count)]
-        self.workers = [Worker(number, place.count, place.gathers > 0) for number in range(workers)]
+        self.shards = [[0] * self.machine.ints for _ in range(shards)]
+        self.workers = [Worker(number, shards, isinstance(server, GatheringServer)) for number in range(workers)]
         self.dead: set[int] = set()
         if cut is None:
             self.desk.init(self.state)
@@ -66,22 +65,22 @@ class ResumePoint:
         return bool(busy)
 
 
-WORLDS: list[tuple[Shards, Gate]] = [
-    (Shards(1), Asynchronous()),
-    (Shards(3), Asynchronous()),
-    (Shards(2), StaleSynchronous(1)),
-    (Shards(1, gathers=2), Backup(2)),
+WORLDS: list[tuple[Server, int]] = [
+    (ParameterServer(), 1),
+    (ParameterServer(), 3),
+    (ParameterServer(StaleSynchronous(1)), 2),
+    (GatheringServer(Backup(2), 2), 1),
 ]
 
 
-@pytest.mark.parametrize(("place", "gate"), WORLDS, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(("server", "shards"), WORLDS, ids=lambda v: type(v).__name__)
 @pytest.mark.parametrize("seed", range(40))
-def test_every_batch_is_taken_once_however_often_the_run_is_cut(place: Shards, gate: Gate, seed: int) -> None:
-    chance, batches, least = random.Random(seed), 24, place.gathers or 1
-    applied: list[Counter[int]] = [Counter() for _ in range(place.count)]
+def test_every_batch_is_taken_once_however_often_the_run_is_cut(server: Server, shards: int, seed: int) -> None:
+    chance, batches, least = random.Random(seed), 24, getattr(server, "gathers", 1)
+    applied: list[Counter[int]] = [Counter() for _ in range(shards)]
     cut: Cut | None = None
     for _ in range(5):
-        life = ResumePoint(chance.randint(least, 4), batches, place, gate, applied, cut)
+        life = Life(chance.randint(least, 4), batches, server, shards, applied, cut)
         for _ in range(chance.randrange(60)):
             life.step(chance)
             if chance.random() < 0.02 and len(life.workers) - len(life.dead) > least:
@@ -91,15 +90,15 @@ def test_every_batch_is_taken_once_however_often_the_run_is_cut(place: Shards, g
         cut = life.cut()
         assert [sum(taken.values()) for taken in applied] == [version * least for version in cut.versions]
         assert cut.finished <= min(sum(taken.values()) for taken in applied)
-    life, steps = ResumePoint(3, batches, place, gate, applied, cut), 0
+    life, steps = Life(3, batches, server, shards, applied, cut), 0
     while life.step(chance):
         steps += 1
         assert steps < 10**5, "nobody gets any further"
-    assert applied == [Counter(range(batches))] * place.count
+    assert applied == [Counter(range(batches))] * shards
 
 
 def test_a_batch_that_all_shards_have_is_done_and_one_that_some_have_is_not() -> None:
-    life = ResumePoint(2, 9, Shards(2), Asynchronous(), [Counter(), Counter()], None)
+    life = Life(2, 9, ParameterServer(), 2, [Counter(), Counter()], None)
     zero, one = life.workers
     for _ in range(4):  # asks, computes, pushes to both shards, and is about to say so
         life.do(zero)

@@ -9,11 +9,11 @@ import pytest
 
 from paceline.core.agenda import Agenda
 from paceline.core.server.actions import Action, Apply, Late, Lease
+from paceline.core.server.desk import Desk
 from paceline.core.server.events import Death, Finish
 from paceline.core.server.gates.backup import Backup
 from paceline.core.server.gates.stale_synchronous import StaleSynchronous
 from paceline.core.server.gathering import Gathering
-from paceline.core.server.machines import Desk
 from paceline.engines.virtual import World, explore, simulate
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind, Trace

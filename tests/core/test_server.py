@@ -7,9 +7,10 @@ from collections.abc import MutableSequence
 import pytest
 
 from paceline.core.server.actions import Lease
+from paceline.core.server.desk import NONE, Desk
 from paceline.core.server.events import Ask, Finish
 from paceline.core.server.gates.asynchronous import Asynchronous
-from paceline.core.server.machines import NONE, Desk, Shard
+from paceline.core.server.shard import Shard
 from paceline.engines.virtual import explore
 from paceline.errors import ProtocolError
 

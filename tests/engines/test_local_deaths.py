@@ -19,6 +19,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.errors import RunFailed, WorkerDied, WorkerFailed
+from paceline.runs.progress import Progress
 from paceline.testing.conformance import no_update_lost, replays, staleness_identity
 from paceline.testing.killing import DiesInMidUpdate, kill_one, worker_processes
 
@@ -77,13 +78,13 @@ def test_the_last_one_goes_on_when_all_others_are_killed(tmp_path: Path, plan: s
 
     victims: list[psutil.Process] = []
 
-    def kill_two(state: dict[str, Any]) -> None:
+    def kill_two(state: Progress) -> None:
         if not victims:
             victims.extend(worker_processes())
-        if len(state["dead"]) == 2:
+        if len(state.dead) == 2:
             gate.unlink(missing_ok=True)
-        elif state["updates"] > 5:
-            victims[2 * len(state["dead"])].kill()
+        elif state.updates > 5:
+            victims[2 * len(state.dead)].kill()
 
     run = pl.train(job(model=partial(Held, str(gate), os.getpid())), plan, 3, folder=None, progress=kill_two)
     assert len(run.summary()["deaths"]) == 2
@@ -96,8 +97,8 @@ def test_the_last_one_goes_on_when_all_others_are_killed(tmp_path: Path, plan: s
 def test_a_plan_that_keeps_step_ends_at_once_and_names_the_dead(plan: str) -> None:
     killed_at: list[float] = []
 
-    def kill(state: dict[str, Any]) -> None:
-        if state["updates"] > 10 and not killed_at:
+    def kill(state: Progress) -> None:
+        if state.updates > 10 and not killed_at:
             killed_at.append(time.monotonic())
             worker_processes()[1].kill()
 
@@ -108,7 +109,7 @@ def test_a_plan_that_keeps_step_ends_at_once_and_names_the_dead(plan: str) -> No
 
 
 def test_every_worker_dead_is_said() -> None:
-    def kill_all(state: dict[str, Any]) -> None:
+    def kill_all(state: Progress) -> None:
         for process in worker_processes():
             process.kill()
 
@@ -119,8 +120,8 @@ def test_every_worker_dead_is_said() -> None:
 def test_a_stopped_worker_is_named_by_the_one_who_waits() -> None:
     stopped: list[psutil.Process] = []
 
-    def stop(state: dict[str, Any]) -> None:
-        if state["updates"] > 5 and not stopped:
+    def stop(state: Progress) -> None:
+        if state.updates > 5 and not stopped:
             stopped.append(worker_processes()[0])
             stopped[0].suspend()
 
@@ -168,7 +169,7 @@ job = pl.Job(model=lambda: nn.Linear(50, 4), data=(torch.randn(1000, 50), torch.
              loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10,
              epochs=int(sys.argv[2]))
 def tell(state):
-    print(state["updates"], flush=True)
+    print(state.updates, flush=True)
 pl.train(job, sys.argv[1], workers=2, folder=None, progress=tell)
 """
 

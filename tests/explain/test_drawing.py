@@ -6,12 +6,13 @@ import re
 
 import pytest
 
-from paceline.core.collectives import Shards
 from paceline.core.collectives.ring import Ring
 from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.errors import PlanError
 from paceline.explain.drawing import draw
 from paceline.explain.proving import prove_plan
+from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.server import ParameterServer
 from paceline.plans.plan import RECIPES, Plan
 
 RING = """\
@@ -28,7 +29,7 @@ step   worker 0   worker 1   worker 2
   a<1    takes segment a from worker 1 in place of its own
   A      a capital: the sum of all workers
 
-4 steps; who sends most sends 1.33 times the vector."""
+4 steps; the worker that sends most sends 1.33 times the vector."""
 
 
 def lines(plan: str) -> list[str]:
@@ -125,7 +126,7 @@ def test_a_gate_that_shuts_somebody_out_is_told_as_a_story() -> None:
         def open(self, state, at, worker):  # type: ignore[no-untyped-def]
             return worker == 0
 
-    found = prove_plan(Plan("made up", workers=2, meeting=Shards(1), gate=Never()))
+    found = prove_plan(Plan("made up", ParameterServer(Never()), workers=2))
     assert found.holds is False
     assert "wait for ever" in str(found)
     assert found.as_dict()["holds"] is False
@@ -136,6 +137,16 @@ def test_a_closed_form_that_is_not_the_tables_time_is_found() -> None:
         def seconds(self, workers, size, latency, bandwidth):  # type: ignore[no-untyped-def]
             return super().seconds(workers, size, latency, bandwidth) * 0.9
 
-    found = prove_plan(Plan("made up", workers=3, meeting=Boasts()))
+    found = prove_plan(Plan("made up", AllReduce(Boasts()), workers=3))
     assert found.holds is False
     assert "IS NOT the table's time" in str(found)
+
+
+def test_rounds_that_are_not_the_tables_are_found() -> None:
+    class Boasts(Ring):
+        def rounds(self, workers):  # type: ignore[no-untyped-def]
+            return (each._replace(sends=[0] * workers) for each in super().rounds(workers))
+
+    found = prove_plan(Plan("made up", AllReduce(Boasts()), workers=3))
+    assert found.holds is False
+    assert "ARE NOT the table's" in str(found)

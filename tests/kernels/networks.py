@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
 
 from paceline.jobs.modules import Subsampling
@@ -132,3 +134,22 @@ def sequences(draw: st.DrawFn) -> Case:
         return Case(last, torch.randn(batch, steps, features), y, nn.CrossEntropyLoss())
     table = nn.Embedding(11, features, padding_idx=draw(st.sampled_from([None, 0])))
     return Case(nn.Sequential(table, last), torch.randint(11, (batch, steps)), y, nn.CrossEntropyLoss())
+
+
+def examples(count: int) -> settings:
+    """So many examples, the same ones each time."""
+    suppressed = [HealthCheck.function_scoped_fixture]
+    return settings(max_examples=count, deadline=None, derandomize=True, suppress_health_check=suppressed)
+
+
+def drawn(strategy: SearchStrategy[Case], count: int) -> list[Case]:
+    """So many networks, in double precision."""
+    cases: list[Case] = []
+
+    @examples(count)
+    @given(strategy)
+    def collect(case: Case) -> None:
+        cases.append(case.double())
+
+    collect()
+    return cases

@@ -16,11 +16,10 @@ from paceline.gradients import fused_replica as compute
 from paceline.gradients.replica import CPU
 from paceline.jobs.job import Job
 from paceline.kernels import build
-from paceline.kernels.fused import Fused, loss_kind
+from paceline.kernels.fused import Fused
 from paceline.plans.plan import Plan
 from paceline.testing.conformance import check_run, difference
-from tests.kernels.played import Played
-from tests.kernels.test_cuda import Narrow
+from tests.kernels.played import played
 
 
 def make_model() -> nn.Module:
@@ -45,7 +44,15 @@ def test_same_numbers_as_autograd(plan: str) -> None:
     assert [run.summary()["compute"] for run in runs] == ["autograd", "fused"]
 
 
-@pytest.mark.parametrize("plan", ["sequential", "ring:workers=2", "downpour:workers=2,shards=2", "easgd:workers=2"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "ring:workers=2",
+        "downpour:workers=2,shards=2",
+        pytest.param("sequential", marks=pytest.mark.soak),
+        pytest.param("easgd:workers=2", marks=pytest.mark.soak),
+    ],
+)
 def test_real_workers_and_their_replay(plan: str) -> None:
     run = train(a_job(torch.float32), plan, folder=None, compute="fused", updates=8)
     check_run(run, Plan.parse(plan))
@@ -56,7 +63,7 @@ def test_on_a_device_that_is_played(at_home: bool, monkeypatch: pytest.MonkeyPat
     """Parameters at home on the device, or in the host's memory with the module abroad."""
 
     def on_played(module: nn.Module, loss: nn.Module, optimizer: None, batch: int, threads: int) -> Fused:
-        return Narrow(module, loss_kind(loss), optimizer, batch, 0.0, Played(), "kernels")
+        return played(module, loss, optimizer, batch)
 
     def placed(job: Job, plan: Plan, together: bool = False) -> Placement:
         return Placement((CPU,) * plan.workers, at_home)

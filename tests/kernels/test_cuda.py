@@ -17,62 +17,66 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
 
 from paceline.kernels import fuse
 from paceline.kernels.cuda.device import Launch, lacking, nvidia
-from paceline.kernels.cuda.network import OnDevice
-from paceline.kernels.fused import loss_kind
-from paceline.kernels.measure.gpu import StudyOnDevice, soak
-from paceline.kernels.measure.networks import CNN, NETWORKS, LastState
-from tests.kernels.networks import Case, images, sequences
-from tests.kernels.played import Played
-from tests.kernels.test_gradients import SOME, check
+from paceline.kernels.cuda.gpu import Gpu, SampleKernels
+from paceline.kernels.fused import Fused
+from paceline.kernels.losses import loss_kind
+from paceline.kernels.measure.gpu import LayerKernels, barriers, many_barriers
+from paceline.kernels.measure.networks import CNN, NETWORKS, LastState, Network
+from paceline.kernels.measure.study import study_on
+from paceline.kernels.optimizers import Rule
+from paceline.kernels.plan import Plan
+from paceline.kernels.printers.block import Own
+from paceline.kernels.runner import Runner
+from paceline.kernels.weights import OneModel
+from tests.kernels.networks import Case, drawn, examples, images, sequences
+from tests.kernels.played import NARROW, Optimizer, Played, fused_on, played
+from tests.kernels.test_gradients import check, compare
 from tests.kernels.test_printers import small
-
-Optimizer = Callable[..., torch.optim.Optimizer]
-
-
-class Narrow(OnDevice):
-    """Blocks of few threads, that fibres may be few."""
-
-    block = 64
-
-
-def played(
-    model: nn.Module, loss: nn.Module, optimizer: Optimizer | None, batch: int, way: str = "kernels", **device: int
-) -> Narrow:
-    return Narrow(model, loss_kind(loss), optimizer, batch, 0.0, Played(**device), way)
 
 
 def gradients_are_pytorchs(case: Case, tolerance: float, **device: int) -> None:
     check(case, tolerance, lambda model, loss, _, batch: played(model, loss, None, batch, "kernels", **device))
 
 
-@SOME
+@examples(5)
 @given(images())
 def test_images(case: Case) -> None:
     gradients_are_pytorchs(case.double(), 1e-10)
 
 
-@SOME
+@examples(4)
 @given(sequences())
 def test_sequences(case: Case) -> None:
     gradients_are_pytorchs(case.double(), 1e-10)
 
 
-@settings(SOME, max_examples=4)
+@examples(2)
 @given(images())
 def test_images_in_single_precision_and_the_devices_memory(case: Case) -> None:
     gradients_are_pytorchs(case, 1e-4, shared=0)
 
 
-@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
-def test_networks_that_are_measured(network: object) -> None:
-    x, y = network.data(3)  # type: ignore[attr-defined]
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", [images, sequences])
+def test_many_networks(strategy: Callable[[], SearchStrategy[Case]]) -> None:
+    for case in drawn(strategy(), 40):
+        gradients_are_pytorchs(case, 1e-10)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [pytest.param(n, marks=() if n is CNN else pytest.mark.soak, id=n.name) for n in NETWORKS],
+)
+def test_networks_that_are_measured(network: Network) -> None:
+    x, y = network.data(3)
     torch.manual_seed(0)
-    case = Case(network.make(), x, y, nn.CrossEntropyLoss())  # type: ignore[attr-defined]
+    case = Case(network.make(), x, y, nn.CrossEntropyLoss())
     gradients_are_pytorchs(case.double(), 1e-10)
 
 
@@ -138,28 +142,30 @@ def test_every_way_of_launching_gives_the_same_bits(case: Callable[[], Case]) ->
 def test_the_fastest_way_is_kept_and_its_trial_leaves_no_trace() -> None:
     case = recurrent()
     wanted = trained(lambda model: played(model, case.loss, with_momentum, 1), case)
-    found = played(copy.deepcopy(case.model), case.loss, with_momentum, 1, "")
+    kernels = SampleKernels("", NARROW)
+    found = fused_on(Played(), kernels, copy.deepcopy(case.model), case.loss, with_momentum, 1)
     tried = trained(lambda model: _with_model(found, model), case)
-    assert set(found.tried) == {"kernels", "graph", "waiting"}
-    assert found.way in found.tried
+    assert set(kernels.tried) == {"kernels", "graph", "waiting"}
+    assert kernels.way in kernels.tried
     assert tried[0] == wanted[0]
     assert "an update, launched in each way: kernels" in found.explain()
 
 
 def test_ways_are_timed_once_and_not_by_few_updates() -> None:
     case = recurrent()
-    fused = played(case.model, case.loss, with_momentum, 2, "")
+    device, kernels = Played(), SampleKernels("", NARROW)
+    fused = fused_on(device, kernels, case.model, case.loss, with_momentum, 2)
     fused.train_epoch(case.x, case.y, torch.arange(30))
-    assert not fused.tried
+    assert not kernels.tried
     fused.train_epoch(case.x, case.y, torch.arange(40))
-    assert fused.way in fused.tried
-    before = len(fused.device.launched)  # type: ignore[attr-defined]
-    fused.way = "kernels"
+    assert kernels.way in kernels.tried
+    before = len(device.launched)
+    kernels.way = "kernels"
     fused.train_epoch(case.x, case.y, torch.arange(40))
-    assert len(fused.device.launched) == before + 2 * 20  # type: ignore[attr-defined]
+    assert len(device.launched) == before + 2 * 20
 
 
-def _with_model(fused: Narrow, model: nn.Module) -> Narrow:
+def _with_model(fused: Fused, model: nn.Module) -> Fused:
     model.load_state_dict(fused.model.state_dict())
     return fused
 
@@ -172,9 +178,8 @@ def test_as_published_it_trains_the_same_network(keeps: str) -> None:
     x, y = CNN.data(4)
     order = torch.arange(4)
     torch.manual_seed(0)
-    study = StudyOnDevice(CNN, keeps, Played())
+    study = study_on(Gpu(Played(), LayerKernels(keeps, 32)), CNN)
     twin = copy.deepcopy(study.model)
-    study.block = 32
     loss = study.train_epoch(x, y, order)
     wanted = fuse(twin, nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.05), 1).train_epoch(x, y, order)
     assert loss == pytest.approx(wanted, rel=1e-5)
@@ -189,12 +194,14 @@ def test_a_wait_that_is_missing_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the orders drawn here would prove nothing."""
     case = recurrent().double()
 
-    class Hasty(Narrow):
-        def _text(self, *words: object) -> str:
-            layers, mark, rest = super()._text(*words).partition("// --- what follows the gradients")  # type: ignore[arg-type]
-            return re.sub(r"^ +SYNC;$", "", layers, flags=re.MULTILINE) + mark + rest
+    kernels = SampleKernels("kernels", NARROW)
 
-    fused = Hasty(copy.deepcopy(case.model), "cross_entropy", None, 8, 0.0, Played())
+    def hasty(plan: Plan, rule: Rule, own: Own) -> str:
+        layers, mark, rest = SampleKernels.text(kernels, plan, rule, own).partition("// --- what follows the gradients")
+        return re.sub(r"^ +SYNC;$", "", layers, flags=re.MULTILINE) + mark + rest
+
+    monkeypatch.setattr(kernels, "text", hasty)
+    fused = fused_on(Played(), kernels, copy.deepcopy(case.model), case.loss, None, 8)
     _, wrong = fused.loss_and_gradients(case.x[:8], case.y[:8])
     _, right = fuse(case.model, case.loss, None, 8).loss_and_gradients(case.x[:8], case.y[:8])
     assert any(not torch.allclose(wrong[name], right[name], rtol=1e-6) for name in right)
@@ -203,136 +210,38 @@ def test_a_wait_that_is_missing_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_that_are_not_there_at_once_wait_for_ever() -> None:
     case = recurrent()
     fused = played(case.model, case.loss, with_momentum, 4)
-    call, kept = fused.call_for(fused.compiled(case.x), case.x, case.y)
-    updates = fused._launched(fused.compiled(case.x), call)
+    made, gpu = fused.compiled(case.x), fused.processor
+    assert isinstance(gpu, Gpu)
+    call, kept = fused.call_for(made, case.x, case.y)
+    updates = gpu.launched(made, call)
     with pytest.raises(AssertionError, match="wait for each other for ever"):
-        updates.program.launch("paceline_updates", Launch(4, 64, updates.how.shared), updates.call, 0, 1)
+        updates.program.launch("paceline_updates", Launch(4, 64, updates.phase.shared), updates.call, 0, 1)
     del kept
 
 
 def test_barriers_let_all_through() -> None:
     case = recurrent()
     fused = played(case.model, case.loss, None, 4)
-    assert fused.barriers(case.x, case.y, 500)[0] == 500
-
-
-# --- compilers --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
-def test_nvcc_takes_the_text(architecture: str, tmp_path: Path) -> None:
-    """All statements there are, the published form, and float64; no GPU is needed."""
-    words = nn.Sequential(nn.Embedding(7, 5), LastState(5, 9))
-    texts = [
-        _text_of(small().model, small().x),
-        _text_of(words, torch.randint(7, (21, 6))),
-        _text_of(small().model.double(), small().x.double()),
-        *(StudyOnDevice(CNN, keeps, Played()).compiled(CNN.data(1)[0]).source for keeps in ("outputs", "inputs")),
-    ]
-    for number, text in enumerate(texts):
-        source = tmp_path / f"text{number}.cu"
-        source.write_text(text)
-        command = [
-            "nvcc",
-            "-std=c++17",
-            f"-arch={architecture}",
-            "-diag-suppress=177",
-            "-Werror=all-warnings",
-            "-cubin",
-        ]
-        done = subprocess.run([*command, source, "-o", tmp_path / "text.cubin"], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[:3000]
-
-
-def _text_of(model: nn.Module, x: Tensor) -> str:
-    return played(model, nn.CrossEntropyLoss(), partial(torch.optim.Adam, lr=0.1), 8).compiled(x).source
-
-
-def test_nvrtc_takes_the_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
-    from paceline.kernels.cuda.device import cubin
-
-    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    code, file, cached = cubin(_text_of(small().model, small().x), "sm_90")
-    assert code
-    assert not cached
-    assert file.with_suffix(".cu").exists()
-    assert cubin(_text_of(small().model, small().x), "sm_90")[2]
-
-
-ASKED = """
-import contextlib, sys, types
-import torch
-torch.cuda.device = lambda where: contextlib.nullcontext()
-torch.cuda.init = lambda: None
-torch.cuda.current_stream = lambda where: types.SimpleNamespace(cuda_stream=0)
-from paceline.kernels.cuda import device, ways
-text = open(sys.argv[1]).read()
-gpu = device.Nvidia(1)
-updates = ways.Updates(gpu, gpu.load(text), device.Launch(64, 512, 50_000), device.Launch(37, 64), 1, 1 << 45)
-print(gpu, gpu.shared, ways.possible(updates))
-ways.kernels(updates, 1), ways.waiting(updates, 5), ways.cluster(updates, 2)
-"""
-
-
-def test_the_driver_is_asked_for_what_is_meant(tmp_path: Path) -> None:
-    """By cuda-core, of a driver that only says what it hears: the second GPU, 50,000 bytes of a block's own, numbers of
-    64 bits, and the attributes for blocks that wait for each other (2) and for clusters (4).
-    """
-    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
-    from paceline.kernels.cuda.device import cubin
-
-    source = tmp_path / "text.cu"
-    source.write_text(_text_of(small().model, small().x))
-    cubin(source.read_text(), "sm_90")
-    driver = Path(__file__).parent / "played" / "driver.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-w", driver, "-o", tmp_path / "libcuda.so.1", "-ldl"], check=True)
-    environment = {
-        **os.environ,
-        "LD_LIBRARY_PATH": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    command = [sys.executable, "-c", ASKED, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
-    assert done.stdout == "a played H100 (sm_90) 232448 ['kernels', 'graph', 'waiting', 'cluster']\n", done.stderr[
-        -3000:
-    ]
-    launched = [line for line in done.stderr.splitlines() if line.startswith("launch")]
-    first = 1 << 45
-    assert [re.sub(r"0x\w+ ", "", line) for line in launched] == [
-        f"launch grid 64 block 512 shared 50000 stream (nil) attrs 0: params {first} 0 0",
-        f"launch grid 37 block 64 shared 0 stream (nil) attrs 0: params {first} 0 0",
-        f"launch grid 64 block 512 shared 50000 stream (nil) attrs 1: 2=1 params {first} 0 5",
-        f"launch grid 8 block 512 shared 50000 stream (nil) attrs 1: 4=8 params {first} 0 2",
-    ]
-    assert "attribute 8 = 50000" in done.stderr
-    assert "on 1" in done.stderr
+    assert barriers(fused, case.x, case.y, 500)[0] == 500
 
 
 # --- on a GPU, where there is one -------------------------------------------------------------------------------------
 
 GPU = pytest.mark.skipif(bool(lacking()), reason=lacking())
-ON_A_GPU = settings(SOME, max_examples=40)
+ON_A_GPU = examples(40)
 
 
-def on_a_gpu(model: nn.Module, loss: nn.Module, optimizer: Optimizer | None, batch: int, way: str = "") -> OnDevice:
-    return OnDevice(model.to("cuda"), loss_kind(loss), optimizer, batch, 0.0, nvidia(0), way)
+def on_a_gpu(model: nn.Module, loss: nn.Module, optimizer: Optimizer | None, batch: int, way: str = "") -> Fused:
+    runner = Runner(Gpu(nvidia(0), SampleKernels(way)))
+    return Fused(OneModel(model.to("cuda"), optimizer), loss_kind(loss), batch, runner)
 
 
 def moved_check(case: Case, tolerance: float) -> None:
     """Gradients are compared on the CPU."""
-
-    class Here(OnDevice):
-        def loss_and_gradients(self, x: Tensor, y: Tensor, seed: int = 0) -> tuple[float, dict[str, Tensor]]:
-            loss, gradients = super().loss_and_gradients(x, y, seed)
-            self.model.to("cpu")
-            return loss, {name: gradient.cpu() for name, gradient in gradients.items()}
-
-    def make(model: nn.Module, loss: nn.Module, optimizer: None, batch: int) -> OnDevice:
-        return Here(model.to("cuda"), loss_kind(loss), optimizer, batch, 0.0, nvidia(0), "kernels")
-
-    check(case, tolerance, make)
+    twin = copy.deepcopy(case.model)
+    fused = on_a_gpu(twin, case.loss, None, len(case.x), "kernels")
+    loss, gradients = fused.loss_and_gradients(case.x, case.y)
+    compare(case, loss, {name: gradient.cpu() for name, gradient in gradients.items()}, twin.to("cpu"), tolerance)
 
 
 @GPU
@@ -354,7 +263,8 @@ def test_sequences_on_a_gpu(case: Case) -> None:
 def test_every_way_gives_the_same_bits_on_a_gpu(case: Callable[[], Case]) -> None:
     given_case = case()
     optimizer = partial(torch.optim.Adam, lr=0.01)
-    ways = on_a_gpu(copy.deepcopy(given_case.model), given_case.loss, optimizer, 2).ways(given_case.x)
+    one = on_a_gpu(copy.deepcopy(given_case.model), given_case.loss, optimizer, 2)
+    ways = Gpu(nvidia(0)).ways(one.compiled(given_case.x))
     assert {"kernels", "graph", "waiting"} <= set(ways)
     found = [trained(lambda m, w=way: on_a_gpu(m, given_case.loss, optimizer, 2, w), given_case) for way in ways]  # type: ignore[misc]
     for other in found[1:]:
@@ -364,7 +274,7 @@ def test_every_way_gives_the_same_bits_on_a_gpu(case: Callable[[], Case]) -> Non
 
 @GPU
 def test_a_million_barriers_on_a_gpu() -> None:
-    through, _ = soak(nvidia(0), 1_000_000)
+    through, _ = many_barriers(nvidia(0), 1_000_000)
     assert through == 1_000_000
 
 

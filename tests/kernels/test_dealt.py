@@ -4,68 +4,29 @@ program's.
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.kernels.ir import Index, Loop
 from paceline.kernels.measure.networks import CNN
-from paceline.kernels.measure.study import Study
-from paceline.kernels.printers.dealt import Dealt, parts
-from tests.kernels.test_ranks import mpiexec
-
-PROGRAM = """
-import sys
-import torch
-from mpi4py import MPI
-from torch import nn
-from paceline.kernels.measure.networks import CNN, LastState, Network
-from paceline.kernels.measure.rank import StudyRank
-from paceline.kernels.measure.study import Study
-
-world, threads = MPI.COMM_WORLD, int(sys.argv[1])
-
-def rims():
-    return nn.Sequential(nn.Conv2d(2, 5, 3, padding=1, stride=2), nn.Tanh(), nn.Conv2d(5, 7, 2, dilation=2, padding=2),
-                         nn.BatchNorm2d(7), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-                         nn.Dropout(0.2), nn.Linear(63, 10))
-
-def gap(network, keeps, samples):
-    torch.manual_seed(0)
-    dealt = StudyRank(network, keeps, threads, world)
-    torch.manual_seed(0)
-    alone = Study(network, keeps, 1)
-    for study in (dealt, alone):
-        study.train_epoch(*network.data(30), torch.arange(samples))
-    pairs = zip(dealt.model.state_dict().values(), alone.model.state_dict().values(), strict=True)
-    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
-
-rims = Network("rims", rims, (2, 9, 9), 1, 30)
-steps = Network("steps", lambda: LastState(5, 9), (6, 5), 1, 30)
-cases = [(CNN, "outputs", 30), (CNN, "inputs", 30), (rims, "outputs", 30), (rims, "inputs", 30), (steps, "outputs", 30)]
-gaps = [max(world.allgather(gap(*case))) for case in (cases if threads == 1 else [(CNN, "outputs", 5)])]
-if world.rank == 0:
-    print(max(gaps))
-"""
+from paceline.kernels.measure.study import study_network
+from paceline.kernels.printers.dealt import Parts, parts
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_parts_gathered_after_each_layer_are_the_whole(ranks: int, tmp_path: Path) -> None:
-    """To the bit: whichever rank makes a place's sum makes all of it."""
-    pytest.importorskip("mpi4py")
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = mpiexec(ranks, tmp_path, "program.py", "1")
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == 0.0
+def test_parts_gathered_after_each_layer_are_the_whole(ranks: int, by_ranks: dict[tuple[object, ...], object]) -> None:
+    """To the bit: the rank that makes a place's sum makes all of it."""
+    found = [result for key, result in by_ranks.items() if key[:2] == ("study", ranks)]
+    assert len(found) == 5
+    assert set(found) == {(0.0, 1)}
 
 
-def test_a_part_is_dealt_out_to_threads(tmp_path: Path) -> None:
+def test_a_part_is_dealt_out_to_threads(by_ranks: dict[tuple[object, ...], Any]) -> None:
     """Where a compiler may round elsewhere: it makes a function of its own of what threads do."""
-    pytest.importorskip("mpi4py")
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = mpiexec(2, tmp_path, "program.py", "2")
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 1e-6
+    gap, results = by_ranks["study of threads",]
+    assert gap < 1e-6
+    assert results == 1
 
 
 def loops(**extents: int) -> tuple[Loop, ...]:
@@ -94,5 +55,5 @@ def test_parts_lie_side_by_side(place: str, all_loops: tuple[Loop, ...], dealt: 
 
 def test_what_only_functions_of_each_number_read_is_not_gathered() -> None:
     """What the layers sum, before their sigmoids, and the gradients of their outputs."""
-    plan = Study(CNN, "outputs", 1).compiled(CNN.data(1)[0]).plan
-    assert Dealt(plan, "outputs", 1).own == {"1", "3", "d_2", "d_4"}
+    plan = study_network(CNN, "outputs", 1).compiled(CNN.data(1)[0]).plan
+    assert Parts(plan, "outputs").own == {"1", "3", "d_2", "d_4"}

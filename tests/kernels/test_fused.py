@@ -42,6 +42,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_epoch_is_that_of_pytorch(optimizer: str) -> None:
     """In float64, where updates can be told from one another to the last digits; the last batch is a short one."""
@@ -73,6 +74,7 @@ def test_explain_says_what_was_done() -> None:
     assert "% of the multiply-adds that 1 core could do at most" in said
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_l1_pulls_weights_to_zero_by_their_signs() -> None:
     model = nn.Linear(3, 2).double()
     before = copy.deepcopy(model)
@@ -82,6 +84,7 @@ def test_l1_pulls_weights_to_zero_by_their_signs() -> None:
     assert torch.allclose(model.weight, before.weight - 0.005 * before.weight.sign())
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_groups_and_schedules_are_the_optimizers_own() -> None:
     """Each parameter group by its own learning rate, as it is when the epoch begins."""
     model = nn.Linear(4, 3)
@@ -102,6 +105,7 @@ def test_groups_and_schedules_are_the_optimizers_own() -> None:
     assert not torch.equal(model.weight, before.weight)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 8)
     found = set()
@@ -136,6 +140,7 @@ def test_training_learns_as_pytorch_does() -> None:
     assert abs(sum(ours) - sum(theirs)) / 5 <= max(max(theirs) - min(theirs), 0.01)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_dropout_keeps_the_mean_and_follows_the_seed() -> None:
     model = nn.Sequential(nn.Dropout(0.4), nn.Linear(400, 1, bias=False))
     nn.init.constant_(model[1].weight, 1.0)
@@ -246,6 +251,7 @@ def test_what_would_lead_astray_is_refused(x: Tensor, y: Tensor, order: list[int
         fused.train_epoch(x, y, torch.tensor(order, dtype=torch.long))
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize("function", [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU])
 @pytest.mark.parametrize("batch", [1, 20])
 def test_what_is_not_a_number_stays_so(function: type[nn.Module], batch: int) -> None:
@@ -257,6 +263,7 @@ def test_what_is_not_a_number_stays_so(function: type[nn.Module], batch: int) ->
     assert gradients["0.weight"].isnan().any()
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_what_the_optimizer_remembers_has_one_shape() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     fused = fuse(model, nn.CrossEntropyLoss(), OPTIMIZERS["adam"], 4)

@@ -7,60 +7,77 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
+from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
 
-from paceline.kernels import fuse, fused
-from tests.kernels.networks import Case, images, sequences
-
-SOME = settings(
-    max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+from paceline.kernels import Fused, cpu, fuse
+from tests.kernels.networks import Case, drawn, examples, images, sequences
 
 
-@SOME
+@pytest.mark.usefixtures("quickly_compiled")
+@examples(5)
 @given(images())
 def test_images(case: Case) -> None:
     check(case.double(), 1e-10)
 
 
-@SOME
+@pytest.mark.usefixtures("quickly_compiled")
+@examples(4)
 @given(sequences())
 def test_sequences(case: Case) -> None:
     check(case.double(), 1e-10)
 
 
-@settings(SOME, max_examples=4)
+@pytest.mark.usefixtures("quickly_compiled")
+@examples(2)
 @given(images())
 def test_images_in_single_precision(case: Case) -> None:
     check(case, 1e-4)
 
 
-@settings(SOME, max_examples=4)
+@pytest.mark.usefixtures("quickly_compiled")
+@examples(2)
 @given(sequences())
 def test_sequences_in_single_precision(case: Case) -> None:
     check(case, 1e-4)
 
 
-@settings(SOME, max_examples=6)
+@pytest.mark.usefixtures("quickly_compiled")
+@examples(4)
 @given(images())
 def test_images_one_by_one(case: Case) -> None:
-    """In vectors of a sample's own pixels and channels, as where a batch has one or two."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "FEW", 1000)
-        check(case.double(), 1e-10)
-        check(Case(case.model.float(), case.x.float(), case.y, case.loss), 1e-4)
+    check_one_by_one(case.double(), 1e-10)
 
 
-@settings(SOME, max_examples=6)
+@pytest.mark.usefixtures("quickly_compiled")
+@examples(3)
 @given(sequences())
 def test_sequences_one_by_one(case: Case) -> None:
+    check_one_by_one(case.double(), 1e-10)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", [images, sequences])
+def test_many_networks(strategy: Callable[[], SearchStrategy[Case]]) -> None:
+    """In both precisions, side by side and one by one."""
+    for case in drawn(strategy(), 40):
+        check(case, 1e-10)
+        check_one_by_one(case, 1e-10)
+        single = Case(case.model.float(), case.x.float() if case.x.is_floating_point() else case.x,
+                      case.y.float() if case.y.is_floating_point() else case.y, case.loss)  # fmt: skip
+        check(single, 1e-4)
+        check_one_by_one(single, 1e-4)
+
+
+def check_one_by_one(case: Case, tolerance: float) -> None:
+    """In vectors of a sample's own pixels and channels, as where a batch has one or two."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "FEW", 1000)
-        check(case.double(), 1e-10)
+        patch.setattr(cpu, "FEW", 1000)
+        check(case, tolerance)
 
 
-def check(case: Case, tolerance: float, make: Callable[..., fused.Fused] = fuse) -> None:
+def check(case: Case, tolerance: float, make: Callable[..., Fused] = fuse) -> None:
     """Loss, gradients, and the statistics that batch-norm keeps."""
     twin = copy.deepcopy(case.model)
     compare(case, *make(twin, case.loss, None, len(case.x)).loss_and_gradients(case.x, case.y), twin, tolerance)

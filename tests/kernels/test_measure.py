@@ -11,20 +11,21 @@ from torch import nn
 from typer.testing import CliRunner
 
 from paceline.cli import app, register
+from paceline.kernels.measure import bench as measuring
 from paceline.kernels.measure import ranks as by_ranks
 from paceline.kernels.measure.bench import PARTS, bench
 from paceline.kernels.measure.figures import SEQUENTIAL, Bench, Meter, Row, Shaped
 from paceline.kernels.measure.networks import CNN
 from paceline.kernels.measure.peak import Peak
 from paceline.kernels.measure.picture import Point, roofline
-from paceline.kernels.measure.study import StepTime, Study
+from paceline.kernels.measure.study import StepTime, study_network
 from paceline.kernels.measure.tables import by_layer, picture, tables
 
 
 @pytest.mark.parametrize(("keeps", "threads"), [("outputs", 1), ("outputs", 4), ("inputs", 2)])
 def test_the_study_trains_the_same_network(keeps: str, threads: int) -> None:
     """A layer at a time, its loops dealt out to threads: batch 1, as PyTorch would."""
-    study = Study(CNN, keeps, threads)
+    study = study_network(CNN, keeps, threads)
     twin = copy.deepcopy(study.model)
     x, y = CNN.data(30)
     study.train_epoch(x, y, torch.arange(30))
@@ -37,7 +38,8 @@ def test_the_study_trains_the_same_network(keeps: str, threads: int) -> None:
         assert torch.allclose(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
-def test_layers_are_measured_and_told() -> None:
+def test_layers_are_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "peak", lambda threads: Peak(threads, 200.0, 40.0))
     found = bench(("layers",), seconds=0.004, threads=(1, 2), say=lambda line: None)
     for steps in found.steps.values():
         layers = by_layer(steps)
@@ -87,9 +89,17 @@ def test_the_tuners_choice_stands_out() -> None:
     assert "| shape | 20 |  |  |  | **10** | 100 | 3.0e-07 |" in tables(found)
 
 
-def test_ranks_are_measured_where_there_is_an_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("outputs", "fused"), id="some"),
+        pytest.param(tuple(by_ranks.WAYS), marks=pytest.mark.soak, id="all"),
+    ],
+)
+def test_ranks_are_measured_where_there_is_an_mpi(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
-    ways = {way: (network, who, ((2, 1),)) for way, (network, who, _) in by_ranks.WAYS.items()}
+    monkeypatch.setattr(measuring, "peak", lambda threads: Peak(threads, 200.0, 40.0))
+    ways = {name: (*by_ranks.WAYS[name][:2], ((2, 1),)) for name in names}
     monkeypatch.setattr(by_ranks, "WAYS", ways)
     found = bench(("ranks",), seconds=0.01, say=lambda line: None)
     rows = {row.who: row for row in found.rows}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +20,15 @@ from torch import nn
 import paceline.kernels.machine as machine
 from paceline.kernels import fuse
 from paceline.kernels.compiled import canonical, tensors_of
-from paceline.kernels.fused import Fused, loss_kind
+from paceline.kernels.cpu import Cpu, Form
+from paceline.kernels.fused import Fused
 from paceline.kernels.graph import describe
+from paceline.kernels.losses import loss_kind
 from paceline.kernels.lower import lower
 from paceline.kernels.printers import numpy as slow
-from tests.kernels.networks import Case, sequences
-from tests.kernels.test_gradients import SOME
+from paceline.kernels.runner import Runner
+from paceline.kernels.weights import OneModel
+from tests.kernels.networks import Case, examples, sequences
 
 
 def reference(case: Case, seed: int = 0) -> tuple[float, dict[str, np.ndarray]]:
@@ -37,16 +41,17 @@ def reference(case: Case, seed: int = 0) -> tuple[float, dict[str, np.ndarray]]:
     return slow.run(program, weights, case.x.numpy(), case.y.numpy(), seed)
 
 
-def agree(case: Case, seed: int = 0) -> None:
+def agree(case: Case, seed: int = 0, make: Callable[..., Fused] = fuse) -> None:
     double = case.double()
-    loss, gradients = fuse(double.model, case.loss, None, len(case.x)).loss_and_gradients(double.x, double.y, seed)
+    loss, gradients = make(double.model, case.loss, None, len(case.x)).loss_and_gradients(double.x, double.y, seed)
     wanted, slowly = reference(double, seed)
     assert loss == pytest.approx(wanted, rel=1e-10)
     for name, gradient in gradients.items():
         assert np.allclose(gradient.numpy(), slowly[name].reshape(gradient.shape), rtol=1e-9, atol=1e-11), name
 
 
-@SOME
+@pytest.mark.usefixtures("quickly_compiled")
+@examples(4)
 @given(sequences())
 def test_numpy_says_the_same_of_sequences(case: Case) -> None:
     agree(case)
@@ -61,21 +66,35 @@ def small() -> Case:
     return Case(model, torch.randn(21, 2, 7, 6), torch.randint(4, (21,)), nn.CrossEntropyLoss())
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_numpy_draws_the_same_dropout() -> None:
     agree(small(), seed=12345678901234)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize(
     "change", [{"bytes": 16, "registers": 16}, {"bytes": 32, "registers": 16}, {"scalar": True}, {"pixels": True}]
 )
-def test_any_width_of_vector_is_the_same_program(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_width_of_vector_is_the_same_program(change: dict[str, object]) -> None:
     here = machine.target("double")
-    monkeypatch.setattr(Fused, "_target", lambda self: replace(here, **change))
-    agree(small())
+    form = Form(target=lambda real, batch: replace(here, **change))
+
+    def make(model: nn.Module, loss: nn.Module, optimizer: None, batch: int) -> Fused:
+        return Fused(OneModel(model), loss_kind(loss), batch, Runner(Cpu(2, form)))
+
+    agree(small(), make=make)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers' libraries are Linux's")
-def test_the_text_is_clean_under_sanitizers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("networks", "batches"),
+    [
+        pytest.param("images", "1, 21", id="images"),
+        pytest.param("words", "16", id="words"),
+        pytest.param("images, words", "1, 2, 3, 16, 17, 21", marks=pytest.mark.soak, id="all"),
+    ],
+)
+def test_the_text_is_clean_under_sanitizers(networks: str, batches: str, tmp_path: Path) -> None:
     """Of addresses and undefined behaviour, in a process of its own: a whole training and a single batch."""
     script = tmp_path / "train.py"
     script.write_text(
@@ -89,8 +108,9 @@ def test_the_text_is_clean_under_sanitizers(tmp_path: Path) -> None:
         "case = small()\n"
         "words = nn.Sequential(nn.Embedding(7, 5), Last(nn.LSTM(5, 9, batch_first=True), 4))\n"
         "tokens = torch.randint(7, (21, 6))\n"
-        "for model, x in ((case.model, case.x), (words, tokens)):\n"
-        "    for batch in (1, 16, 21):\n"
+        "images, words = (case.model, case.x), (words, tokens)\n"
+        f"for model, x in ({networks},):\n"
+        f"    for batch in ({batches},):\n"
         "        fused = fuse(model, case.loss, partial(torch.optim.Adam, lr=0.01), batch, threads=2)\n"
         "        batch > 1 and fused.train_epoch(x, case.y, torch.randperm(21))\n"
         "        fused.loss_and_gradients(x[:batch + 1], case.y[:batch + 1])\n"

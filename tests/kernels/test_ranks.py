@@ -4,92 +4,48 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from paceline.api.train import train
+from paceline.cli import app, register
+from paceline.engines.mpi import check
 from paceline.engines.replay.replay import replay
+from paceline.errors import PacelineError
+from paceline.jobs.job import load_job
+from paceline.plans.plan import Plan
 
 pytest.importorskip("mpi4py")
-MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 
-PROGRAM = """
-import sys
-from functools import partial
-import torch
-from mpi4py import MPI
-from torch import nn
-from paceline.kernels import fuse, fuse_ranks
-
-world, apart = MPI.COMM_WORLD, int(sys.argv[1])
-node = world.Split(world.rank // apart, world.rank) if apart else None
-torch.manual_seed(0)
-x, y = torch.randn(75, 1, 9, 9), torch.randint(5, (75,))
-
-def net():
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Conv2d(1, 4, 3), NORM, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5))
-
-def state(net):
-    return [t.clone() for t in net.state_dict().values()]
-
-make, loss = partial(torch.optim.Adam, lr=0.01), nn.CrossEntropyLoss()
-ranks, alone = net(), net()
-team = fuse_ranks(ranks, loss, make, 32, threads=2, node=node)
-one = fuse(alone, loss, make, 32, threads=1)
-for epoch in range(3):
-    order = torch.randperm(75, generator=torch.Generator().manual_seed(epoch))
-    a, b = team.train_epoch(x, y, order), one.train_epoch(x, y, order)
-    assert abs(a - b) < 1e-5, (a, b)
-gap = max(float((p.double() - q.double()).abs().max()) for p, q in zip(state(ranks), state(alone)))
-gaps = world.gather(gap)
-team.close()
-if world.rank == 0:
-    print(max(gaps))
-"""
-
-
-def mpiexec(ranks: int, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [MPIEXEC, "-n", str(ranks), sys.executable, *words]
-    places = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "PYTHONPATH": places}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+from tests.kernels.by_ranks import Found, mpiexec
 
 
 # One phase, and several that all must have finished.
-@pytest.mark.parametrize(("ranks", "norm"), [(2, "nn.Identity()"), (3, "nn.BatchNorm2d(4)"), (4, "nn.Identity()")])
-def test_ranks_of_a_node_give_the_bits_of_one_process(ranks: int, norm: str, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM.replace("NORM", norm))
-    done = mpiexec(ranks, tmp_path, "program.py", "0")
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == 0.0
+@pytest.mark.parametrize(("ranks", "norm"), [(2, False), (3, True), (4, False)])
+def test_ranks_of_a_node_give_the_bits_of_one_process(ranks: int, norm: bool, by_ranks: Found) -> None:
+    gap, losses, results = by_ranks["training", ranks, 0, norm]
+    assert gap == 0.0
+    assert losses < 1e-5
+    assert results == 1
 
 
-def test_nodes_add_their_gradients_up(tmp_path: Path) -> None:
+def test_nodes_add_their_gradients_up(by_ranks: Found) -> None:
     """Four ranks, two of which are said to share memory: two nodes."""
-    (tmp_path / "program.py").write_text(PROGRAM.replace("NORM", "nn.Identity()"))
-    done = mpiexec(4, tmp_path, "program.py", "2")
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 1e-5
+    gap, losses, results = by_ranks["training", 4, 2, False]
+    assert 0.0 < gap < 1e-5
+    assert losses < 1e-5
+    assert results == 1
 
 
-def test_ranks_with_a_gpu_each(tmp_path: Path) -> None:
-    """The GPUs are played, so the ranks need no window: each has a share of the batch, dropout drawn by itself."""
-    program = PROGRAM.replace("NORM", "nn.Identity()").replace(
-        "team = fuse_ranks(ranks, loss, make, 32, threads=2, node=node)",
-        "from paceline.kernels.cuda.ranks import RanksOnDevices\n"
-        "from tests.kernels.played import Played\n"
-        "RanksOnDevices.block = 32\n"
-        "team = RanksOnDevices(ranks, 'cross_entropy', make, 32, world, Played())",
-    )
-    (tmp_path / "program.py").write_text(program)
-    done = mpiexec(2, tmp_path, "program.py", "0")
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 1e-5
+def test_ranks_with_a_gpu_each(by_ranks: Found) -> None:
+    """The GPUs are played, and share no memory: each has a share of the batch."""
+    gap, losses, results = by_ranks["devices",]
+    assert gap < 1e-5
+    assert losses < 1e-5
+    assert results == 1
 
 
 JOB = """
@@ -105,13 +61,12 @@ job = pl.Job(model=lambda: nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(
 
 
 def by_two_and_by_one(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the command says of job.py, under mpiexec and without."""
-    words = ("-m", "paceline", "train", "job.py", "--compute", "fused", "--json")
-    several, one = (mpiexec(ranks, folder, *words) for ranks in (2, 1))
-    assert several.returncode == one.returncode == 0, several.stderr + one.stderr
-    found, expected = json.loads(several.stdout), json.loads(one.stdout)
-    assert (found["engine"], expected["engine"]) == ("mpi", "local")
-    return found, expected
+    """What the command says of job.py under mpiexec; and the summary of a run of this process."""
+    done = mpiexec(2, folder, "-m", "paceline", "train", "job.py", "--compute", "fused", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["engine"] == "mpi"
+    return found, train(load_job(str(folder / "job.py")), "sequential", folder=None, compute="fused").summary()
 
 
 def test_the_command_under_mpiexec(tmp_path: Path) -> None:
@@ -120,10 +75,9 @@ def test_the_command_under_mpiexec(tmp_path: Path) -> None:
     assert found["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=0.02)
     assert found["updates"] == 40
     assert found["samples"] == 600
-    page = subprocess.run(
-        [sys.executable, "-m", "paceline", "report", found["run"]], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert page.returncode == 0, page.stderr
+    register()
+    page = CliRunner().invoke(app, ["report", str(tmp_path / found["run"])])
+    assert page.exit_code == 0, page.output
 
 
 def test_batches_that_are_accumulated_are_one(tmp_path: Path) -> None:
@@ -140,7 +94,7 @@ def test_a_run_of_ranks_is_replayed_by_one_process(tmp_path: Path) -> None:
     more = "schedule=None)\njob = job.with_(optimizer=partial(torch.optim.Adam, lr=0.02), model=lambda: nn.Sequential("
     text = JOB.format(more=more + "nn.Linear(8, 12), nn.BatchNorm1d(12), nn.Dropout(0.3), nn.Tanh(), nn.Linear(12, 8))")
     (tmp_path / "job.py").write_text(text)
-    done = mpiexec(3, tmp_path, "-m", "paceline", "train", "job.py", "--compute", "fused", "--json")
+    done = mpiexec(2, tmp_path, "-m", "paceline", "train", "job.py", "--compute", "fused", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     again = replay(tmp_path / found["run"])
@@ -170,24 +124,27 @@ def test_a_replay_of_ranks_finds_the_nan(tmp_path: Path) -> None:
     assert math.isnan(found.loss)
 
 
+def test_what_ranks_cannot_do_is_said_once(tmp_path: Path) -> None:
+    more = "accumulate=2)\njob = job.with_(model=lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))"
+    (tmp_path / "job.py").write_text(JOB.format(more=more))
+    done = mpiexec(2, tmp_path, "-m", "paceline", "train", "job.py", "--compute", "fused")
+    assert done.returncode == 2
+    assert done.stderr.count("batch-norm would see all of it") == 1
+
+
 @pytest.mark.parametrize(
-    ("more", "words", "says"),
+    ("changes", "plan", "says"),
     [
-        ("", (), "give --compute fused"),
-        ("", ("--compute", "fused", "--plan", "ring"), "all ranks share each batch"),
-        ("clip_norm=1.0", ("--compute", "fused"), "knows nothing of clip_norm"),
-        (
-            "accumulate=2)\njob = job.with_(model=lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))",
-            ("--compute", "fused"),
-            "batch-norm would see all of it",
-        ),
+        ({"compute": "autograd"}, "sequential", "give --compute fused"),
+        ({}, "ring", "all ranks share each batch"),
+        ({"clip_norm": 1.0}, "sequential", "knows nothing of clip_norm"),
     ],
 )
-def test_what_ranks_cannot_do_is_said_once(more: str, words: tuple[str, ...], says: str, tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(JOB.format(more=more))
-    done = mpiexec(2, tmp_path, "-m", "paceline", "train", "job.py", *words)
-    assert done.returncode == 2
-    assert done.stderr.count(says) == 1
+def test_what_ranks_cannot_do_is_refused(changes: dict[str, Any], plan: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB.format(more=""))
+    job = load_job(str(tmp_path / "job.py")).with_(compute="fused")
+    with pytest.raises(PacelineError, match=says):
+        check(job.with_(**changes), Plan.parse(plan))
 
 
 def test_a_rank_that_fails_ends_all(tmp_path: Path) -> None:

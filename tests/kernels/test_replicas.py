@@ -13,6 +13,7 @@ from paceline.kernels import CannotFuse, fuse, fuse_replicas, machine
 from tests.kernels.test_fused import data, small_cnn
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize(("batch", "count"), [(1, 8), (20, 5)])
 def test_each_is_the_model_it_would_be_alone(batch: int, count: int) -> None:
     """Seeds and learning rates, as many as there are lanes; in float64, where rounding cannot hide a lane that took

@@ -27,15 +27,16 @@ from torch import nn
 
 import paceline as pl
 from paceline.data.source import open_source
+from paceline.engines.outline import outline
 from paceline.errors import RunFolderError, UsageError
-from paceline.gradients.outline import outline
-from paceline.jobs.built_in import built_in
-from paceline.report import charts, exports, perfetto, tensorboard, words, write
+from paceline.jobs.built_ins import built_in
+from paceline.report import charts, exports, formatting, perfetto, tensorboard, write
 from paceline.report.curves import AXES, envelope, evaluation_curve, histogram, loss_curve
-from paceline.report.figures import figures, lanes_of
 from paceline.report.lanes import Lane, binned, lanes, merged, packed
 from paceline.report.page import page
 from paceline.report.reading import Reading, open_all
+from paceline.report.run_stats import lanes_of, run_stats
+from paceline.runs.record import Evaluation, RunRecord, Summary
 from paceline.runs.time_accounting import Time
 from paceline.runs.trace import Kind, Row, Trace
 
@@ -142,8 +143,12 @@ def test_a_packed_lane_unfolds_to_what_it_was(parts: list[tuple[int, int]], firs
 # --- curves and charts ----------------------------------------------------------------------------------------------
 
 
+SUMMARY = partial(Summary, "ring", "local", 2, samples=40, seconds=3.0, samples_per_second=10.0)
+
+
 def reading(rows: list[Row], **record: Any) -> Reading:
-    return Reading(Path("run"), {"plan": "ring:workers=2", "workers": 2, **record}, Trace.of(rows), {}, (), "ring ×2")
+    known = RunRecord(plan="ring:workers=2", workers=2, **record)
+    return Reading(Path("run"), known, Trace.of(rows), None, (), "ring ×2")
 
 
 def test_the_loss_is_weighted_and_lies_where_the_batch_was_done() -> None:
@@ -153,16 +158,13 @@ def test_the_loss_is_weighted_and_lies_where_the_batch_was_done() -> None:
         Row(Kind.COMPUTE, 0, 1, end=3 * 10**9, samples=20, value=float("nan")),
         Row(Kind.COMPUTE, 1, 1, end=3 * 10**9, samples=0, value=9.0),
     ]
-    curve = loss_curve(reading(rows, summary={"updates": 1}))
+    curve = loss_curve(reading(rows, summary=SUMMARY(updates=1)))
     assert [c.tolist() for c in curve] == [[2.0], [1.0], [40.0], [1.5]]
 
 
 def test_an_evaluation_lies_over_all_three_axes() -> None:
-    history = [
-        {"updates": 5, "seconds": 1.0, "test_accuracy": 0.5},
-        {"updates": 10, "seconds": 2.0, "test_accuracy": 0.7},
-    ]
-    curve = evaluation_curve(reading([], history=history, summary={"samples": 200, "updates": 10}), "test_accuracy")
+    history = (Evaluation(5, 1.0, {"test_accuracy": 0.5}), Evaluation(10, 2.0, {"test_accuracy": 0.7}))
+    curve = evaluation_curve(reading([], history=history, summary=SUMMARY(samples=200, updates=10)), "test_accuracy")
     assert [curve.over(axis).tolist() for axis in AXES] == [[1.0, 2.0], [5.0, 10.0], [100.0, 200.0]]
 
 
@@ -195,16 +197,16 @@ def test_ticks_are_round(low: float, high: float, says: list[str]) -> None:
 
 
 def test_numbers_have_sensible_digits() -> None:
-    said = [words.number(v) for v in (0, 1234.5, 12.345, 0.012345, 1e-7, None, float("nan"))]
+    said = [formatting.number(v) for v in (0, 1234.5, 12.345, 0.012345, 1e-7, None, float("nan"))]
     assert said == ["0", "1,234", "12.3", "0.0123", "1.00e-07", "–", "–"]
-    assert [words.duration(s) for s in (2e-6, 0.0123, 1.5, 125, 7260)] == [
+    assert [formatting.duration(s) for s in (2e-6, 0.0123, 1.5, 125, 7260)] == [
         "2.00 µs",
         "12.3 ms",
         "1.50 s",
         "2 min 5 s",
         "2 h 1 min",
     ]
-    assert [words.share(s) for s in (0.004, 0.0096, 0.5, 1.0)] == ["0.4%", "1%", "50%", "100%"]
+    assert [formatting.share(s) for s in (0.004, 0.0096, 0.5, 1.0)] == ["0.4%", "1%", "50%", "100%"]
 
 
 # --- whole pages ----------------------------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ def test_a_page_of_one_run_is_whole_without_its_script(runs: Path) -> None:
 
 def test_several_runs_are_set_against_the_single_process(runs: Path) -> None:
     opened = open_all([runs])
-    found = {f.name: f for f in figures(opened, lanes_of(opened))}
+    found = {f.name: f for f in run_stats(opened, lanes_of(opened))}
     assert set(found) == {"sequential", "ring ×3", "downpour ×3 shards=2"}
     single = found["sequential"].samples_per_second
     assert single
@@ -301,22 +303,6 @@ def test_an_old_or_broken_folder_is_read_and_what_is_missing_is_said(tmp_path: P
     (run.path / "run.json").write_text("{")
     with pytest.raises(RunFolderError, match="damaged"):
         open_all([run.path])
-
-
-def test_a_comparison_keeps_its_runs_its_table_and_a_page(tmp_path: Path) -> None:
-    found = pl.compare(job(), ["sequential", "downpour"], workers=2, seconds=0.05, folder=tmp_path)
-    assert found.path is not None
-    assert found.page == found.path / "report.html"
-    assert sorted(p.name for p in found.path.iterdir() if p.is_file()) == ["comparison.json", "report.html"]
-    opened = open_all([tmp_path])
-    assert [r.method for r in opened] == ["sequential", "downpour"]
-    (row,) = (f for f in figures(opened, lanes_of(opened)) if f.workers == 2)
-    assert row.timed
-    assert row.speedup == found.rows[1].speedup
-    assert row.ceiling_share == found.rows[1].ceiling_share
-    text = found.page.read_text()
-    assert "of the ceiling" in text
-    assert f"best single process ({found.best_single})" in text
 
 
 def test_chromium_has_nothing_to_complain_of(runs: Path, tmp_path: Path) -> None:
@@ -404,7 +390,7 @@ def test_a_perfetto_trace_holds_every_row_on_one_clock(runs: Path, tmp_path: Pat
 def test_a_wrong_format_or_folder_is_refused(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="did you mean 'html'"):
         write([runs], tmp_path / "x", "htm")
-    with pytest.raises(RunFolderError, match="holds none"):
+    with pytest.raises(RunFolderError, match="contains no run folder"):
         write([tmp_path])
     with pytest.raises(RunFolderError, match="another -o"):
         write([runs], tmp_path / "no" / "such" / "x.html")
@@ -424,10 +410,10 @@ def test_an_outline_finds_residual_connections() -> None:
     made = built_in("cifar-resnet")
     module = made.make_model()
     found = outline(made, module, open_source(made.data, 0))
-    assert sum(layer["parameters"] for layer in found) == sum(p.numel() for p in module.parameters())
-    by_name = {layer["name"]: layer for layer in found}
-    assert by_name["0"]["output"] == [100, 16, 16, 16]
-    first = [found[number]["name"] for number in by_name["3.body.0"]["after"]]
+    assert sum(layer.parameters for layer in found) == sum(p.numel() for p in module.parameters())
+    by_name = {layer.name: layer for layer in found}
+    assert by_name["0"].output == (100, 16, 16, 16)
+    first = [found[number].name for number in by_name["3.body.0"].after]
     assert first == ["1", "2.body.4"]  # what goes round the first block, and through it
 
 
@@ -437,6 +423,6 @@ def test_a_model_that_cannot_be_looked_into_still_has_its_sizes() -> None:
 
     made = job(loss=None, step=step)
     found = outline(made, made.make_model(), open_source(made.data, 0))
-    assert [(layer["type"], layer["parameters"], layer["output"]) for layer in found] == [
+    assert [(layer.type, layer.parameters, layer.output) for layer in found] == [
         ("Linear", 36, None), ("Tanh", 0, None), ("Linear", 15, None),
     ]  # fmt: skip

@@ -1,10 +1,10 @@
 """The checker: finds deadlocks and races in Python programs before they run. See docs/checker.md.
 
-    text ─► syntax tree ─► module: what is declared, which of it are locks, queues, threads
+    text ─► syntax tree ─► module: what is declared, and which of it are locks, queues, threads
                               │
-              graph of each function ─► walk, depth first, the held locks as state
+              control-flow graph of each function ─► depth-first walk with the held locks as state
                               │
-              summaries, joined over the call graph ─► rules ─► findings with a story
+              summaries, joined over the call graph ─► rules ─► findings, each with a story
 
-No torch, and nothing of what is checked, is ever imported.
+Neither torch nor the code that is checked is ever imported.
 """

@@ -1,43 +1,26 @@
-"""Who reads and changes which shared thing, and under which locks.
-
-A thing is an attribute of a class (`Pool.free`, through `self`) or a global that some function assigns. What happens
-in `__init__` does not count, since nobody else has the object yet.
-"""
+"""Reads and changes of shared state: what each expression does to the attribute or global that it names."""
 
 from __future__ import annotations
 
 import ast
 from typing import NamedTuple
 
-from paceline.check.declared import Class, Function
-from paceline.check.names import is_constant, last, parent
-from paceline.check.summaries import Facts
+from paceline.check.declarations import Function
+from paceline.check.names import is_constant, parent
 
 GROWS = {"append", "add", "insert", "extend", "update", "setdefault", "appendleft", "push"}
 SHRINKS = {"pop", "popitem", "remove", "discard", "clear", "popleft"}
 VIEWS = {"items", "keys", "values", "iteritems", "iterkeys", "itervalues"}
-ENDINGS = (
-    "stop",
-    "close",
-    "shutdown",
-    "join",
-    "terminate",
-    "fork",
-    "final",
-    "cleanup",
-    "__exit__",
-    "__del__",
-    "dispose",
-)
-BEGINNINGS = {"__init__", "__new__", "__init_subclass__", "__setstate__", "__post_init__", "setUp", "setup"}
 
 
 class Access(NamedTuple):
-    thing: str
-    kind: str  # read, item, view, iterate, write, none (a write of None), update, grow, shrink
+    """One read or change of an attribute or a global."""
+
+    thing: str  # `Pool.free`, or the name of a global
+    kind: str  # read, item, view, iterate, write, none (a write of None), update (x += 1), grow, shrink
     node: ast.AST
     fn: Function
-    locks: frozenset[str]
+    locks: frozenset[str]  # held for certain
 
     @property
     def line(self) -> int:
@@ -45,62 +28,12 @@ class Access(NamedTuple):
 
     @property
     def changes(self) -> bool:
+        """Whether this is a change rather than a read."""
         return self.kind in ("write", "none", "update", "grow", "shrink")
 
 
-def of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
-    """Attribute -> its accesses through `self` in the methods of this class, and in functions inside them."""
-    if cls.name in facts.kept:
-        return facts.kept[cls.name]
-    found: dict[str, list[Access]] = {}
-    facts.kept[cls.name] = found
-    for fn in facts.module.functions:
-        if fn.cls is not cls or fn.name in BEGINNINGS or not fn.me:
-            continue
-        for node in fn.attributes:
-            if isinstance(node.value, ast.Name) and node.value.id == fn.me and node.attr not in cls.methods:
-                kind = kind_of(node)
-                found.setdefault(node.attr, []).append(
-                    Access(f"{cls.name}.{node.attr}", kind, node, fn, facts.held_at(node, fn))
-                )
-    return found
-
-
-def of_globals(facts: Facts) -> dict[str, list[Access]]:
-    """Global -> its accesses in functions; only of globals that some function assigns, and of containers."""
-    if "" in facts.kept:
-        return facts.kept[""]
-    module = facts.module
-    shared = {name for fn in module.functions if fn is not module.top for name in fn.globals}
-    shared |= {name for name, value in module.top.bound.items() if _is_container(value)}
-    found: dict[str, list[Access]] = {}
-    facts.kept[""] = found
-    if not shared:
-        return found
-    for fn in module.functions:
-        if fn is module.top:
-            continue
-        own = {n.id for n in fn.stores} - fn.globals | set(fn.parameters)
-        for node in fn.names:
-            if node.id in shared and node.id not in own:
-                found.setdefault(node.id, []).append(Access(node.id, kind_of(node), node, fn, facts.held_at(node, fn)))
-    return found
-
-
-def _is_container(value: ast.expr) -> bool:
-    if isinstance(value, ast.Dict | ast.List | ast.Set):
-        return True
-    return isinstance(value, ast.Call) and last(value.func) in (
-        "dict",
-        "list",
-        "set",
-        "deque",
-        "defaultdict",
-        "OrderedDict",
-    )
-
-
 def kind_of(node: ast.Attribute | ast.Name) -> str:
+    """The kind of access that this expression is, by the syntax around it."""
     up = parent(node)
     if isinstance(node.ctx, ast.Store):
         if isinstance(up, ast.AugAssign):
@@ -128,7 +61,7 @@ def kind_of(node: ast.Attribute | ast.Name) -> str:
 
 
 def iterates(access: Access) -> bool:
-    """Whether the thing itself is gone through, or a view of it is; a copy made in one step is none."""
+    """Whether a loop iterates over the container or over a view of it, rather than over a copy."""
     if access.kind == "iterate":
         return True
     if access.kind != "view":
@@ -138,46 +71,3 @@ def iterates(access: Access) -> bool:
     if isinstance(up, ast.For | ast.AsyncFor | ast.comprehension):
         return True
     return isinstance(up, ast.Return)
-
-
-def is_shared(cls: Class, facts: Facts) -> bool:
-    """Whether anything says that several threads use an object of this class: it has a lock, or runs in a thread."""
-    module = facts.module
-    if cls.is_a("threading.Thread", "Thread", "threading.Timer"):
-        return True
-    for values in cls.values.values():
-        for value, fn in values:
-            made = module.made(value, fn)
-            if made is not None and made[0] in ("Lock", "RLock", "Condition", "Thread"):
-                return True
-    return any(root.kind == "thread" and root.function.cls is cls for root in facts.roots)
-
-
-def own_locks(locks: frozenset[str], cls: Class | None) -> list[str]:
-    """Those of the locks that are the object's own; whoever calls it may well hold another's already.
-
-    Without a class, those of the module.
-    """
-    if cls is None:
-        return sorted(lock for lock in locks if "." not in lock and ":" not in lock)
-    owners = {c.name for c in cls.ancestry}
-    return sorted(lock for lock in locks if lock.rpartition(".")[0] in owners)
-
-
-def ends(fn: Function) -> bool:
-    """A function that takes things down: the others are taken to have stopped by then."""
-    return any(word in fn.name.lower() for word in ENDINGS)
-
-
-def catches(node: ast.AST, *names: str) -> bool:
-    """Whether this stands in a `try` that catches one of these, or everything."""
-    at: ast.AST | None = node
-    while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef):
-        around = parent(at)
-        if isinstance(around, ast.Try) and at in around.body:
-            for handler in around.handlers:
-                kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-                if any(kind is None or last(kind) in (*names, "Exception", "BaseException") for kind in kinds):
-                    return True
-        at = around
-    return False

@@ -1,6 +1,6 @@
-"""A baseline: the findings of today, so that only new ones are said.
+"""A baseline: a file of known findings, so that only new ones are reported.
 
-A file of fingerprints, which stay the same when lines move.
+Findings are known by their fingerprints, which stay the same when lines move.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from paceline.errors import UsageError
 
 
 def write_baseline(path: Path, findings: list[Finding]) -> None:
+    """Make these findings the known ones."""
     rows = [{"fingerprint": f.fingerprint, "path": f.path, "rule": f.rule, "function": f.function} for f in findings]
     path.write_text(json.dumps({"version": 1, "findings": rows}, indent=1) + "\n")
 
 
 def read_baseline(path: Path) -> set[str]:
+    """The fingerprints of the known findings."""
     try:
         return {row["fingerprint"] for row in json.loads(path.read_text())["findings"]}
     except OSError as error:
@@ -25,4 +27,4 @@ def read_baseline(path: Path) -> set[str]:
             f"the baseline {path} cannot be read: {error.strerror}. Write one with --write-baseline"
         ) from None
     except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{path} is no baseline. Write one with --write-baseline") from None
+        raise UsageError(f"{path} is not a baseline file. Write one with --write-baseline") from None

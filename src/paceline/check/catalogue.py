@@ -1,13 +1,13 @@
-"""What the checker knows of libraries, as data: what makes a lock or a queue, what waits, what all ranks must call.
+"""What the checker knows about libraries, as data: what creates a lock or a queue, what waits, what is a collective.
 
-Names are canonical: `import torch.distributed as dist` makes `dist.barrier` into `torch.distributed.barrier`.
+Names are canonical: after `import torch.distributed as dist`, `dist.barrier` is `torch.distributed.barrier`.
 """
 
 from __future__ import annotations
 
 LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "AsyncLock", "AsyncCondition", "AsyncSemaphore"}
 ASYNC_LOCKS = {"AsyncLock", "AsyncCondition", "AsyncSemaphore"}
-ONCE = {"Lock", "AsyncLock"}  # the holder waits for itself when it takes one again
+NON_REENTRANT = {"Lock", "AsyncLock"}  # a thread or task that takes it again waits for itself
 
 _THREADING = {
     "Lock": "Lock", "RLock": "RLock", "Condition": "Condition", "Semaphore": "Semaphore",
@@ -26,8 +26,8 @@ _ASYNCIO = {
     "PriorityQueue": "AsyncQueue", "LifoQueue": "AsyncQueue",
 }  # fmt: skip
 
-# What a constructor makes.
-MAKES: dict[str, str] = {
+# Constructor -> the kind of resource that it creates.
+CONSTRUCTORS: dict[str, str] = {
     **{f"threading.{name}": kind for name, kind in _THREADING.items()},
     **{f"multiprocessing.{name}": kind for name, kind in _PROCESSES.items()},
     **{f"asyncio.{name}": kind for name, kind in _ASYNCIO.items()},
@@ -47,8 +47,8 @@ MAKES: dict[str, str] = {
     "subprocess.Popen": "Popen",
 }
 
-# Modules that are others under another name.
-SAME = {
+# Modules that re-export another module, and that module.
+MODULE_ALIASES = {
     "torch.multiprocessing": "multiprocessing",
     "billiard": "multiprocessing",
     "multiprocess": "multiprocessing",
@@ -59,18 +59,23 @@ SAME = {
     "dummy_threading": "threading",
 }
 
-# A waiting call of a known resource, by (kind, method), and for whom it waits.
+# What a blocking call waits for: who has to do what.
+PUT_ITEM = "a producer to put an item"
+ITEMS_DONE = "every item to be marked done"
+NOTIFY = "another thread to notify"
+
+# (kind of resource, method) -> what the call waits for.
 WAITS: dict[tuple[str, str], str] = {
     ("Thread", "join"): "the thread to end",
     ("Process", "join"): "the process to end",
-    ("Queue", "join"): "every item to be marked done",
-    ("ProcessQueue", "join"): "every item to be marked done",
-    ("Queue", "get"): "somebody to put an item",
-    ("SimpleQueue", "get"): "somebody to put an item",
-    ("ProcessQueue", "get"): "somebody to put an item",
-    ("Event", "wait"): "somebody to set the event",
-    ("ProcessEvent", "wait"): "somebody to set the event",
-    ("Barrier", "wait"): "everybody to reach the barrier",
+    ("Queue", "join"): ITEMS_DONE,
+    ("ProcessQueue", "join"): ITEMS_DONE,
+    ("Queue", "get"): PUT_ITEM,
+    ("SimpleQueue", "get"): PUT_ITEM,
+    ("ProcessQueue", "get"): PUT_ITEM,
+    ("Event", "wait"): "another thread to set the event",
+    ("ProcessEvent", "wait"): "another process to set the event",
+    ("Barrier", "wait"): "every party to reach the barrier",
     ("Executor", "shutdown"): "every submitted task to end",
     ("Pool", "join"): "every worker of the pool to end",
     ("Future", "result"): "the task to end",
@@ -79,7 +84,7 @@ WAITS: dict[tuple[str, str], str] = {
     ("Popen", "communicate"): "the child process to end",
 }
 
-# What every rank of a group must call, and in the same order. The value is the name under which it is compared.
+# Collectives, which every rank of a group must call in the same order -> the name under which they are compared.
 _TORCH = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single",
     "barrier", "monitored_barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce",
@@ -124,7 +129,7 @@ COLLECTIVES.update(
 )
 MPI_COLLECTIVES = {name: name for name in _MPI} | {name.capitalize(): name for name in _MPI}
 MPI_COLLECTIVES |= {"Allreduce": "allreduce", "Reduce_scatter": "reduce_scatter"}
-# Methods of an object with such a name that all ranks must call.
+# Collectives that are methods of an object with such a name.
 OBJECT_COLLECTIVES: dict[str, dict[str, str]] = {
     "accelerator": {
         name: name
@@ -140,15 +145,16 @@ OBJECT_COLLECTIVES: dict[str, dict[str, str]] = {
     "strategy": {name: name for name in ("barrier", "broadcast", "all_gather", "reduce", "reduce_boolean_decision")},
 }  # fmt: skip
 
-# Names that mean an operation of all ranks wherever they come from.
-UNMISTAKABLE = {"all_reduce", "allreduce", "all_gather", "allgather", "all_gather_object", "reduce_scatter",
+# Names that mean a collective whatever module they come from.
+COLLECTIVE_NAMES = {"all_reduce", "allreduce", "all_gather", "allgather", "all_gather_object", "reduce_scatter",
                 "broadcast_object_list", "wait_for_everyone", "barrier", "all_to_all", "broadcast_object",
                 "gather_object", "sync_global_devices", "reduce_dict", "all_gather_list", "synchronize_processes",
                 "dist_barrier", "block_all", "all_reduce_dict"}  # fmt: skip
-FOR_ALL = {"dist", "distributed", "comm", "comms", "misc", "coordinator", "parallel", "hvd", "bps", "xm", "ops",
+# Objects and modules whose collectives are those of all ranks rather than of a group.
+WORLD_OBJECTS = {"dist", "distributed", "comm", "comms", "misc", "coordinator", "parallel", "hvd", "bps", "xm", "ops",
            "env", "backend", "self", "engine", "model_engine", "dist_manager", "context", "ctx"}  # fmt: skip
 
-# Who this is among the ranks.
+# Calls, names, variables and decorators that depend on the rank of the process.
 RANK_CALLS = {"get_rank", "Get_rank", "get_local_rank", "is_main_process", "is_rank_0",
               "is_rank_zero", "is_master", "is_global_zero", "process_index", "local_rank", "get_node_rank",
               "is_main_rank", "is_master_process", "is_local_main_process", "is_last_rank", "global_rank",
@@ -162,8 +168,8 @@ RANK_NAMES = {"rank", "local_rank", "global_rank", "world_rank", "process_index"
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "GLOBAL_RANK", "NODE_RANK"}
 RANK_DECORATORS = {"rank_zero_only", "main_process_only", "on_main_process", "master_only", "is_main_process_only",
                    "on_local_main_process", "rank_zero"}  # fmt: skip
-# A block that all ranks enter, one group after the other; the collectives inside are its own.
-GOES_FIRST = {"main_process_first", "local_main_process_first", "rank_zero_first", "torch_distributed_zero_first"}
+# Context managers that all ranks enter, rank 0 first; collectives inside are not compared.
+RANK_ZERO_FIRST = {"main_process_first", "local_main_process_first", "rank_zero_first", "torch_distributed_zero_first"}
 
 LOCK_WORDS = ("lock", "mutex", "mutx")
 CONDITION_WORDS = ("condition", "_cond", "_cv")

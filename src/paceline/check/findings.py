@@ -1,4 +1,4 @@
-"""A finding: where, by which rule, what happens, in which steps."""
+"""A finding: a possible deadlock or race with its place, its story and its remedy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.narrative import Scene, Wait, tell, tell_waits
+from paceline.narrative import Scene, Wait, format_story, format_waits
 
 
 class Step(NamedTuple):
-    """One line of the story: who does what, where."""
+    """One line of the story: which thread, task or rank does what, on which line."""
 
     who: str
     line: int
@@ -19,34 +19,37 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Finding:
+    """What a rule reports."""
+
     rule: str
     line: int
     column: int
     function: str
     message: str
     story: list[Step] = field(default_factory=list)
-    waits: list[Wait] = field(default_factory=list)  # who waits for whom, where it ends so
+    waits: list[Wait] = field(default_factory=list)  # for a deadlock: who waits for whom
     remedy: str = ""
     confidence: float = 0.8
-    about: str = ""  # what stays the same when lines move: the lock, the attribute
+    about: str = ""  # the lock or attribute: part of the fingerprint, since it stays the same when lines move
     path: str = ""
     ordinal: int = 0  # among findings of the same rule about the same thing in one function
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same finding when lines above it come or go."""
-        said = "\0".join((self.path, self.rule, self.function, self.about, str(self.ordinal)))
-        return hashlib.sha256(said.encode("utf-8", "replace")).hexdigest()[:16]
+        """An id that stays the same when lines above the finding are added or removed."""
+        identity = "\0".join((self.path, self.rule, self.function, self.about, str(self.ordinal)))
+        return hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:16]
 
-    def told(self) -> str:
-        """The story and what to change, as lines of text."""
+    def explanation(self) -> str:
+        """The story and the remedy as lines of text."""
         scenes = [Scene(step.who, f"line {step.line}: {step.what}") for step in self.story]
         if not self.waits:
-            return tell("", scenes, self.remedy).lstrip("\n")
-        steps = tell("", scenes, tell_waits("", self.waits).rpartition("=> ")[2]).lstrip("\n")
+            return format_story("", scenes, self.remedy).lstrip("\n")
+        steps = format_story("", scenes, format_waits("", self.waits).rpartition("=> ")[2]).lstrip("\n")
         return f"{steps}\n  => {self.remedy}"
 
     def as_dict(self) -> dict[str, object]:
+        """The finding as `--format json` prints it."""
         return {
             "path": self.path,
             "line": self.line,

@@ -6,8 +6,8 @@
     finally:                 │
         lock.release()    [finally: release] ─► return exit
 
-It is built from its end: every statement is told what comes after it, so a `finally` is simply built once for each
-place that it leads to (what follows, an exception, a return, a break, a continue), and the end of a `with` likewise.
+The graph is built from its end: every statement gets the node that follows it, so a `finally` is simply built once for
+each place that it leads to (what follows, an exception, a return, a break, a continue), and so is the end of a `with`.
 The head of a loop is a node of its own that knows what comes after the loop, so that a walk can bound it.
 """
 
@@ -25,7 +25,7 @@ class TooLarge(Exception):
     """The graph of a function has too many nodes to be walked."""
 
 
-# Calls that are taken never to raise in practice; an edge out of each would drown the true ones.
+# Calls that are assumed never to raise; an exception edge out of each would bury the relevant ones.
 HARMLESS = {
     "append", "add", "discard", "clear", "len", "isinstance", "issubclass", "id", "hasattr", "time", "monotonic",
     "perf_counter", "set", "list", "dict", "tuple", "bool", "super", "debug", "info", "warning", "error", "exception",
@@ -39,17 +39,18 @@ HARMLESS = {
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One step: what is evaluated, and where it may go."""
+    """One step: what is evaluated, and the steps that may follow."""
 
     kind: str  # step, test, enter, leave, handler, return, raise, head, end
     syntax: ast.AST | None
     line: int
     next: list[Node] = field(default_factory=list)
-    otherwise: Node | None = None  # a test's other side
+    otherwise: Node | None = None  # of a test: the step when it is false
     raises: Node | None = None
-    exit: Node | None = None  # of a loop's head: what comes after the loop
+    exit: Node | None = None  # of the head of a loop: the step after the loop
 
     def successors(self) -> Iterator[Node]:
+        """All steps that may follow."""
         yield from self.next
         if self.otherwise is not None:
             yield self.otherwise
@@ -59,15 +60,19 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class _Exits:
+    """Where each way out of a block leads."""
+
     raises: Node
     returns: Node
     breaks: Node | None = None
     continues: Node | None = None
-    caught: bool = False  # somebody wrote a `try` around this: then anything in it may raise
+    caught: bool = False  # inside a `try`: then its author expects anything in it to raise
 
 
 @dataclass(eq=False)
 class Graph:
+    """A function's control flow."""
+
     entry: Node
     end: Node  # normal exit
     failure: Node  # exit by an exception
@@ -75,7 +80,7 @@ class Graph:
 
 
 def build(body: Statements, line: int = 0) -> Graph:
-    """The graph of a body of statements: a function's, or a module's."""
+    """Build the graph of the body of a function or module."""
     return _Builder().graph(body, line)
 
 
@@ -84,12 +89,14 @@ class _Builder:
         self.nodes: list[Node] = []
 
     def graph(self, body: Statements, line: int) -> Graph:
+        """Build the whole graph."""
         last = body[-1].end_lineno or line if body else line
         end, failure = self.node("end", None, last), self.node("end", None, last)
         entry = self.block(body, end, _Exits(failure, end))
         return Graph(entry, end, failure, self.nodes)
 
     def node(self, kind: str, syntax: ast.AST | None, line: int, *following: Node, raises: Node | None = None) -> Node:
+        """Add a node."""
         if len(self.nodes) >= LARGEST:
             raise TooLarge
         made = Node(kind, syntax, line, list(following), None, raises)
@@ -97,8 +104,9 @@ class _Builder:
         return made
 
     def block(self, body: Statements, follow: Node, exits: _Exits) -> Node:
+        """Build statements from last to first; returns the node of the first one."""
         for statement in reversed(body):
-            build_one = _KINDS.get(type(statement))
+            build_one = _BUILDERS.get(type(statement))
             if build_one is None:
                 follow = self.simple(statement, follow, exits)
             else:
@@ -106,6 +114,7 @@ class _Builder:
         return follow
 
     def simple(self, statement: ast.stmt, follow: Node, exits: _Exits) -> Node:
+        """Build a statement without control flow of its own."""
         raises = exits.raises if exits.caught or may_raise(statement) else None
         return self.node("step", statement, statement.lineno, follow, raises=raises)
 
@@ -127,7 +136,7 @@ class _Builder:
     # -- branches
 
     def test(self, test: ast.expr, yes: Node, no: Node, exits: _Exits) -> Node:
-        """`and`, `or` and `not` become steps of their own: each operand is evaluated only where it is."""
+        """Build a test. Operands of `and`, `or` and `not` become steps of their own, since not all are evaluated."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return self.test(test.operand, no, yes, exits)
         if isinstance(test, ast.BoolOp):
@@ -146,6 +155,7 @@ class _Builder:
         return self.test(statement.test, yes, no, exits)
 
     def match(self, statement: ast.Match, follow: Node, exits: _Exits) -> Node:
+        """Build the cases from last to first, each falling through to the next."""
         no = follow
         for case in reversed(statement.cases):
             yes = self.block(case.body, follow, exits)
@@ -163,6 +173,7 @@ class _Builder:
     # -- loops
 
     def while_(self, statement: ast.While, follow: Node, exits: _Exits) -> Node:
+        """Build a loop; `while True` is left only by a break, return or exception."""
         head = self.node("head", None, statement.lineno)
         out = self.block(statement.orelse, follow, exits)
         head.exit = out
@@ -175,6 +186,7 @@ class _Builder:
         return head
 
     def for_(self, statement: ast.For | ast.AsyncFor, follow: Node, exits: _Exits) -> Node:
+        """Build a loop: its head is reached before every iteration."""
         head = self.node("head", None, statement.lineno)
         out = self.block(statement.orelse, follow, exits)
         head.exit = out
@@ -186,10 +198,10 @@ class _Builder:
         raises = exits.raises if asynchronous or may_raise(statement.iter) else None
         return self.node("step", statement.iter, statement.lineno, head, raises=raises)
 
-    # -- what must be done on the way out
+    # -- with and try: what runs on the way out
 
     def guarded(self, exits: _Exits, leave: Callable[[Node], Node]) -> _Exits:
-        """The same exits, each through a copy of what `leave` builds."""
+        """The same exits, each through its own copy of the nodes that `leave` builds."""
         return _Exits(
             leave(exits.raises),
             leave(exits.returns),
@@ -202,6 +214,7 @@ class _Builder:
         return self.with_items(statement, 0, follow, exits)
 
     def with_items(self, statement: ast.With | ast.AsyncWith, index: int, follow: Node, exits: _Exits) -> Node:
+        """Build the items of a `with` from `index` on, and its body."""
         if index == len(statement.items):
             return self.block(statement.body, follow, exits)
         item = statement.items[index]
@@ -216,6 +229,7 @@ class _Builder:
         return self.node("enter", item, line, body, raises=raises)
 
     def try_(self, statement: ast.Try, follow: Node, exits: _Exits) -> Node:
+        """Build handlers and body; a `finally` is copied for each way out."""
         if statement.finalbody:
             outer = exits
             exits = self.guarded(outer, lambda target: self.block(statement.finalbody, target, outer))
@@ -233,7 +247,7 @@ class _Builder:
         return self.block(statement.body, after, inside)
 
 
-_KINDS: dict[type[ast.stmt], Callable[..., Node]] = {
+_BUILDERS: dict[type[ast.stmt], Callable[..., Node]] = {
     ast.Return: _Builder.return_,
     ast.Raise: _Builder.raise_,
     ast.Break: _Builder.break_,
@@ -248,10 +262,11 @@ _KINDS: dict[type[ast.stmt], Callable[..., Node]] = {
     ast.Try: _Builder.try_,
 }
 if hasattr(ast, "TryStar"):
-    _KINDS[ast.TryStar] = _Builder.try_
+    _BUILDERS[ast.TryStar] = _Builder.try_
 
 
 def catches_all(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler catches every exception."""
     kind = handler.type
     if kind is None:
         return True
@@ -261,15 +276,15 @@ def catches_all(handler: ast.ExceptHandler) -> bool:
 
 def _suppresses(expression: ast.expr) -> bool:
     called = expression.func if isinstance(expression, ast.Call) else expression
-    return isinstance(called, ast.Name | ast.Attribute) and _last(called) == "suppress"
+    return isinstance(called, ast.Name | ast.Attribute) and _short_name(called) == "suppress"
 
 
-def _last(name: ast.expr) -> str:
+def _short_name(name: ast.expr) -> str:
     return name.attr if isinstance(name, ast.Attribute) else name.id if isinstance(name, ast.Name) else ""
 
 
 def expressions(node: Node) -> ast.AST | None:
-    """What is evaluated in this step, without the bodies of what it opens."""
+    """The syntax that this step evaluates, without the bodies of compound statements."""
     syntax = node.syntax
     if isinstance(syntax, ast.withitem):
         return syntax.context_expr if node.kind == "enter" else None
@@ -279,12 +294,12 @@ def expressions(node: Node) -> ast.AST | None:
 
 
 def may_raise(syntax: ast.AST) -> bool:
-    """Whether an exception may come out of evaluating this: calls, subscripts, awaits, yields, asserts, imports."""
+    """Whether evaluating this may raise: it calls, awaits, yields, asserts or imports something."""
     todo: list[ast.AST] = [syntax]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Call):
-            if _last(node.func) not in HARMLESS:
+            if _short_name(node.func) not in HARMLESS:
                 return True
         elif isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.Assert | ast.Import | ast.ImportFrom):
             return True

@@ -1,7 +1,7 @@
-"""Which of what a file declares are locks, queues, threads; and which function a call runs.
+"""Resolves names within a file: which of them are locks, queues and threads, and which function a call runs.
 
 A resource is known by identity: `Pool._lock` is the attribute of a class, `LOCK` a global, `run.lock` a local of `run`.
-What was not seen being made, but is called a lock, is one that is not `sure`.
+A lock whose creation was not seen, and which is only named like one, is not `sure`.
 """
 
 from __future__ import annotations
@@ -10,53 +10,57 @@ import ast
 from functools import cached_property
 
 from paceline.check import catalogue
-from paceline.check.declared import Class, Declared, Function, Resource
-from paceline.check.names import dotted, keyword, last
+from paceline.check.declarations import Class, Declarations, Function, Resource
+from paceline.check.names import dotted, keyword, short_name
 
-ALIASES = 4  # how far a name is followed through assignments
+ALIASES = 4  # assignments through which a name is followed
 
 
-class Module(Declared):
+class Module(Declarations):
+    """The declarations of a file, with names resolved."""
+
     # -- resources
 
-    def made(self, value: ast.expr, fn: Function) -> tuple[str, ast.Call] | None:
-        """The kind of thing that this expression makes, and the call that makes it."""
+    def constructed(self, value: ast.expr, fn: Function) -> tuple[str, ast.Call] | None:
+        """The kind of resource that this expression creates, and the call that creates it."""
         if isinstance(value, ast.IfExp):
-            return self.made(value.body, fn) or self.made(value.orelse, fn)
+            return self.constructed(value.body, fn) or self.constructed(value.orelse, fn)
         if isinstance(value, ast.BoolOp):
-            return next((m for v in value.values if (m := self.made(v, fn))), None)
+            return next((m for v in value.values if (m := self.constructed(v, fn))), None)
         if not isinstance(value, ast.Call):
             return None
-        kind = self.kind_made(value, fn)
+        kind = self.constructed_kind(value, fn)
         return None if kind is None else (kind, value)
 
-    def kind_made(self, call: ast.Call, fn: Function) -> str | None:
+    def constructed_kind(self, call: ast.Call, fn: Function) -> str | None:
+        """The kind of resource that this call creates; None when it creates none."""
         name = self.canonical(call.func)
-        kind = catalogue.MAKES.get(name)
+        kind = catalogue.CONSTRUCTORS.get(name)
         if kind is not None:
             return kind
         words = name.split(".")
         if words[-1] == "field":  # dataclasses
             factory = keyword(call, "default_factory")
-            return None if factory is None else catalogue.MAKES.get(self.canonical(factory))
+            return None if factory is None else catalogue.CONSTRUCTORS.get(self.canonical(factory))
         if words[-1] == "submit" and len(words) > 1:
             return "Future"
         if words[-1] not in _CONTEXT_MAKES or len(words) < 2:
             short = ".".join(words[-2:])
-            return catalogue.MAKES.get(short) if len(words) > 2 else None
+            return catalogue.CONSTRUCTORS.get(short) if len(words) > 2 else None
         if words[-2] == "get_context()" or (len(words) == 2 and self._is_context(words[0], fn)):
-            return catalogue.MAKES.get("multiprocessing." + words[-1])
-        return catalogue.MAKES.get(".".join(words[-2:]))
+            return catalogue.CONSTRUCTORS.get("multiprocessing." + words[-1])
+        return catalogue.CONSTRUCTORS.get(".".join(words[-2:]))
 
     def _is_context(self, name: str, fn: Function) -> bool:
+        """Whether a name is bound to `multiprocessing.get_context(...)`."""
         for scope in fn.scopes():
             value = scope.bound.get(name)
             if isinstance(value, ast.Call):
-                return last(value.func) == "get_context"
+                return short_name(value.func) == "get_context"
         return False
 
     def resource(self, node: ast.expr, fn: Function, depth: int = 0) -> Resource | None:
-        """The lock, queue, thread or other resource that an expression names; None when it is not one."""
+        """The lock, queue, thread or other resource that an expression names; None when it names none."""
         text = dotted(node)
         if not text or depth > ALIASES:
             return None
@@ -68,37 +72,39 @@ class Module(Declared):
         return found
 
     def _resource(self, node: ast.expr, text: str, fn: Function, depth: int) -> Resource | None:
+        """The uncached part of `resource`."""
         if isinstance(node, ast.Name):
             return self._of_name(node.id, fn, depth)
         if isinstance(node, ast.Attribute):
             owner = self.type_of(node.value, fn)
             if owner is not None:
-                return self.of_class(owner, node.attr) or _guess(f"{owner.name}.{node.attr}", node.attr)
+                return self.attribute(owner, node.attr) or _guess(f"{owner.name}.{node.attr}", node.attr)
             only = self._only_owner(node.attr)
             if only is not None and not isinstance(node.value, ast.Call):
-                return self.of_class(only, node.attr)
-            scope = fn.cls.name + ":" if fn.cls is not None and text.split(".")[0] == fn.me else ""
+                return self.attribute(only, node.attr)
+            scope = fn.cls.name + ":" if fn.cls is not None and text.split(".")[0] == fn.self_name else ""
             return _guess(scope + self.canonical(node), node.attr)
         if isinstance(node, ast.Subscript):
-            name = last(node.value)
+            name = short_name(node.value)
             found = _guess((fn.cls.name + ":" if fn.cls else "") + text, name)
-            return found and found._replace(many=True)
+            return found and found._replace(one_of_several=True)
         if isinstance(node, ast.Call):
-            made = self.made(node, fn)
+            made = self.constructed(node, fn)
             if made is not None:
                 return Resource(f"{fn.qualname}:{node.lineno}", made[0], True, False, True, node.lineno)
             if self.callee(node, fn) is None:
-                found = _guess((fn.cls.name + ":" if fn.cls else "") + text, last(node.func))
-                return found and found._replace(many=True)
+                found = _guess((fn.cls.name + ":" if fn.cls else "") + text, short_name(node.func))
+                return found and found._replace(one_of_several=True)
         return None
 
     def _of_name(self, name: str, fn: Function, depth: int) -> Resource | None:
+        """A local, a parameter, a global or an imported name as a resource."""
         for scope in fn.scopes():
             value = scope.bound.get(name)
             if name in fn.globals and scope is not self.top:
                 continue
             if value is not None:
-                made = self.made(value, scope)
+                made = self.constructed(value, scope)
                 where = name if scope is self.top else f"{scope.qualname}.{name}"
                 if made is not None:
                     return self._new(where, made, scope)
@@ -107,21 +113,22 @@ class Module(Declared):
                 return _guess(where, name)
             if name in scope.parameters:
                 annotation = scope.parameters[name]
-                kind = catalogue.MAKES.get(self.canonical(annotation)) if annotation is not None else None
+                kind = catalogue.CONSTRUCTORS.get(self.canonical(annotation)) if annotation is not None else None
                 where = f"{scope.qualname}.{name}"
-                return Resource(where, kind, True, kind in catalogue.ONCE) if kind else _guess(where, name)
+                return Resource(where, kind, True, kind in catalogue.NON_REENTRANT) if kind else _guess(where, name)
         origin = self.imports.get(name)
         return _guess(origin, name) if origin is not None else None
 
-    def of_class(self, owner: Class, attribute: str) -> Resource | None:
+    def attribute(self, owner: Class, attribute: str) -> Resource | None:
+        """The resource that a class or its bases assign to an attribute."""
         for cls in owner.ancestry:
             values = cls.values.get(attribute, ())
             for value, fn in values:
-                made = self.made(value, fn)
+                made = self.constructed(value, fn)
                 if made is not None:
                     return self._new(f"{cls.name}.{attribute}", made, fn)
             for value, fn in values:
-                if isinstance(value, ast.Attribute | ast.Name) and dotted(value) != f"{fn.me}.{attribute}":
+                if isinstance(value, ast.Attribute | ast.Name) and dotted(value) != f"{fn.self_name}.{attribute}":
                     found = self.resource(value, fn, 1)
                     if found is not None and not isinstance(value, ast.Name):
                         return found
@@ -130,36 +137,43 @@ class Module(Declared):
         return None
 
     def _new(self, where: str, made: tuple[str, ast.Call], fn: Function) -> Resource:
+        """The resource that a constructor call creates; a Condition shares the identity of its lock."""
         kind, call = made
         if kind in ("Condition", "AsyncCondition") and (inner := keyword(call, "lock", 0)) is not None:
             shared = self.resource(inner, fn, 1)
             if shared is not None:
-                return Resource(shared.id, kind, shared.sure, shared.once, shared.many, shared.line)
-            lock = self.made(inner, fn)
-            return Resource(where, kind, True, lock is not None and lock[0] in catalogue.ONCE, False, call.lineno)
-        return Resource(where, kind, True, kind in catalogue.ONCE or kind == "AsyncCondition", False, call.lineno)
+                return Resource(shared.id, kind, shared.sure, shared.non_reentrant, shared.one_of_several, shared.line)
+            lock = self.constructed(inner, fn)
+            return Resource(
+                where, kind, True, lock is not None and lock[0] in catalogue.NON_REENTRANT, False, call.lineno
+            )
+        return Resource(
+            where, kind, True, kind in catalogue.NON_REENTRANT or kind == "AsyncCondition", False, call.lineno
+        )
 
     @cached_property
     def _owners(self) -> dict[str, list[Class]]:
+        """Attribute -> the classes that assign a resource to it."""
         owners: dict[str, list[Class]] = {}
         for cls in self.classes.values():
             for attribute, values in cls.values.items():
-                if any(self.made(value, fn) for value, fn in values):
+                if any(self.constructed(value, fn) for value, fn in values):
                     owners.setdefault(attribute, []).append(cls)
         return owners
 
     def _only_owner(self, attribute: str) -> Class | None:
+        """The class whose attribute of this name is a resource, if there is just one such class."""
         owners = self._owners.get(attribute, ())
         return owners[0] if len(owners) == 1 else None
 
     # -- types and calls
 
     def type_of(self, node: ast.expr, fn: Function, depth: int = 0) -> Class | None:
-        """The class of this file that an expression is an object of."""
+        """The class, of this file, whose instance an expression is."""
         if depth > ALIASES:
             return None
         if isinstance(node, ast.Name):
-            if fn.cls is not None and node.id in (fn.me, "cls", fn.cls.name):
+            if fn.cls is not None and node.id in (fn.self_name, "cls", fn.cls.name):
                 return fn.cls
             if node.id in self.classes:
                 return self.classes[node.id]
@@ -168,7 +182,11 @@ class Module(Declared):
                     return self.type_of_value(scope.bound[node.id], scope, depth + 1)
                 if node.id in scope.parameters:
                     annotation = scope.parameters[node.id]
-                    text = annotation.value if isinstance(annotation, ast.Constant) else annotation and last(annotation)
+                    text = (
+                        annotation.value
+                        if isinstance(annotation, ast.Constant)
+                        else annotation and short_name(annotation)
+                    )
                     return self.classes.get(text) if isinstance(text, str) else None
         if isinstance(node, ast.Attribute):
             owner = self.type_of(node.value, fn, depth + 1)
@@ -181,8 +199,11 @@ class Module(Declared):
         return None
 
     def type_of_value(self, value: ast.expr, fn: Function, depth: int = 0) -> Class | None:
+        """The class of an assigned value: of a constructor call, or of another name."""
         if isinstance(value, ast.Call):
-            return self.classes.get(last(value.func)) if isinstance(value.func, ast.Name | ast.Attribute) else None
+            return (
+                self.classes.get(short_name(value.func)) if isinstance(value.func, ast.Name | ast.Attribute) else None
+            )
         if isinstance(value, ast.Name | ast.Attribute):
             return self.type_of(value, fn, depth + 1)
         return None
@@ -192,9 +213,14 @@ class Module(Declared):
         return self.function_named(call.func, fn)
 
     def function_named(self, node: ast.expr, fn: Function, depth: int = 0) -> Function | None:
+        """The function of this file that an expression names, through aliases, `partial` and `super()`."""
         if isinstance(node, ast.Lambda):
             return self.function_of(node)
-        if isinstance(node, ast.Call) and last(node.func) in ("partial", "WeakMethod", "ref", "wraps") and node.args:
+        if (
+            isinstance(node, ast.Call)
+            and short_name(node.func) in ("partial", "WeakMethod", "ref", "wraps")
+            and node.args
+        ):
             return self.function_named(node.args[0], fn, depth + 1)
         if isinstance(node, ast.Name):
             for scope in fn.scopes():
@@ -209,7 +235,7 @@ class Module(Declared):
             cls = self.classes.get(node.id)
             return cls.method("__init__") if cls is not None else None
         if isinstance(node, ast.Attribute):
-            if isinstance(node.value, ast.Call) and last(node.value.func) == "super" and fn.cls is not None:
+            if isinstance(node.value, ast.Call) and short_name(node.value.func) == "super" and fn.cls is not None:
                 return next((c.methods[node.attr] for c in fn.cls.ancestry[1:] if node.attr in c.methods), None)
             owner = self.type_of(node.value, fn)
             return owner.method(node.attr) if owner is not None else None
@@ -217,7 +243,7 @@ class Module(Declared):
 
 
 def _guess(where: str, name: str) -> Resource | None:
-    """A lock by its name alone."""
+    """A lock or condition that is recognised by its name alone."""
     low = name.lower().rstrip("s")
     if low.endswith(catalogue.CONDITION_WORDS) or low == "cond" or low == "cv":
         return Resource(where, "Condition", False)

@@ -1,14 +1,14 @@
-"""Names: what an expression is called, and what it is called where it comes from."""
+"""Names of expressions as text, and small helpers for syntax trees."""
 
 from __future__ import annotations
 
 import ast
 
-from paceline.check.catalogue import SAME
+from paceline.check.catalogue import MODULE_ALIASES
 
 
 def dotted(node: ast.AST) -> str:
-    """`self.pool.lock` as text; a call or subscript in between is `()` or `[]`; else empty."""
+    """`self.pool.lock` as text, with calls and subscripts as `()` and `[]`; empty when it is not a name."""
     parts: list[str] = []
     while True:
         if isinstance(node, ast.Attribute):
@@ -27,34 +27,34 @@ def dotted(node: ast.AST) -> str:
             return ""
 
 
-def last(node: ast.AST) -> str:
-    """The last word of a name: `wait` of `self.event.wait`."""
+def short_name(node: ast.AST) -> str:
+    """The last part of a name: `wait` of `self.event.wait`."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
-    """Local name -> canonical name."""
+    """The local names that an import binds, and their canonical names."""
     found = {}
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
             origin = "." * node.level + (node.module or "") + "."
-            found[alias.asname or alias.name] = same(origin.replace("..", ".") + alias.name)
+            found[alias.asname or alias.name] = original(origin.replace("..", ".") + alias.name)
         elif alias.asname:
-            found[alias.asname] = same(alias.name)
+            found[alias.asname] = original(alias.name)
         else:
             head = alias.name.split(".")[0]
-            found[head] = SAME.get(head, head)
+            found[head] = MODULE_ALIASES.get(head, head)
     return found
 
 
-def same(name: str) -> str:
-    """A canonical name under the module's usual name."""
+def original(name: str) -> str:
+    """A canonical name with re-exporting modules replaced by the original ones."""
     name = name.removeprefix(".six.moves.").removeprefix("six.moves.")
     if name.partition(".")[0] not in _HEADS:
         return name
-    for other, usual in SAME.items():
+    for other, usual in MODULE_ALIASES.items():
         if name == other:
             return usual
         if name.startswith(other) and name[len(other)] == ".":
@@ -62,16 +62,16 @@ def same(name: str) -> str:
     return name
 
 
-_HEADS = {name.partition(".")[0] for name in SAME}
+_HEADS = {name.partition(".")[0] for name in MODULE_ALIASES}
 
 
 def parent(node: ast.AST) -> ast.AST | None:
-    """The syntax around this; set by the module's one pass."""
+    """The enclosing syntax node, as recorded by the pass over the file."""
     return getattr(node, "up", None)
 
 
-def inside(node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
-    """The nearest enclosing syntax of these kinds within the same function."""
+def enclosing(node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
+    """The nearest enclosing node of these kinds within the same function."""
     at = parent(node)
     while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         if isinstance(at, kinds):
@@ -81,7 +81,7 @@ def inside(node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
 
 
 def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    """An argument by its name or its place."""
+    """An argument of a call, by its name or its position."""
     for given in call.keywords:
         if given.arg == name:
             return given.value
@@ -91,4 +91,5 @@ def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr 
 
 
 def is_constant(node: ast.AST | None, value: object) -> bool:
+    """Whether this is a literal of the same type and value."""
     return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value

@@ -1,4 +1,4 @@
-"""What to check and what to say: from the command line, else from `[tool.paceline.check]` in pyproject.toml."""
+"""The checker's options: from the command line, else from `[tool.paceline.check]` in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -8,15 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from paceline.check.rules import RULES
-from paceline.check.rules.rule import Rule
 from paceline.errors import UsageError, suggest
 
-NEVER = (".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", "build", "dist", ".tox", ".nox", ".eggs")
+EXCLUDED_FOLDERS = (
+    ".git",
+    ".hg",
+    ".venv",
+    "venv",
+    "node_modules",
+    "__pycache__",
+    "build",
+    "dist",
+    ".tox",
+    ".nox",
+    ".eggs",
+)
 
 
 @dataclass(frozen=True)
 class Options:
-    """The fields are the keys of the table, with dashes for underscores."""
+    """The options; each field is a key of the table, with dashes for underscores."""
 
     select: tuple[str, ...] = ("PC",)
     ignore: tuple[str, ...] = ()
@@ -26,15 +37,13 @@ class Options:
     feedback: str = ""
     cache: bool = True
 
-    def rules(self) -> list[Rule]:
-        return [r for r in RULES.values() if self.says(r.code)]
-
-    def says(self, code: str) -> bool:
+    def includes(self, code: str) -> bool:
+        """Whether findings of this rule are reported."""
         return code.startswith(self.select) and not (self.ignore and code.startswith(self.ignore))
 
 
 def read_options(start: Path, **given: Any) -> Options:
-    """The table of the nearest pyproject.toml, overridden by what was given (None for what was not)."""
+    """The table of the nearest pyproject.toml, overridden by the given options; None stands for one not given."""
     table = _table(start)
     known = {field.name: field for field in dataclasses.fields(Options)}
     values: dict[str, Any] = {}
@@ -51,8 +60,8 @@ def read_options(start: Path, **given: Any) -> Options:
     return options
 
 
-def codes(given: str | None) -> tuple[str, ...] | None:
-    """`PC1,PC501` as a tuple."""
+def parse_codes(given: str | None) -> tuple[str, ...] | None:
+    """Split `PC1,PC501` at its commas."""
     return None if given is None else tuple(code.strip() for code in given.split(",") if code.strip())
 
 
@@ -67,8 +76,8 @@ def _table(start: Path) -> dict[str, Any]:
             try:
                 found = tomllib.loads(file.read_text()).get("tool", {}).get("paceline", {}).get("check", {})
             except tomllib.TOMLDecodeError as error:
-                raise UsageError(f"{file} is no valid TOML: {error}") from None
+                raise UsageError(f"{file} is not valid TOML: {error}") from None
             if not isinstance(found, dict):
-                raise UsageError(f"[tool.paceline.check] of {file} is no table")
+                raise UsageError(f"[tool.paceline.check] of {file} is not a table")
             return found
     return {}

@@ -1,4 +1,4 @@
-"""The page of rules, made from the rules themselves:
+"""Generates the documentation of the rules from the rules themselves:
 
 python -m paceline.check.page > docs/checker-rules.md
 """
@@ -21,30 +21,33 @@ FAMILIES = {
 }
 HEAD = """# The checker's rules
 
-This page is made from the rules (`python -m paceline.check.page`); [what the checker is](checker.md) stands elsewhere.
-`paceline check --explain PC101` says the same of one rule.
+This page is generated from the rules (`python -m paceline.check.page`). The checker itself is described in
+[The checker](checker.md). `paceline check --explain PC101` prints the section of one rule.
 """
 
 
 def documentation(rule: Rule) -> str:
-    """What a rule's own file says about it."""
+    """The docstring of the rule's own file."""
     return (sys.modules[rule.find.__module__].__doc__ or "").strip()
 
 
 def section(rule: Rule) -> str:
-    said = documentation(rule)
+    """One rule in Markdown, with an example that it reports and one that it does not."""
+    text = documentation(rule)
     bad, good = (textwrap.dedent(code).strip() for code in (rule.bad, rule.good))
-    head = f"### {rule.code} {rule.name}\n\n{said}"
-    return f"{head}\n\nFound:\n\n```text\n{bad}\n```\n\nNot found:\n\n```text\n{good}\n```\n"
+    head = f"### {rule.code} {rule.name}\n\n{text}"
+    return f"{head}\n\nReported:\n\n```text\n{bad}\n```\n\nNot reported:\n\n```text\n{good}\n```\n"
 
 
-def explained(code: str) -> str:
+def explain_rule(code: str) -> str:
+    """The section of the rule with this code."""
     if code not in RULES:
         raise UsageError(f"there is no rule {code!r}: {suggest(code, RULES)}")
     return section(RULES[code])
 
 
 def page() -> str:
+    """The whole page in Markdown."""
     blocks = [HEAD]
     table = [f"| [{r.code}](#{r.code.lower()}-{r.name}) | {r.name} | {r.summary} |" for r in RULES.values()]
     blocks.append("\n".join(["| rule | name | finds |", "|---|---|---|", *table]) + "\n")

@@ -1,7 +1,7 @@
-"""Python 2 statements read as Python 3, line by line, so that old files can be checked too.
+"""Rewrites Python 2 statements as Python 3, line by line, so that old files can be checked too.
 
-Only what the parser refuses: `except X, e`, `raise X, y`, `print x`, `exec x in y`, `0777`, `ur""`, `<>` and
-backquotes. Lines keep their numbers.
+Only what the Python 3 parser rejects is rewritten: `except X, e`, `raise X, y`, `print x`, `exec x in y`, `0777`,
+`ur""`, `<>` and backquotes. Lines keep their numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 
-ATTEMPTS = 60
+ATTEMPTS = 60  # lines that are rewritten at most
 
 _CHANGES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"\blambda\s+\([^()]*\)\s*:"), r"lambda _given:"),
@@ -30,8 +30,8 @@ _CHANGES: list[tuple[re.Pattern[str], str]] = [
 _CAUGHT = _CHANGES[2]
 
 
-def repaired(text: str, line: int) -> str:
-    """The text with the line that the parser refuses rewritten, as often as that helps."""
+def as_python3(text: str, line: int) -> str:
+    """The text with each line that the parser rejects rewritten, as long as that helps."""
     lines = text.replace("\t", "        ").split("\n")
     for number, content in enumerate(lines):
         lines[number] = _CAUGHT[0].sub(_CAUGHT[1], content)
@@ -49,6 +49,7 @@ def repaired(text: str, line: int) -> str:
 
 
 def _rewrite(lines: list[str], number: int) -> bool:
+    """Apply the first substitution that changes the line; whether there was one."""
     for pattern, better in _CHANGES:
         changed = pattern.sub(better, lines[number])
         if changed != lines[number]:

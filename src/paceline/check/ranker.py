@@ -1,7 +1,7 @@
-"""A small ranker: how likely a finding is true, by what can be seen of it. No file names and no history.
+"""A small ranker: how likely a finding is true, from features of the finding alone (no file names, no history).
 
-Logistic regression in plain Python, drawn towards nought by a ridge, fitted to marks of one's own where they are enough
-(see `feedback`). Weights learned from other projects are not shipped: they did not beat the plain order there
+It is a logistic regression in plain Python with a ridge penalty, fitted to the user's own verdicts once there are
+enough (see `feedback`). Weights learned from other projects are not shipped: they did not beat the plain order there
 (benchmarks/checker).
 """
 
@@ -17,6 +17,7 @@ RIDGE, ROUNDS, RATE = 1.0, 300, 0.5
 
 
 def features(found: Finding) -> list[float]:
+    """The inputs of the ranker, each of the order of one."""
     lines = [found.line, *(step.line for step in found.story)]
     return [
         found.confidence,
@@ -31,8 +32,8 @@ def features(found: Finding) -> list[float]:
     ]
 
 
-def fitted(rows: Sequence[Sequence[float]], truths: Sequence[bool]) -> list[float]:
-    """Weights by descent, the last of them alone; true and false count the same in sum."""
+def fit(rows: Sequence[Sequence[float]], truths: Sequence[bool]) -> list[float]:
+    """Fit weights by gradient descent, with the bias as the last one; both classes have the same total weight."""
     share = {True: 0.5 / max(1, sum(truths)), False: 0.5 / max(1, len(truths) - sum(truths))}
     weights = [0.0] * (len(rows[0]) + 1)
     for _ in range(ROUNDS):
@@ -47,6 +48,6 @@ def fitted(rows: Sequence[Sequence[float]], truths: Sequence[bool]) -> list[floa
 
 
 def score(weights: Sequence[float], row: Sequence[float]) -> float:
-    """How likely it is true, from 0 to 1."""
+    """The probability that a finding with these features is true."""
     total = weights[-1] + sum(w * value for w, value in zip(weights, row, strict=False))
     return 1 / (1 + math.exp(-max(-30.0, min(30.0, total))))

@@ -1,8 +1,8 @@
-"""What differs between ranks, and what every rank must call.
+"""What differs between ranks, and which calls are collectives.
 
-A condition is *of the rank* when it asks who this is (`rank == 0`, `is_main_process`), directly, through a variable or
-through an attribute; it is *of local data* when it asks about a list that this rank has filled by itself. Everything
-else is taken to be the same on every rank: the configuration, the arguments, the number of steps.
+A condition depends *on the rank* when it asks which rank this is (`rank == 0`, `is_main_process`), directly, through a
+variable or through an attribute; it depends *on local data* when it asks about a list that this rank has filled for
+itself. Everything else is assumed to be the same on every rank: the configuration, the arguments, the number of steps.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import re
 from typing import NamedTuple
 
 from paceline.check import catalogue
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
 from paceline.check.module import Module
-from paceline.check.names import dotted, inside, keyword, last
+from paceline.check.names import dotted, enclosing, keyword, short_name
 
 ALIASES = 3
-# The rank in one of several groups: `get_data_parallel_rank()`; not the number of another rank.
+# The rank within one of several groups, as `get_data_parallel_rank()`; not the number of another rank.
 _GROUP_RANK = re.compile(r"get_(?!.*(?:src|next|prev|first|last|world|num))(\w+)_rank")
 BOOLEAN = ("is_", "on_", "should_", "save_", "master", "main")
 
 
 class Collective(NamedTuple):
+    """A call that every rank of a group must make."""
+
     name: str
     call: ast.Call
     group: str  # as written; empty for the default group
@@ -30,22 +32,22 @@ class Collective(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """A test that may come out differently on different ranks."""
+    """A test whose outcome may differ between ranks."""
 
     key: str  # the same for `rank == 0` and, with the other sign, `rank != 0`
     sign: bool  # the value of the key for which the test holds
-    local: bool  # of local data rather than of the rank
-    group: str  # the group whose rank it asks for; empty for all ranks
+    local: bool  # depends on local data rather than on the rank
+    group: str  # the group whose rank it tests; empty for the default group
 
 
 def collective(call: ast.Call, fn: Function, module: Module) -> Collective | None:
-    """The operation of all ranks that a call is; None when it is none."""
+    """The collective that a call is; None when it is none."""
     function = call.func
     name = _by_name(module.canonical(function))
     if (
         name is None
         and isinstance(function, ast.Name)
-        and function.id in catalogue.UNMISTAKABLE
+        and function.id in catalogue.COLLECTIVE_NAMES
         and function.id in module.imports
     ):
         name = function.id
@@ -59,25 +61,26 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     if (
         group is None
         and isinstance(function, ast.Attribute)
-        and name in catalogue.UNMISTAKABLE
-        and not _usual(function, fn, module)
+        and name in catalogue.COLLECTIVE_NAMES
+        and not _for_all_ranks(function, fn, module)
     ):
-        group = function.value  # an operation of a communicator of its own
+        group = function.value  # a collective of a communicator of its own
     root = keyword(call, "src") or keyword(call, "root") or keyword(call, "dst")
     if root is None and name in ("broadcast", "reduce", "bcast") and len(call.args) > 1:
         root = call.args[1]
-    return Collective(name, call, _said(group), _said(root))
+    return Collective(name, call, _text_of(group), _text_of(root))
 
 
-def _usual(function: ast.Attribute, fn: Function, module: Module) -> bool:
-    """A module or object that speaks for all ranks."""
-    owner = last(function.value).lower().strip("_")
+def _for_all_ranks(function: ast.Attribute, fn: Function, module: Module) -> bool:
+    """Whether a module or object stands for all ranks rather than for a group."""
+    owner = short_name(function.value).lower().strip("_")
     head = dotted(function.value).split(".")[0]
-    known = owner in catalogue.OBJECT_COLLECTIVES or owner in catalogue.FOR_ALL or owner.endswith("utils")
-    return known or owner == fn.me or _by_name(module.canonical(function)) is not None or head in module.imports
+    known = owner in catalogue.OBJECT_COLLECTIVES or owner in catalogue.WORLD_OBJECTS or owner.endswith("utils")
+    return known or owner == fn.self_name or _by_name(module.canonical(function)) is not None or head in module.imports
 
 
 def _by_name(name: str) -> str | None:
+    """The collective with this canonical name."""
     found = catalogue.COLLECTIVES.get(name)
     if found is not None:
         return found
@@ -88,7 +91,8 @@ def _by_name(name: str) -> str | None:
 
 
 def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | None:
-    owner = last(function.value).lower()
+    """The collective that is a method of an object such as `comm` or `accelerator`."""
+    owner = short_name(function.value).lower()
     if "mpi4py" in " ".join(module.imports.values()):
         comm = dotted(function.value)
         if comm.endswith("COMM_WORLD") or owner == "comm" or owner.endswith("comm") or owner.startswith("comm"):
@@ -98,12 +102,12 @@ def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | N
             return methods[function.attr]
     if function.attr == "state_dict" and "model" in owner and any("FullyShard" in n for n in module.imports.values()):
         return "state_dict"  # gathers the shards of all ranks
-    if function.attr in catalogue.UNMISTAKABLE:
+    if function.attr in catalogue.COLLECTIVE_NAMES:
         return function.attr
     if (
         fn.cls is not None
         and isinstance(function.value, ast.Name)
-        and function.value.id == fn.me
+        and function.value.id == fn.self_name
         and fn.cls.is_a(
             "LightningModule",
             "lightning.LightningModule",
@@ -120,7 +124,7 @@ def _truly(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and node.value is True
 
 
-def _said(node: ast.expr | None) -> str:
+def _text_of(node: ast.expr | None) -> str:
     return "" if node is None or (isinstance(node, ast.Constant) and node.value is None) else ast.unparse(node)
 
 
@@ -128,15 +132,15 @@ def _said(node: ast.expr | None) -> str:
 
 
 def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> Condition | None:
-    """A test without `and` and `or` as a condition, if it may differ between ranks."""
+    """A test without `and` and `or` as a condition; None when it is the same on every rank."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         found = condition(test.operand, fn, module, depth)
         return found and found._replace(sign=not found.sign)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _compared(test, fn, module, depth)
-    if isinstance(test, ast.Call) and (broken := _broken(test, fn, module)) is not None:
-        return broken
-    if isinstance(test, ast.Call) and last(test.func) in ("len", "any", "all", "bool"):
+    if isinstance(test, ast.Call) and (nan := _is_nan(test, fn, module)) is not None:
+        return nan
+    if isinstance(test, ast.Call) and short_name(test.func) in ("len", "any", "all", "bool"):
         return _local(test, test, True, fn)
     who = of_rank(test, fn, module, depth)
     if who is not None:
@@ -148,6 +152,7 @@ def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> C
 
 
 def _compared(test: ast.Compare, fn: Function, module: Module, depth: int) -> Condition | None:
+    """A comparison with the rank as a condition."""
     left, op, right = test.left, test.ops[0], test.comparators[0]
     if isinstance(op, ast.Is | ast.IsNot) or _is_number(right, -1):
         return None
@@ -162,7 +167,7 @@ def _compared(test: ast.Compare, fn: Function, module: Module, depth: int) -> Co
         )
     text, group, _ = who
     if of_rank(right, fn, module, depth) is not None and not isinstance(right, ast.Constant):
-        return None  # one rank against another: which ranks these are is not known here
+        return None  # compares two ranks, which are not known here
     zero = _is_number(right, 0)
     if isinstance(op, ast.GtE | ast.Lt) and zero:
         return None  # `rank >= 0`: whether there are ranks at all
@@ -170,20 +175,20 @@ def _compared(test: ast.Compare, fn: Function, module: Module, depth: int) -> Co
         return Condition(f"{text} == 0", False, False, group)
     if isinstance(op, ast.In | ast.NotIn) and _is_zero_or_none(right):
         return Condition(f"{text} == 0", isinstance(op, ast.In), False, group)
-    if isinstance(op, ast.NotEq | ast.NotIn):
-        sign_, said = False, "==" if isinstance(op, ast.NotEq) else "in"
-    else:
-        sign_, said = (
-            True,
-            {ast.Eq: "==", ast.In: "in", ast.Lt: "<", ast.Gt: ">", ast.LtE: "<=", ast.GtE: ">="}.get(type(op), "?"),
-        )
-    if isinstance(right, ast.Constant) and right.value in (True, False) and isinstance(right.value, bool):
-        return Condition(text, sign_ == right.value, False, group)
-    return Condition(f"{text} {said} {ast.unparse(right)}", sign_, False, group)
+    sign = not isinstance(op, ast.NotEq | ast.NotIn)
+    if isinstance(right, ast.Constant) and isinstance(right.value, bool):
+        return Condition(text, sign == right.value, False, group)
+    return Condition(f"{text} {_OPERATORS.get(type(op), '?')} {ast.unparse(right)}", sign, False, group)
+
+
+# Operator -> how it is written in the key of a condition; `!=` and `not in` are negations of the same key.
+_OPERATORS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==", ast.NotEq: "==", ast.In: "in", ast.NotIn: "in", ast.Lt: "<", ast.Gt: ">", ast.LtE: "<=", ast.GtE: ">="
+}  # fmt: skip
 
 
 def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tuple[str, str, bool] | None:
-    """What of the rank an expression is: as written, of which group, and whether it is a yes or no."""
+    """An expression of the rank: as written, its group, and whether it is a boolean; None when it is no such thing."""
     if isinstance(node, ast.BinOp):
         found = of_rank(node.left, fn, module, depth)
         return found and (ast.unparse(node), found[1], False)
@@ -194,10 +199,10 @@ def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tup
         found = next((f for part in parts if (f := of_rank(part, fn, module, depth))), None)
         return found and (ast.unparse(node), found[1], True)
     if isinstance(node, ast.Call):
-        name = last(node.func)
+        name = short_name(node.func)
         if name in catalogue.RANK_CALLS:
             group = keyword(node, "group", 0) if name == "get_rank" else None
-            return dotted(node.func) + "()", _said(group), name.startswith(BOOLEAN)
+            return dotted(node.func) + "()", _text_of(group), name.startswith(BOOLEAN)
         if name == "rank" and not node.args and not node.keywords and isinstance(node.func, ast.Attribute):
             return dotted(node.func) + "()", "", False
         if not node.args and not node.keywords and _GROUP_RANK.fullmatch(name):
@@ -208,13 +213,18 @@ def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tup
             return "rank", "", False
         return None
     if isinstance(node, ast.Subscript):
-        return ("rank", "", False) if _names_rank(node.slice) and last(node.value) == "environ" else None
+        return ("rank", "", False) if _names_rank(node.slice) and short_name(node.value) == "environ" else None
     if isinstance(node, ast.Name):
         return _name_of_rank(node, fn, module, depth)
     if isinstance(node, ast.Attribute):
         if node.attr.lower().strip("_") in catalogue.RANK_NAMES:
             return dotted(node), "", node.attr.startswith(BOOLEAN)
-        if fn.cls is not None and isinstance(node.value, ast.Name) and node.value.id == fn.me and depth < ALIASES:
+        if (
+            fn.cls is not None
+            and isinstance(node.value, ast.Name)
+            and node.value.id == fn.self_name
+            and depth < ALIASES
+        ):
             for cls in fn.cls.ancestry:
                 for value, scope in cls.values.get(node.attr, ()):
                     found = of_rank(value, scope, module, depth + 1)
@@ -224,6 +234,7 @@ def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tup
 
 
 def _name_of_rank(node: ast.Name, fn: Function, module: Module, depth: int) -> tuple[str, str, bool] | None:
+    """A name that is bound to the rank, or is one of the usual names of it."""
     for scope in fn.scopes():
         value = scope.bound.get(node.id)
         if value is not None and depth < ALIASES:
@@ -239,6 +250,7 @@ def _name_of_rank(node: ast.Name, fn: Function, module: Module, depth: int) -> t
 
 
 def _names_rank(node: ast.expr) -> bool:
+    """Whether this is the name of an environment variable with the rank."""
     return isinstance(node, ast.Constant) and node.value in catalogue.RANK_VARIABLES
 
 
@@ -257,23 +269,23 @@ def _is_zero_or_none(node: ast.expr) -> bool:
     )
 
 
-def _broken(node: ast.expr, fn: Function, module: Module) -> Condition | None:
-    """Whether this rank's own number is broken: `torch.isnan(loss)`, before it was added up over the ranks."""
+def _is_nan(node: ast.expr, fn: Function, module: Module) -> Condition | None:
+    """`torch.isnan(loss)` of a value that was not reduced over the ranks before, and so differs between them."""
     at: ast.AST = node
     while isinstance(at, ast.Call) and isinstance(at.func, ast.Attribute) and at.func.attr in ("any", "all", "item"):
         at = at.func.value
-    if not isinstance(at, ast.Call) or last(at.func) not in ("isnan", "isinf", "isfinite"):
+    if not isinstance(at, ast.Call) or short_name(at.func) not in ("isnan", "isinf", "isfinite"):
         return None
     name = dotted(at.args[0]) if at.args else dotted(getattr(at.func, "value", at.func))
     for call in fn.calls:
         if call.lineno < node.lineno and any(dotted(a) == name for a in call.args) and collective(call, fn, module):
             return None
-    return Condition(f"{last(at.func)}({name})", True, True, "") if name else None
+    return Condition(f"{short_name(at.func)}({name})", True, True, "") if name else None
 
 
 def _local(test: ast.expr, node: ast.expr, sign: bool, fn: Function) -> Condition | None:
-    """A question about a list that this function fills by itself, under conditions of its own."""
-    while isinstance(node, ast.Call) and last(node.func) in ("len", "any", "all", "bool") and len(node.args) == 1:
+    """A test of a list that this function fills itself, inside a condition."""
+    while isinstance(node, ast.Call) and short_name(node.func) in ("len", "any", "all", "bool") and len(node.args) == 1:
         node = node.args[0]
     if not isinstance(node, ast.Name):
         return None
@@ -283,6 +295,6 @@ def _local(test: ast.expr, node: ast.expr, sign: bool, fn: Function) -> Conditio
         return None
     for call in fn.calls:
         fills = dotted(call.func) in (f"{node.id}.append", f"{node.id}.extend", f"{node.id}.add")
-        if fills and inside(call, ast.For) and inside(call, ast.If):
+        if fills and enclosing(call, ast.For) and enclosing(call, ast.If):
             return Condition(f"len({node.id}) > 0", sign, True, "")
     return None

@@ -1,8 +1,8 @@
-"""Which operations of all ranks a function calls, in which order, seen by one side of a condition.
+"""The sequence of collectives that a function calls, as seen by the ranks on one side of a condition.
 
-The sequence of a body is a list of names; what is decided alike on every rank (a condition of the configuration, a
-loop) becomes one item that holds its own sequence. Under an assumption ("the rank is 0") only the side of each `if`
-that it leads to is read, and what comes after an early `return` is not. Two sides are compared by doing this twice.
+A body's sequence is a list of names; a block that every rank decides alike (a condition of the configuration, a loop)
+becomes one item with a sequence of its own. Under an assumption ("the rank is 0") only the branch of each `if` that it
+selects is read, and nothing after an early `return`. Two sides are compared by doing this twice.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from paceline.check.catalogue import GOES_FIRST
-from paceline.check.declared import Function
-from paceline.check.names import last, parent
+from paceline.check.catalogue import RANK_ZERO_FIRST
+from paceline.check.declarations import Function
+from paceline.check.effects import runs_now
+from paceline.check.module import Module
+from paceline.check.names import parent, short_name
 from paceline.check.ranks import Collective, Condition, collective, condition
-from paceline.check.summaries import Facts, runs_now
+from paceline.check.walk import Walker
 
 DEPTH = 4
 
 
 class Item(NamedTuple):
-    """An operation, or a block of them that all ranks decide alike."""
+    """A collective, or a block of collectives that every rank decides alike."""
 
     name: str
     at: ast.AST
@@ -31,27 +33,32 @@ class Item(NamedTuple):
 
     @property
     def key(self) -> object:
+        """What two sides are compared by."""
         return (self.name, tuple(item.key for item in self.inner))
 
 
 class Sequence(NamedTuple):
+    """The collectives of a body, and how it ends."""
+
     items: tuple[Item, ...]
-    exit: str  # how the body is left for certain: return, raise, break, continue; empty when it is not
+    exit: str  # how the body is certainly left: return, raise, break or continue; empty otherwise
 
 
-Assumption = tuple[str, bool] | None
+Assumption = tuple[str, bool] | None  # the key of a condition, and its value
 
 
 class Sequences:
-    def __init__(self, facts: Facts) -> None:
-        self.facts = facts
+    """The sequences of the functions of a file, each computed once."""
+
+    def __init__(self, module: Module, walker: Walker) -> None:
+        self.module, self.walker = module, walker
         self._whole: dict[int, Sequence] = {}
         self._found: dict[int, Collective | None] = {}
         self._index: dict[int, dict[int, list[tuple[ast.expr, Collective | None, Function | None]]]] = {}
         self._differences: dict[int, list[Difference]] = {}
 
     def whole(self, fn: Function, depth: int = 0) -> Sequence:
-        """A function's sequence without any assumption."""
+        """The sequence of a function without any assumption."""
         if id(fn) not in self._whole:
             self._whole[id(fn)] = Sequence((), "")
             if depth < DEPTH:
@@ -59,15 +66,17 @@ class Sequences:
         return self._whole[id(fn)]
 
     def operations(self, fn: Function) -> list[Item]:
-        """Every operation of a function, whatever it depends on."""
+        """Every collective of a function, whatever it depends on."""
         return [i for item in self.whole(fn).items for i in flattened(item)]
 
     def collective(self, call: ast.Call, fn: Function) -> Collective | None:
+        """The collective that a call is, cached."""
         if id(call) not in self._found:
-            self._found[id(call)] = collective(call, fn, self.facts.module)
+            self._found[id(call)] = collective(call, fn, self.module)
         return self._found[id(call)]
 
     def body(self, statements: list[ast.stmt], fn: Function, assumed: Assumption, depth: int = 0) -> Sequence:
+        """The sequence of statements up to the first one that certainly leaves."""
         items: list[Item] = []
         for statement in statements:
             more, left = self.statement(statement, fn, assumed, depth)
@@ -77,6 +86,7 @@ class Sequences:
         return Sequence(tuple(items), "")
 
     def statement(self, node: ast.stmt, fn: Function, assumed: Assumption, depth: int) -> Sequence:
+        """The sequence of one statement."""
         if isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue):
             return Sequence(self.calls(node, fn, depth), type(node).__name__.lower())
         if isinstance(node, ast.If):
@@ -84,12 +94,15 @@ class Sequences:
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             head = self.calls(node, fn, depth)
             inner = self.body(node.body, fn, assumed, depth)
-            mark = (Item(inner.exit, node),) if inner.exit in ("break", "return") and inner.items else ()
-            loop = (Item("loop", node, inner.items + mark),) if inner.items else ()
+            effect = (Item(inner.exit, node),) if inner.exit in ("break", "return") and inner.items else ()
+            loop = (Item("loop", node, inner.items + effect),) if inner.items else ()
             return Sequence(head + loop + self.body(node.orelse, fn, assumed, depth).items, "")
         if isinstance(node, ast.With | ast.AsyncWith):
             head = self.calls(node, fn, depth)
-            if any(isinstance(c := item.context_expr, ast.Call) and last(c.func) in GOES_FIRST for item in node.items):
+            if any(
+                isinstance(c := item.context_expr, ast.Call) and short_name(c.func) in RANK_ZERO_FIRST
+                for item in node.items
+            ):
                 return Sequence(head, "")
             inner = self.body(node.body, fn, assumed, depth)
             return Sequence(head + inner.items, inner.exit)
@@ -110,6 +123,7 @@ class Sequences:
         return Sequence(self.calls(node, fn, depth), "")
 
     def branch(self, node: ast.If, fn: Function, assumed: Assumption, depth: int) -> Sequence:
+        """The sequence of an `if`: one branch under an assumption, else both as one item."""
         head = self.calls(node, fn, depth)
         side = None if assumed is None else self.leads_to(node, assumed)
         if side is None and assumed is not None:
@@ -119,7 +133,7 @@ class Sequences:
             return Sequence(head + chosen.items, chosen.exit)
         yes, no = self.body(node.body, fn, assumed, depth), self.body(node.orelse, fn, assumed, depth)
         both = yes.exit if yes.exit == no.exit else ""
-        if self.conditions(node.test, fn):  # another rank's matter, told where it is
+        if self.conditions(node.test, fn):  # the ranks differ here; `differences` reports it at this test
             longer = max((yes, no), key=lambda s: len(s.items))
             return Sequence(head + longer.items, both)
         if not yes.items and not no.items:
@@ -129,7 +143,7 @@ class Sequences:
 
     @staticmethod
     def leads_to(node: ast.If, assumed: tuple[str, bool]) -> bool | None:
-        """The side on which an exception is assumed to be caught."""
+        """The branch with the `try` whose exception is assumed to be caught; None when neither has it."""
         kind, _, line = assumed[0].partition(" ")
         if kind != "except":
             return None
@@ -144,11 +158,11 @@ class Sequences:
             return [c for value in test.values for c in self.conditions(value, fn)]
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return [c._replace(sign=not c.sign) for c in self.conditions(test.operand, fn)]
-        found = condition(test, fn, self.facts.module)
+        found = condition(test, fn, self.module)
         return [found] if found is not None else []
 
     def decide(self, test: ast.expr, fn: Function, assumed: tuple[str, bool]) -> bool | None:
-        """Which way a test goes under the assumption, whatever else it asks taken to be as usual."""
+        """The value of a test under the assumption; None when it does not depend on it."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             inner = self.decide(test.operand, fn, assumed)
             return None if inner is None else not inner
@@ -157,13 +171,13 @@ class Sequences:
             if not known:
                 return None
             return all(known) if isinstance(test.op, ast.And) else any(known)
-        asked = condition(test, fn, self.facts.module)
+        asked = condition(test, fn, self.module)
         if asked is None or asked.key != assumed[0]:
             return None
         return asked.sign == assumed[1]
 
     def calls(self, node: ast.stmt, fn: Function, depth: int) -> tuple[Item, ...]:
-        """The operations that a statement evaluates itself, with those of the functions that it calls."""
+        """The collectives that a statement evaluates itself, with those of the functions that it calls."""
         items: list[Item] = []
         for call, found, callee in self.index(fn).get(id(node), ()):
             if found is not None:
@@ -173,13 +187,13 @@ class Sequences:
         return tuple(items)
 
     def index(self, fn: Function) -> dict[int, list[tuple[ast.expr, Collective | None, Function | None]]]:
-        """Statement -> its operations and calls of functions of this file."""
+        """Statement -> its collectives and its calls of functions of this file."""
         if id(fn) not in self._index:
             index: dict[int, list[tuple[ast.expr, Collective | None, Function | None]]] = {}
-            for mark in self.facts.walker.marks(fn):
-                call = mark.node
+            for effect in self.walker.effects(fn):
+                call = effect.node
                 found = self.collective(call, fn) if isinstance(call, ast.Call) else None
-                callee = mark.callee if mark.callee is not fn and runs_now(mark) else None
+                callee = effect.callee if effect.callee is not fn and runs_now(effect) else None
                 if found is None and callee is None:
                     continue
                 at: ast.AST | None = call
@@ -189,9 +203,10 @@ class Sequences:
             self._index[id(fn)] = index
         return self._index[id(fn)]
 
-    # -- two sides compared
+    # -- comparing the two sides of a condition
 
     def differences(self, fn: Function) -> list[Difference]:
+        """The tests on whose branches a function calls different collectives."""
         if id(fn) not in self._differences:
             self._differences[id(fn)] = list(self._compare(fn)) if self.whole(fn).items else []
         return self._differences[id(fn)]
@@ -217,13 +232,14 @@ class Sequences:
                     yield Difference(fn, test, found, only_in(mine, other) or only_in(other, mine), "", ())
 
     def sides(self, body: list[ast.stmt], fn: Function, key: str, at: Condition) -> tuple[list[object], list[object]]:
+        """The sequences of a body when a condition holds and when it does not."""
         return (
             [i.key for i in relevant(self.body(body, fn, (key, True)).items, at)],
             [i.key for i in relevant(self.body(body, fn, (key, False)).items, at)],
         )
 
     def missed(self, test: ast.If, fn: Function, at: Condition) -> tuple[Item, ...]:
-        """What comes after a test on the side that goes on."""
+        """The collectives after a test, on the branch that continues."""
         items = relevant(self.whole(fn).items, at)
         flat = [i for item in items for i in flattened(item)]
         end = test.end_lineno or test.lineno
@@ -231,18 +247,18 @@ class Sequences:
 
 
 class Difference(NamedTuple):
-    """An `if` on whose sides different operations are called."""
+    """An `if` whose branches call different collectives."""
 
     fn: Function
     test: ast.If
     condition: Condition
-    items: tuple[Item, ...]  # only on one side
-    exit: str  # how one side leaves, where it does
-    missed: tuple[Item, ...]  # what it then does not call
+    items: tuple[Item, ...]  # only on one branch
+    exit: str  # how one branch leaves the function or loop; empty when none does
+    missed: tuple[Item, ...]  # what that branch then does not call
 
 
 def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:
-    """The operations whose group holds ranks on both sides of the condition, as far as one can tell."""
+    """The collectives whose group may contain ranks on both sides of the condition."""
     found = []
     for item in items:
         if item.inner:
@@ -255,6 +271,7 @@ def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:
 
 
 def only_in(mine: tuple[Item, ...], other: tuple[Item, ...]) -> tuple[Item, ...]:
+    """The collectives of `mine` that `other` lacks; all of `mine` if it lacks none."""
     rest = [i.key for i in other]
     found = []
     for item in mine:
@@ -266,6 +283,7 @@ def only_in(mine: tuple[Item, ...], other: tuple[Item, ...]) -> tuple[Item, ...]
 
 
 def flattened(item: Item) -> Iterator[Item]:
+    """The collectives in an item, without the block structure."""
     if not item.inner and item.name not in ("else", "break", "return"):
         yield item
     for inner in item.inner:

@@ -1,4 +1,4 @@
-"""Reading a file: its text and its syntax tree. What cannot be parsed is said, never raised."""
+"""Reads a file: its text and its syntax tree."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import tokenize
 import warnings
 from pathlib import Path
 
-from paceline.check.python2 import repaired
+from paceline.check.python2 import as_python3
 
 
 class Unreadable(Exception):
-    """A file that is no Python that we can read; the message says why."""
+    """Raised for a file that cannot be read as Python; the message says why."""
 
     def __init__(self, why: str, line: int = 1) -> None:
         super().__init__(why)
@@ -20,6 +20,7 @@ class Unreadable(Exception):
 
 
 def read(path: Path) -> str:
+    """The text of a file, in the encoding that it declares."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -28,6 +29,7 @@ def read(path: Path) -> str:
 
 
 def decode(raw: bytes) -> str:
+    """Decode source as Python does, and as Latin-1 where that fails."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         return raw.decode(encoding)
@@ -36,7 +38,7 @@ def decode(raw: bytes) -> str:
 
 
 def parse(text: str) -> ast.Module:
-    """The syntax tree; of a Python 2 file too, as far as its statements can be read as Python 3."""
+    """The syntax tree; Python 2 files are parsed too, where their statements can be rewritten as Python 3."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -46,6 +48,6 @@ def parse(text: str) -> ast.Module:
         except (ValueError, RecursionError, MemoryError) as error:
             raise Unreadable(f"cannot be parsed: {error}") from None
         try:
-            return ast.parse(repaired(text, first.lineno or 1))
+            return ast.parse(as_python3(text, first.lineno or 1))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise Unreadable(f"cannot be parsed: {first.msg}", first.lineno or 1) from None

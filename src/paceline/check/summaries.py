@@ -1,8 +1,7 @@
-"""Summaries: what a function does through everything that it calls, joined over the file's call graph.
+"""Summaries: what a function does itself and through everything that it calls, joined over the call graph of the file.
 
-`takes` are the locks that a call may wait for, `waits` the other things, each with the calls that lead there. A
-summary keeps the shortest way to each. `guards` are the locks that every caller holds: a helper that is only ever
-called under a lock is as good as locked.
+`takes` are the locks that a call may wait for, `waits` everything else, each with the shortest path of calls to it.
+`guards` are the locks that every caller holds: a helper that is only called under a lock counts as locked.
 """
 
 from __future__ import annotations
@@ -10,152 +9,163 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from paceline.check.declared import Function, Resource
+from paceline.check.accesses import Access
+from paceline.check.declarations import Function, Resource
+from paceline.check.effects import Effect, runs_now, text_of
 from paceline.check.findings import Step
-from paceline.check.marks import Mark, said
 from paceline.check.module import Module
-from paceline.check.names import dotted, is_constant, keyword, last, parent
+from paceline.check.names import dotted, is_constant, keyword, parent, short_name
+from paceline.check.propagation import Propagated, reached
+from paceline.check.sequences import Sequences
 from paceline.check.walk import Event, Walk, Walker
-
-if TYPE_CHECKING:
-    from paceline.check.accesses import Access
-    from paceline.check.sequences import Sequences
-
-DEPTH = 5  # calls inside calls
 
 
 class Take(NamedTuple):
+    """A lock that a function takes, itself or through its callees."""
+
     resource: Resource
     steps: tuple[tuple[Function, ast.expr], ...]  # the calls that lead there, then the take itself
-    same: bool  # the same object all the way: through self, or a global
+    same: bool  # the same object all along the path: through self, or a global
 
 
 class Wait(NamedTuple):
-    mark: Mark
+    """A wait without a timeout, in a function or its callees."""
+
+    effect: Effect
     steps: tuple[tuple[Function, ast.expr], ...]
 
 
 class Root(NamedTuple):
-    """Where another path of execution begins."""
+    """A function in which another path of execution begins."""
 
     kind: str  # thread, process, task, signal, del, gc, fork, exit
     function: Function
     line: int
     several: bool  # started in a loop, or more than once
-    alone: bool = False  # joined before anything else is started
+    alone: bool = False  # joined before another thread is started
 
 
 class Facts:
-    """Everything that the rules ask of one file."""
+    """Everything that the rules need to know about one file."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self.walker = Walker(module)
-        self._takes: dict[int, dict[str, Take]] = {}
-        self._waits: dict[int, dict[str, Wait]] = {}
+        self._takes = Propagated(self._own_takes, self.runs, self._taken_through)
+        self._waits = Propagated(
+            self._own_waits, self.runs, lambda fn, effect, wait: Wait(wait.effect, ((fn, effect.node), *wait.steps))
+        )
+        self._runs: dict[int, list[Effect]] = {}
         self._guards: dict[int, frozenset[str]] = {}
-        self.kept: dict[str, dict[str, list[Access]]] = {}  # class, or nothing for globals -> what accesses.py found
+        self.accesses: dict[str, dict[str, list[Access]]] = {}  # cache of shared_state: by class, "" for globals
 
     def walk(self, fn: Function) -> Walk:
+        """The walk through a function's control flow."""
         return self.walker.walk(fn)
 
     def events(self, fn: Function) -> list[Event]:
+        """The effects in a function, each with the locks held there."""
         return self.walker.walk(fn).events
 
-    def takes(self, fn: Function, depth: int = 0) -> dict[str, Take]:
-        """Lock -> the shortest way on which this function waits for it."""
-        if id(fn) in self._takes:
-            return self._takes[id(fn)]
-        if depth > DEPTH:
-            return {}
+    def takes(self, fn: Function) -> dict[str, Take]:
+        """Lock -> the shortest path on which this function takes it."""
+        return self._takes.of(fn)
+
+    def _own_takes(self, fn: Function) -> dict[str, Take]:
         found: dict[str, Take] = {}
-        self._takes[id(fn)] = found  # a function that calls itself adds nothing to itself
         for event in self.events(fn):
-            mark = event.mark
-            if mark.kind == "take" and mark.resource is not None:
-                found.setdefault(mark.resource.id, Take(mark.resource, ((fn, mark.node),), True))
-        tried: dict[str, list[int]] = {}
-        for mark in self.walker.marks(fn):
-            if mark.kind == "try" and mark.resource is not None:
-                tried.setdefault(mark.resource.id, []).append(mark.line)
-        for mark in self.runs(fn):
-            assert mark.callee is not None
-            same = same_object(mark, fn)
-            for lock, take in list(self.takes(mark.callee, depth + 1).items()):
-                if lock not in found or len(found[lock].steps) > len(take.steps) + 1:
-                    # who has just tried the lock would not be here if it held it itself
-                    free = any(line < mark.line for line in tried.get(lock, ()))
-                    found[lock] = Take(take.resource, ((fn, mark.node), *take.steps), take.same and same and not free)
+            effect = event.effect
+            if effect.kind == "take" and effect.resource is not None:
+                found.setdefault(effect.resource.id, Take(effect.resource, ((fn, effect.node),), True))
         return found
 
-    def waits(self, fn: Function, depth: int = 0) -> dict[str, Wait]:
-        """What a function waits for without a timeout -> the way there."""
-        if id(fn) in self._waits:
-            return self._waits[id(fn)]
-        if depth > DEPTH:
-            return {}
+    def _taken_through(self, fn: Function, effect: Effect, take: Take) -> Take:
+        lock = take.resource.id
+        # A function that has just tried the lock does not hold it itself.
+        free = any(
+            m.kind == "try" and m.resource is not None and m.resource.id == lock and m.line < effect.line
+            for m in self.walker.effects(fn)
+        )
+        same = take.same and same_object(effect, fn) and not free
+        return Take(take.resource, ((fn, effect.node), *take.steps), same)
+
+    def waits(self, fn: Function) -> dict[str, Wait]:
+        """Wait without a timeout -> the shortest path on which this function gets there."""
+        return self._waits.of(fn)
+
+    def _own_waits(self, fn: Function) -> dict[str, Wait]:
         found: dict[str, Wait] = {}
-        self._waits[id(fn)] = found
-        for mark in self.walker.marks(fn):
-            if mark.kind == "wait" and not mark.timeout:
-                found.setdefault(said(mark.node), Wait(mark, ((fn, mark.node),)))
-        for mark in self.runs(fn):
-            assert mark.callee is not None
-            for key, wait in list(self.waits(mark.callee, depth + 1).items()):
-                found.setdefault(key, Wait(wait.mark, ((fn, mark.node), *wait.steps)))
+        for effect in self.walker.effects(fn):
+            if effect.kind == "wait" and not effect.timeout:
+                found.setdefault(text_of(effect.node), Wait(effect, ((fn, effect.node),)))
         return found
 
-    def drops(self, fn: Function) -> dict[str, Mark]:
-        """The locks that a function releases without having taken them: its caller's."""
-        found: dict[str, Mark] = {}
-        for mark, held in self.events(fn):
-            lock = mark.resource
-            if mark.kind == "free" and lock is not None and all(h.resource.id != lock.id for h in held):
-                found.setdefault(lock.id, mark)
+    def drops(self, fn: Function) -> dict[str, Effect]:
+        """The locks that a function releases without having taken them: those of its caller."""
+        found: dict[str, Effect] = {}
+        for effect, held in self.events(fn):
+            lock = effect.resource
+            if effect.kind == "free" and lock is not None and all(h.resource.id != lock.id for h in held):
+                found.setdefault(lock.id, effect)
         return found
 
-    def runs(self, fn: Function) -> list[Mark]:
+    def runs(self, fn: Function) -> list[Effect]:
         """The calls that run another function of this file before they return."""
-        return [m for m in self.walker.marks(fn) if m.callee is not None and m.callee is not fn and runs_now(m)]
+        if id(fn) not in self._runs:
+            self._runs[id(fn)] = [m for m in self.walker.effects(fn) if m.callee is not fn and runs_now(m)]
+        return self._runs[id(fn)]
 
     # -- who calls whom
 
     @cached_property
     def callers(self) -> dict[int, list[tuple[Function, Event]]]:
+        """Function -> the functions that call it, and with which locks held."""
         found: dict[int, list[tuple[Function, Event]]] = {}
         for fn in self.module.functions:
             for event in self.events(fn):
-                if event.mark.callee is not None:
-                    found.setdefault(id(event.mark.callee), []).append((fn, event))
+                if event.effect.callee is not None:
+                    found.setdefault(id(event.effect.callee), []).append((fn, event))
         return found
 
     @cached_property
-    def handed_on(self) -> set[str]:
-        """Methods that are handed on as values: nobody knows who calls those, and when."""
+    def used_as_values(self) -> set[str]:
+        """Methods that are used as values, so that their callers are not known."""
         found = set()
         for fn in self.module.functions:
             called = {id(call.func) for call in fn.calls}
             found |= {a.attr for a in fn.attributes if id(a) not in called and isinstance(a.ctx, ast.Load)}
         return found
 
-    def guards(self, fn: Function, depth: int = 0) -> frozenset[str]:
+    def guards(self, fn: Function) -> frozenset[str]:
         """The locks that are held whenever this function runs, as far as this file can tell."""
-        if id(fn) in self._guards:
-            return self._guards[id(fn)]
-        private = fn.name.startswith("_") and not fn.name.startswith("__")
-        callers = self.callers.get(id(fn), ())
-        if depth > DEPTH or not private or not callers or fn.name in self.handed_on:
-            return frozenset()
-        self._guards[id(fn)] = frozenset()
-        common: frozenset[str] | None = None
-        for caller, event in callers:
-            if caller.name != "__init__":
-                held = frozenset(h.resource.id for h in event.held) | self.guards(caller, depth + 1)
-                common = held if common is None else common & held
-        self._guards[id(fn)] = common or frozenset()
+        if id(fn) not in self._guards:
+            order = reached(fn, lambda at: [caller for caller, _ in self._guarding(at)], self._guards)
+            found: dict[int, frozenset[str] | None] = {id(at): None for at in order}  # None: not known yet
+            while sum(self._guard(at, found) for at in order):
+                pass
+            self._guards |= {at: locks or frozenset() for at, locks in found.items()}
         return self._guards[id(fn)]
+
+    def _guard(self, fn: Function, found: dict[int, frozenset[str] | None]) -> bool:
+        """Intersect the locks of all callers known so far; whether that changed anything."""
+        before, guarding = found[id(fn)], self._guarding(fn)
+        common = before if guarding else frozenset()
+        for caller, event in guarding:
+            outside = found[id(caller)] if id(caller) in found else self._guards[id(caller)]
+            if outside is not None:
+                held = outside.union(h.resource.id for h in event.held)
+                common = held if common is None else common & held
+        found[id(fn)] = common
+        return common != before
+
+    def _guarding(self, fn: Function) -> list[tuple[Function, Event]]:
+        """The calls of this function, provided that all of them are in this file; else none."""
+        private = fn.name.startswith("_") and not fn.name.startswith("__")
+        if not private or fn.name in self.used_as_values:
+            return []
+        return [(caller, event) for caller, event in self.callers.get(id(fn), ()) if caller.name != "__init__"]
 
     def held_at(self, node: ast.AST, fn: Function) -> frozenset[str]:
         """The locks that are held for certain where this is evaluated."""
@@ -169,31 +179,32 @@ class Facts:
 
     @cached_property
     def sequences(self) -> Sequences:
-        from paceline.check.sequences import Sequences
+        """The collectives of each function."""
+        return Sequences(self.module, self.walker)
 
-        return Sequences(self)
-
-    # -- where other paths begin
+    # -- where other paths of execution begin
 
     @cached_property
     def roots(self) -> list[Root]:
+        """The functions in which threads, processes, tasks, handlers and destructors begin."""
         return list(self._roots())
 
     def _roots(self) -> Iterator[Root]:
+        """Every root of the file, in no particular order."""
         module = self.module
         for fn in module.functions:
             if fn.name == "__del__":
                 yield Root("del", fn, fn.line, True)
             for call in fn.calls:
-                yield from self._begun_by(call, fn)
+                yield from self._started_by(call, fn)
             for target, value in fn.assigns:
-                if isinstance(target, ast.Subscript) and last(target.value) == "signals":
+                if isinstance(target, ast.Subscript) and short_name(target.value) == "signals":
                     handler = module.function_named(value, fn)
                     if handler is not None:
                         yield Root("signal", handler, value.lineno, False)
         for cls in module.classes.values():
             if "run" in cls.methods and cls.is_a("threading.Thread", "Thread", "threading.Timer"):
-                made = [(f, c) for f in module.functions for c in f.calls if last(c.func) == cls.name]
+                made = [(f, c) for f in module.functions for c in f.calls if short_name(c.func) == cls.name]
                 several = any(in_loop(c, f) for f, c in made) or (
                     len(made) > 1 and not all(joined_at_once(c, f) for f, c in made)
                 )
@@ -202,8 +213,9 @@ class Facts:
             if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
                 yield Root("process", cls.methods["run"], cls.node.lineno, False)
 
-    def _begun_by(self, call: ast.Call, fn: Function) -> Iterator[Root]:
-        name = last(call.func)
+    def _started_by(self, call: ast.Call, fn: Function) -> Iterator[Root]:
+        """The root that a call starts, if any."""
+        name = short_name(call.func)
         if name not in STARTS:
             if name == "append" and "gc.callbacks" in self.module.canonical(call.func) and call.args:
                 found = self.module.function_named(call.args[0], fn)
@@ -213,7 +225,7 @@ class Facts:
         kind, argument, position = STARTS[name]
         if name == "map" and not self._is_executor(call, fn):
             return
-        if name in OF_MODULE and OF_MODULE[name] not in self.module.canonical(call.func).split("."):
+        if name in STARTS_IN_MODULE and STARTS_IN_MODULE[name] not in self.module.canonical(call.func).split("."):
             return
         value = keyword(call, argument, position)
         if kind == "task" and isinstance(value, ast.Call):
@@ -227,13 +239,14 @@ class Facts:
             yield Root(kind, found, call.lineno, several, not several and joined_at_once(call, fn))
 
     def _is_executor(self, call: ast.Call, fn: Function) -> bool:
+        """Whether `map` is called on an executor."""
         found = self.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
         return found is not None and found.kind == "Executor"
 
     @cached_property
     def _one_worker(self) -> bool:
-        """Executors of one thread run one task at a time."""
-        pools = [c for fn in self.module.functions for c in fn.calls if last(c.func) == "ThreadPoolExecutor"]
+        """Whether all executors have one thread, and so run one task at a time."""
+        pools = [c for fn in self.module.functions for c in fn.calls if short_name(c.func) == "ThreadPoolExecutor"]
         return bool(pools) and all(is_constant(keyword(c, "max_workers", 0), 1) for c in pools)
 
     @cached_property
@@ -248,45 +261,40 @@ class Facts:
                 tags = found.setdefault(id(fn), set())
                 if tag not in tags:
                     tags.add(tag)
-                    todo += [m.callee for m in self.walker.marks(fn) if m.callee is not None]
+                    todo += [m.callee for m in self.walker.effects(fn) if m.callee is not None]
         return found
 
     def threads_of(self, fn: Function) -> set[str]:
+        """The threads that reach a function."""
         return {t for t in self.reached.get(id(fn), ()) if t.startswith("thread:")}
 
     @cached_property
     def has_threads(self) -> bool:
+        """Whether the file starts any thread."""
         return any(root.kind == "thread" for root in self.roots)
 
 
-def runs_now(mark: Mark) -> bool:
-    """A call that runs the callee before it returns: not a generator's, nor a coroutine's unless awaited."""
-    callee = mark.callee
-    if callee is None or callee.generator:
-        return False
-    return not callee.asynchronous or isinstance(parent(mark.node), ast.Await)
-
-
-def same_object(mark: Mark, fn: Function) -> bool:
-    """Whether a call stays with the same object: self.method(), super().method(), or a plain function."""
-    call = mark.node
+def same_object(effect: Effect, fn: Function) -> bool:
+    """Whether a call stays on the same object: self.method(), super().method(), or a plain function."""
+    call = effect.node
     if not isinstance(call, ast.Call):
         return True  # a property or an item of the own object
     if isinstance(call.func, ast.Name):
-        return mark.callee is not None and mark.callee.name != "__init__"
+        return effect.callee is not None and effect.callee.name != "__init__"
     if isinstance(call.func, ast.Attribute):
-        return dotted(call.func.value) in (fn.me, "cls", "super()", fn.cls.name if fn.cls else "self")
+        return dotted(call.func.value) in (fn.self_name, "cls", "super()", fn.cls.name if fn.cls else "self")
     return False
 
 
-def led(who: str, steps: tuple[tuple[Function, ast.expr], ...], end: str) -> list[Step]:
-    """The calls that lead somewhere, told; the last does `end`."""
-    told = [Step(who, node.lineno, f"{fn.qualname} calls {said(node)}") for fn, node in steps[:-1]]
+def call_steps(who: str, steps: tuple[tuple[Function, ast.expr], ...], end: str) -> list[Step]:
+    """A path of calls as steps of a story, with `end` as what the last function does."""
+    calls = [Step(who, node.lineno, f"{fn.qualname} calls {text_of(node)}") for fn, node in steps[:-1]]
     fn, node = steps[-1]
-    return [*told, Step(who, node.lineno, f"{fn.qualname} {end}")]
+    return [*calls, Step(who, node.lineno, f"{fn.qualname} {end}")]
 
 
 def in_loop(node: ast.AST, fn: Function) -> bool:
+    """Whether this is inside a loop or comprehension of the function."""
     at = parent(node)
     while at is not None and at is not fn.node:
         if isinstance(at, _LOOPS):
@@ -301,14 +309,14 @@ def joined_at_once(made: ast.Call, fn: Function) -> bool:
     if not name or in_loop(made, fn):
         return False
     own = [c for c in fn.calls if dotted(c.func) in (f"{name}.start", f"{name}.join") and c.lineno >= made.lineno]
-    if len(own) < 2 or last(own[0].func) != "start" or last(own[1].func) != "join":
+    if len(own) < 2 or short_name(own[0].func) != "start" or short_name(own[1].func) != "join":
         return False
-    return not any(last(c.func) == "start" and own[0].lineno < c.lineno < own[1].lineno for c in fn.calls)
+    return not any(short_name(c.func) == "start" and own[0].lineno < c.lineno < own[1].lineno for c in fn.calls)
 
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 
-# Calls that make another path of execution begin: its kind, and the argument that it begins in.
+# Calls that start another path of execution -> its kind, and the name and position of the argument that it runs.
 STARTS: dict[str, tuple[str, str, int]] = {
     "Thread": ("thread", "target", 1),
     "Timer": ("thread", "function", 1),
@@ -327,7 +335,7 @@ STARTS: dict[str, tuple[str, str, int]] = {
     "register": ("exit", "func", 0),
     "register_at_fork": ("fork", "after_in_child", 0),
 }
-OF_MODULE = {
+STARTS_IN_MODULE = {
     "register": "atexit",
     "register_at_fork": "os",
     "finalize": "weakref",

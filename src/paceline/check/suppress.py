@@ -1,6 +1,6 @@
-"""`# paceline: ignore[PC101]` on a finding's line leaves it out; one that leaves nothing out is a finding itself.
+"""Suppression: `# paceline: ignore[PC101]` on the line of a finding suppresses it.
 
-Without brackets it leaves out whatever is found on the line.
+Without brackets the comment suppresses every finding on its line. A comment that suppresses nothing is itself reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _COMMENT = re.compile(r"#\s*paceline:\s*ignore(?:\[([\w\s,]*)\])?")
 UNUSED = "PC002"
 
 
-def suppressed(findings: list[Finding], text: str) -> list[Finding]:
+def without_suppressed(findings: list[Finding], text: str) -> list[Finding]:
+    """The findings that no comment suppresses, and one for every comment that suppresses nothing."""
     if "paceline: ignore" not in text:
         return findings
     kept, used = [], set()
@@ -32,14 +33,22 @@ def suppressed(findings: list[Finding], text: str) -> list[Finding]:
 
 
 def _unused(line: int, code: str) -> Finding:
+    """The finding for a comment that suppresses nothing."""
     what = f"`paceline: ignore[{code}]`" if code else "`paceline: ignore`"
     return Finding(
-        UNUSED, line, 1, "<module>", f"{what} leaves nothing out", remedy="remove it", confidence=1.0, about=code
+        UNUSED,
+        line,
+        1,
+        "<module>",
+        f"{what} suppresses nothing",
+        remedy="remove the comment",
+        confidence=1.0,
+        about=code,
     )
 
 
 def _comments(text: str) -> dict[int, set[str]]:
-    """Line -> the codes to leave out there; none for all."""
+    """Line -> the codes that are suppressed there; no code stands for all."""
     found: dict[int, set[str]] = {}
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -47,5 +56,5 @@ def _comments(text: str) -> dict[int, set[str]]:
             if match is not None:
                 found[token.start[0]] = {code.strip() for code in (match[1] or "").split(",") if code.strip()}
     except (tokenize.TokenError, SyntaxError, ValueError):
-        return found  # the rest of a broken file has no comments that count
+        return found  # the tokenizer cannot read the rest of a broken file
     return found

@@ -1,8 +1,8 @@
-"""The walk: depth first through a function's graph, with the locks held as the state.
+"""The walk: depth-first through a function's control-flow graph, with the held locks as the state.
 
-Each step is visited once for every set of locks that can be held there. What comes out of a function: every call and
-take with what is held at that point (`events`), where it can be left with a lock still held (`leaks`), what is held
-for certain at each statement (`held_at`), and what a context manager holds where it yields.
+Each step is visited once for every set of locks that can be held there. The results of a walk are every call and take
+with the locks held at that point (`events`), the exits with a lock still held (`leaks`), the locks that are certainly
+held at each statement (`held_at`), and those that a context manager holds at its yield.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.check.catalogue import LOCKS
-from paceline.check.declared import Function, Resource
+from paceline.check.declarations import Function, Resource
+from paceline.check.effects import Effect, effect_of, implicit_calls
 from paceline.check.graph import Node, expressions
-from paceline.check.marks import Mark, hidden, mark
 from paceline.check.module import Module
 from paceline.check.names import dotted, parent
 
-STATES = 24  # different sets of held locks at one step; a function with more is walked no further
-BUDGET = 20_000  # visits of one function
+STATES = 24  # sets of held locks per step; the walk of a function with more is cut
+BUDGET = 20_000  # visits per function
 
 
 class Held(NamedTuple):
+    """A lock that is held, and where it was taken."""
+
     resource: Resource
     line: int
     by_with: bool
@@ -34,11 +36,15 @@ State = tuple[Held, ...]
 
 
 class Event(NamedTuple):
-    mark: Mark
+    """An effect, and the locks held when it happens."""
+
+    effect: Effect
     held: State
 
 
 class Leak(NamedTuple):
+    """A lock that is still held where the function is left."""
+
     held: Held
     line: int  # where the function is left
     raised: bool
@@ -46,11 +52,13 @@ class Leak(NamedTuple):
 
 @dataclass(eq=False)
 class Walk:
+    """The results for one function."""
+
     events: list[Event] = field(default_factory=list)
     leaks: list[Leak] = field(default_factory=list)
     held_at: dict[int, frozenset[str]] = field(default_factory=dict)
     at_yield: State = ()
-    cut: bool = False
+    cut: bool = False  # not all states were visited
 
 
 class Walker:
@@ -58,37 +66,40 @@ class Walker:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self._marks: dict[int, list[Mark]] = {}
+        self._effects: dict[int, list[Effect]] = {}
         self._walks: dict[int, Walk] = {}
 
-    def marks(self, fn: Function) -> list[Mark]:
-        if id(fn) not in self._marks:
-            self._marks[id(fn)] = [mark(call, fn, self.module) for call in fn.calls] + hidden(fn)
-        return self._marks[id(fn)]
+    def effects(self, fn: Function) -> list[Effect]:
+        """The effects of a function's own calls, implicit ones included."""
+        if id(fn) not in self._effects:
+            self._effects[id(fn)] = [effect_of(call, fn, self.module) for call in fn.calls] + implicit_calls(fn)
+        return self._effects[id(fn)]
 
     def walk(self, fn: Function) -> Walk:
+        """Walk a function, once."""
         if id(fn) not in self._walks:
-            self._walks[id(fn)] = Walk()  # for a function that comes back to itself
+            self._walks[id(fn)] = Walk()  # for a function that is reached again from itself
             self._walks[id(fn)] = self._walk(fn)
         return self._walks[id(fn)]
 
     def _walk(self, fn: Function) -> Walk:
-        marks = self.marks(fn)
+        """Walk a function; one without locks needs no graph."""
+        effects = self.effects(fn)
         around = self._decorators(fn)
         if (
             not around
-            and not any(m.kind in ("take", "try", "free") for m in marks)
+            and not any(m.kind in ("take", "try", "free") for m in effects)
             and not any(self._entered(item.context_expr, fn) for w in fn.withs for item in w.items)
         ):
-            return Walk([Event(m, ()) for m in marks])
+            return Walk([Event(m, ()) for m in effects])
         graph = fn.graph
         if graph is None:
-            return Walk([Event(m, ()) for m in marks], cut=True)
-        by_call = {id(m.node): m for m in marks}
+            return Walk([Event(m, ()) for m in effects], cut=True)
+        by_call = {id(m.node): m for m in effects}
         result = _Search(self, fn, by_call).run(graph.entry, graph.end, graph.failure, tuple(h for _, h in around))
-        result.events += [Event(Mark("take", node, held.resource), ()) for node, held in around]
-        seen = {id(event.mark) for event in result.events}
-        result.events += [Event(m, ()) for m in marks if id(m) not in seen]  # what no path reaches, or decorators
+        result.events += [Event(Effect("take", node, held.resource), ()) for node, held in around]
+        seen = {id(event.effect) for event in result.events}
+        result.events += [Event(m, ()) for m in effects if id(m) not in seen]  # unreachable calls, and decorators
         return result
 
     def _decorators(self, fn: Function) -> list[tuple[ast.expr, Held]]:
@@ -101,7 +112,7 @@ class Walker:
             given = next(iter(maker.parameters))
             for wrapper in maker.nested.values():
                 for event in self.walk(wrapper).events:
-                    called = event.mark.node.func if isinstance(event.mark.node, ast.Call) else None
+                    called = event.effect.node.func if isinstance(event.effect.node, ast.Call) else None
                     if isinstance(called, ast.Name) and called.id == given:
                         found += [
                             (decorator, self._of(fn, h)._replace(line=decorator.lineno, by_with=True))
@@ -112,11 +123,11 @@ class Walker:
     def _of(self, fn: Function, held: Held) -> Held:
         """A lock of the wrapper's first argument as the lock of the function's own object."""
         attribute = held.receiver.rpartition(".")[2]
-        own = self.module.of_class(fn.cls, attribute) if fn.cls is not None and held.receiver.count(".") == 1 else None
-        return held if own is None else held._replace(resource=own, receiver=f"{fn.me}.{attribute}")
+        own = self.module.attribute(fn.cls, attribute) if fn.cls is not None and held.receiver.count(".") == 1 else None
+        return held if own is None else held._replace(resource=own, receiver=f"{fn.self_name}.{attribute}")
 
     def _entered(self, context: ast.expr, fn: Function) -> list[Held]:
-        """What entering a `with` takes: a lock, or whatever a context manager of this file holds at its yield."""
+        """The locks that a `with` takes: the lock itself, or those that a context manager holds at its yield."""
         found = self.module.resource(context, fn)
         if found is not None and found.kind in LOCKS:
             return [Held(found, context.lineno, True, dotted(context))]
@@ -128,13 +139,16 @@ class Walker:
 
 
 class _Search:
-    def __init__(self, walker: Walker, fn: Function, by_call: dict[int, Mark]) -> None:
+    """The depth-first search behind one walk."""
+
+    def __init__(self, walker: Walker, fn: Function, by_call: dict[int, Effect]) -> None:
         self.walker, self.fn, self.by_call = walker, fn, by_call
         self.result = Walk()
-        self.at: dict[int, list[Mark]] = {}
-        self.told: set[tuple[int, State]] = set()
+        self.at: dict[int, list[Effect]] = {}
+        self.recorded: set[tuple[int, State]] = set()
 
     def run(self, entry: Node, end: Node, failure: Node, start: State) -> Walk:
+        """Visit every (node, state) once, within the budget, and return the results."""
         todo: list[tuple[Node, State, int]] = [(entry, start, 0)]
         visited: dict[int, set[State]] = {}
         budget = BUDGET
@@ -166,7 +180,7 @@ class _Search:
         return self.result
 
     def _remember(self, node: Node, state: State) -> None:
-        """What is held at this syntax, and at the statement that it heads."""
+        """Record what is held at this expression and at the statement that it heads."""
         ids = frozenset(h.resource.id for h in state)
         at, held_at = node.syntax, self.result.held_at
         while at is not None:
@@ -175,15 +189,15 @@ class _Search:
             at = None if isinstance(at, ast.stmt) else parent(at)
 
     def _through(self, node: Node, state: State) -> tuple[State, Held | None]:
-        """The state after a step, and what a successful try in a test takes on its true side."""
+        """The state after a step, and the lock that a successful try in a test takes on its true branch."""
         if node.kind == "leave":
             item = node.syntax
             assert isinstance(item, ast.withitem)
             gone = [(h.resource.id, h.line) for h in self.walker._entered(item.context_expr, self.fn)]
             return tuple(h for h in state if (h.resource.id, h.line) not in gone or not h.by_with), None
         tried: Held | None = None
-        for found in self._marks_at(node):
-            self._tell(found, state)
+        for found in self._effects_at(node):
+            self._record(found, state)
             resource = found.resource
             if resource is None or found.kind in ("call", "wait"):
                 continue
@@ -199,20 +213,22 @@ class _Search:
             item = node.syntax
             assert isinstance(item, ast.withitem)
             for held in self.walker._entered(item.context_expr, self.fn):
-                self._tell(self._enter_mark(item, held), state)
+                self._record(self._enter_effect(item, held), state)
                 if held not in state:
                     state = (*state, held)
         if self.fn.generator and node.syntax is not None and _yields(node):
             self.result.at_yield = state
         return state, tried
 
-    def _enter_mark(self, item: ast.withitem, held: Held) -> Mark:
+    def _enter_effect(self, item: ast.withitem, held: Held) -> Effect:
+        """The take of a `with` item, the same object at each visit."""
         key = id(item) ^ hash(held.resource.id)
         if key not in self.at:
-            self.at[key] = [Mark("take", item.context_expr, held.resource)]
+            self.at[key] = [Effect("take", item.context_expr, held.resource)]
         return self.at[key][0]
 
-    def _marks_at(self, node: Node) -> list[Mark]:
+    def _effects_at(self, node: Node) -> list[Effect]:
+        """The effects of the calls that a node evaluates, in order."""
         syntax = expressions(node)
         if syntax is None:
             return []
@@ -220,10 +236,11 @@ class _Search:
             self.at[id(syntax)] = [m for part in _parts(syntax) if (m := self.by_call.get(id(part)))]
         return self.at[id(syntax)]
 
-    def _tell(self, found: Mark, state: State) -> None:
+    def _record(self, found: Effect, state: State) -> None:
+        """Add an event, once per effect and state."""
         key = (id(found), state)
-        if key not in self.told:
-            self.told.add(key)
+        if key not in self.recorded:
+            self.recorded.add(key)
             self.result.events.append(Event(found, state))
 
 
@@ -236,7 +253,7 @@ def _without(state: State, resource: Resource) -> State:
 
 
 def _parts(node: ast.AST) -> Iterator[ast.AST]:
-    """What may run a function, in the order of evaluation, without what is only defined here."""
+    """The expressions that may call a function, in order of evaluation, without nested definitions."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             yield from _parts(child)

@@ -1,8 +1,9 @@
-"""The command line: a file per command, no logic. What is for people goes to standard error; `--json`, drawings and
-what `check` finds to standard output.
+"""The command line: one file per command, and no logic.
 
-Exit codes: 0 done, 1 a failed run, a replay that diverged, a proof that failed or something found by `check`, 2 wrong
-use, 130 interrupted, 143 stopped by SIGTERM.
+Text for people goes to standard error; JSON objects, drawings and the findings of `check` go to standard output.
+
+Exit codes: 0 done; 1 a run failed, a replay diverged, a proof failed or `check` found something; 2 wrong use;
+130 interrupted; 143 stopped by SIGTERM.
 """
 
 from __future__ import annotations
@@ -12,36 +13,33 @@ import warnings
 from functools import cache
 
 import typer
-from rich.console import Console
 
+from paceline.cli.console import console
 from paceline.errors import PacelineError, RunStopped
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Train PyTorch models in parallel on the machines you have, and learn which way pays.",
+    help="Train PyTorch models in parallel on the machines you have, and measure which way pays off.",
 )
-console = Console(stderr=True, highlight=False)
+INTERRUPTED = 130  # exit code
+#: Packages of the extra `train`, which all commands but `check` need.
+TRAINING_PACKAGES = ("torch", "numpy", "pyarrow", "cloudpickle", "safetensors")
 
-
-INTERRUPTED = 130
+#: Whether --debug was given.
+_debug = False
 
 
 @app.callback()
-def paceline(
-    debug: bool = typer.Option(False, "--debug", help="Show the whole traceback of an error."),
-) -> None:
+def paceline(debug: bool = typer.Option(False, "--debug", help="Show the full traceback of an error.")) -> None:
     global _debug
     _debug = debug
 
 
-_debug = False
-
-
 @cache
 def register() -> None:
-    """Tell `app` its commands."""
+    """Add the commands to `app`; they are imported only now, so that importing this package stays cheap."""
     from paceline.cli import bench, check, compare, draw, prove, replay, report, train
 
     app.command()(train.train)
@@ -55,39 +53,37 @@ def register() -> None:
 
 
 def main() -> None:
-    """Run a command; every error of ours is one block without a traceback."""
+    """Run a command. An error of Paceline's own is printed as one block, without a traceback."""
     register()
-    warnings.showwarning = _say_warning  # type: ignore[assignment]
+    warnings.showwarning = _print_warning  # type: ignore[assignment]
     if not sys.platform.startswith("linux"):
-        console.print("Paceline needs Linux: its shared memory and its record locks are the kernel's.", style="red")
+        console.print("Paceline needs Linux: it uses the kernel's memfd, futex and record locks.", style="red")
         sys.exit(2)
     if "--json" in sys.argv:
-        from paceline.cli.output import keep_for_json
+        from paceline.cli.output import reserve_stdout
 
-        keep_for_json()
+        reserve_stdout()
     try:
         app()
     except PacelineError as error:
         if _debug:
             raise
-        told = str(error) if isinstance(error, RunStopped) else f"{type(error).__name__}: {error}"
-        console.print(told, style="red", markup=False, soft_wrap=True)
+        message = str(error) if isinstance(error, RunStopped) else f"{type(error).__name__}: {error}"
+        console.print(message, style="red", markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except SystemExit as end:  # typer makes one of a KeyboardInterrupt
+    except SystemExit as end:  # typer turns a KeyboardInterrupt into one
         if end.code == INTERRUPTED:
             console.print("interrupted; every worker was stopped", style="yellow")
         raise
     except ModuleNotFoundError as error:
-        if _debug or error.name not in ("torch", "numpy", "pyarrow", "cloudpickle", "safetensors"):
+        if _debug or error.name not in TRAINING_PACKAGES:
             raise
         console.print(
-            f"{error.name} is missing: training needs `pip install 'paceline[train]'`",
-            style="red",
-            markup=False,
+            f"{error.name} is not installed: training needs `pip install 'paceline[train]'`", style="red", markup=False
         )
         sys.exit(2)
 
 
-def _say_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+def _print_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
     if category.__module__.startswith("paceline"):
         console.print(f"note: {message}", style="yellow", markup=False, soft_wrap=True)

@@ -1,10 +1,11 @@
-"""Options that several commands share."""
+"""The arguments and options of the commands, each declared once, and what several commands make of them."""
 
 from __future__ import annotations
 
+import enum
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,66 +14,174 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from paceline.jobs.job import Job
 
-JobArgument = Annotated[
-    str,
-    typer.Argument(metavar="JOB", help="A Python file with a module-level `job` (or file.py:name), or a built-in job."),
-]
-JobOrNone = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Argument(metavar="[JOB]", help="A Python file with a module-level `job`, or a built-in job."),
-]
-PlanArgument = Annotated[
-    str, typer.Argument(metavar="PLAN", help="A plan's name and options, as in hierarchical:workers=6,groups=3")
-]
-Workers = Annotated[Optional[int], typer.Option("--workers", "-w", min=1, help="How many workers.")]  # noqa: UP045
-Compute = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(help="How a gradient is made: autograd (PyTorch), or fused (machine code; small networks)."),
-]
-Device = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(help="Where gradients are computed: auto, cpu, cuda, cuda:1, instead of the job's."),
-]
-Epochs = Annotated[Optional[int], typer.Option(min=1, help="Passes over the data, instead of the job's.")]  # noqa: UP045
-BatchSize = Annotated[Optional[int], typer.Option(min=1, help="Samples per batch, instead of the job's.")]  # noqa: UP045
-Seed = Annotated[Optional[int], typer.Option(help="The seed of all chance, instead of the job's.")]  # noqa: UP045
-DataDir = Annotated[Optional[str], typer.Option(help="Where MNIST-format IDX files lie.")]  # noqa: UP045
-Runs = Annotated[Path, typer.Option(help="Where run folders go.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while it goes on; only how it ended.")]
-Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
-
 
 def writable(param: typer.CallbackParam, file: Path | None) -> Path | None:
-    """A file that an option names and that is to be written in the end: told before the work begins."""
+    """Refuse an output file that could not be written, before the work begins rather than after it."""
     if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
-        why = "is a folder" if file.is_dir() else f"would lie in {file.parent}, which is not there or closed to you"
-        raise UsageError(f"{param.opts[0]} {file}: it {why}; name a file")
+        why = "it is a folder" if file.is_dir() else f"{file.parent} does not exist or is not writable"
+        raise UsageError(f"{param.opts[0]} {file}: {why}; name a file in a writable folder")
     return file
 
 
+class CheckFormat(str, enum.Enum):
+    """The output formats of `paceline check`."""
+
+    text = "text"
+    json = "json"
+    sarif = "sarif"
+    github = "github"
+
+
+# --- what is trained or looked at ---
+JobOrNone = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB]", help="A Python file with a module-level `job` (or file.py:name), or a built-in job."
+    ),
+]
+PlanArgument = Annotated[
+    str, typer.Argument(metavar="PLAN", help="A plan's name and options, as in hierarchical:workers=6,groups=3.")
+]
+PlanOrRun = Annotated[
+    str, typer.Argument(metavar="PLAN|RUN", help="A plan's name and options, as in ring:workers=3, or a run folder.")
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunArguments = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain some, such as runs.")
+]
+BenchArgument = Annotated[str, typer.Argument(metavar="NAME", help="The benchmark to run: kernels.")]
+Paths = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[PATHS]...", help="Files or folders to check.", show_default="the current folder"),
+]
+Script = Annotated[
+    str | None, typer.Option(help="Instead of JOB: a script that uses torch.distributed, with its arguments.")
+]
+
+# --- how a job is trained ---
+PlanOption = Annotated[
+    str | None,
+    typer.Option(
+        "--plan", "-p", help="A plan's name and options, as in downpour:workers=4.", show_default="sequential"
+    ),
+]
+Plans = Annotated[str, typer.Option(help="Plans to compare, separated by commas.")]
+Workers = Annotated[int | None, typer.Option("--workers", "-w", min=1, help="Number of workers.")]
+Engine = Annotated[
+    str, typer.Option(help="local: processes on this machine; virtual: simulated time; mpi: the ranks of mpiexec.")
+]
+Compute = Annotated[
+    str | None,
+    typer.Option(help="How gradients are computed: autograd (PyTorch) or fused (generated code; small networks)."),
+]
+Device = Annotated[
+    str | None, typer.Option(help="Where gradients are computed: auto, cpu, cuda, cuda:1. Overrides the job's device.")
+]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the data. Overrides the job's epochs.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples per batch. Overrides the job's batch size.")]
+Seed = Annotated[int | None, typer.Option(help="Random seed. Overrides the job's seed.")]
+Updates = Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.")]
+Deadline = Annotated[float, typer.Option(help="Seconds that a worker may wait for another one.")]
+CheckpointEvery = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        help="Write a checkpoint every N updates, or every so many seconds, as in 30s.",
+        show_default="only on a signal",
+    ),
+]
+Resume = Annotated[
+    Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder from its newest checkpoint.")
+]
+DataDir = Annotated[str | None, typer.Option(help="Folder with MNIST-format IDX files.")]
+Runs = Annotated[Path, typer.Option(help="Folder in which run folders are created.")]
+TimedSeconds = Annotated[
+    float | None, typer.Option(help="Seconds to time each plan, divided over five interleaved rounds.")
+]
+
+# --- replay, draw, report, bench ---
+Until = Annotated[
+    str | None,
+    typer.Option(
+        help="Stop after this update; `nan`: before the first update that is not finite; `failure`: where a worker "
+        "failed."
+    ),
+]
+Save = Annotated[
+    Path | None, typer.Option(callback=writable, help="Write the model, and the batch that comes next, to this file.")
+]
+MemoryJob = Annotated[
+    str | None,
+    typer.Option(metavar="JOB", help="For a pipeline: also report the memory that its workers need for JOB."),
+]
+Page = Annotated[
+    Path | None, typer.Option(metavar="FILE", callback=writable, help="For a pipeline: also write the picture as HTML.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="File or folder to write.", show_default="report.html and the like"),
+]
+ReportFormat = Annotated[
+    str, typer.Option("--format", help="html, json, csv, tensorboard (event files) or perfetto (a trace).")
+]
+BenchParts = Annotated[
+    str | None,
+    typer.Option(
+        help="Separated by commas: study, layers, networks, replicas, ranks, gpu, algorithms.", show_default="all"
+    ),
+]
+BenchSeconds = Annotated[float, typer.Option(min=0.01, help="Seconds per measurement; a row takes several.")]
+Threads = Annotated[str, typer.Option(help="Numbers of threads, separated by commas.")]
+Picture = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", callback=writable, help="Write the roofline of part layers to this SVG file."),
+]
+
+# --- check ---
+CheckFormatOption = Annotated[CheckFormat, typer.Option("--format", help="Output format.")]
+Select = Annotated[str | None, typer.Option(help="Rules to run, by prefixes of their codes: PC1,PC501.")]
+Ignore = Annotated[str | None, typer.Option(help="Rules to skip, by prefixes of their codes.")]
+Confidence = Annotated[
+    float | None, typer.Option(help="Report no finding below this confidence; 0 reports all.", show_default="0.5")
+]
+Baseline = Annotated[str | None, typer.Option(help="Report only findings that are not in this baseline file.")]
+WriteBaseline = Annotated[
+    Path | None, typer.Option(callback=writable, help="Write the findings to this baseline file and exit with 0.")
+]
+Feedback = Annotated[str | None, typer.Option(help="File of verdicts, true or false, by which findings are ranked.")]
+Cached = Annotated[
+    bool | None, typer.Option("--cache/--no-cache", help="Cache findings by file content.", show_default="cache")
+]
+Explain = Annotated[str | None, typer.Option(metavar="RULE", help="Explain a rule with an example, and exit.")]
+
+# --- output ---
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, only the result.")]
+Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
+
+
 def open_job_or_none(where: str | None, data_dir: str | None, **changes: Any) -> Job | None:
-    """Where a run goes on it has its job; but what would change one is not passed over."""
+    """The job, or None where a resumed run brings its own; an option that would change a missing job is an error."""
     if where is not None:
         return open_job(where, data_dir, **changes)
     given = [name for name, value in {**changes, "data_dir": data_dir}.items() if value is not None]
     if given:
-        raise UsageError(f"--{given[0].replace('_', '-')} is about a job, and none is given; name the JOB, too")
+        raise UsageError(f"--{given[0].replace('_', '-')} changes a job, but no JOB is given; name the JOB as well")
     return None
 
 
 def open_job(where: str, data_dir: str | None, **changes: Any) -> Job:
     """The job, with the settings given on the command line."""
-    from paceline.jobs.built_in import BUILT_IN, built_in
-    from paceline.jobs.job import load_job
+    from paceline.jobs.built_ins import BUILT_IN, built_in
+    from paceline.jobs.loading import load_job
 
     job = built_in(where, data_dir) if where in BUILT_IN else load_job(where)
     given = {key: value for key, value in changes.items() if value is not None}
     return job.with_(**given) if given else job
 
 
-def numbers(given: str, word: str) -> tuple[int, ...]:
-    """Whole numbers with commas between."""
+def numbers(given: str, option: str) -> tuple[int, ...]:
+    """Parse positive whole numbers that are separated by commas."""
     parts = given.split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise UsageError(f"{word}={given!r}: give whole numbers with commas between, as in 1,2,4")
+        raise UsageError(f"{option}={given!r}: give positive whole numbers separated by commas, as in 1,2,4")
     return tuple(int(part) for part in parts)

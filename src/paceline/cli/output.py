@@ -1,5 +1,5 @@
-"""Standard output, kept clean for one JSON object; whatever else is printed, here or in a worker, goes to standard
-error.
+"""Standard output is reserved for one JSON object; anything else that is printed, here or in a worker, goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ import os
 import sys
 from typing import Any
 
-from paceline.runs.strict_json import strict
+from paceline.runs.json_files import strict
 
-_kept: int | None = None
+#: A duplicate of the original standard output, once it is reserved.
+_json_output: int | None = None
 
 
-def keep_for_json() -> None:
-    """From now on only `print_json` writes to standard output; processes started later inherit this."""
-    global _kept
+def reserve_stdout() -> None:
+    """Send all output but that of `print_json` to standard error, in processes that are started later too."""
+    global _json_output
     sys.stdout.flush()
-    _kept = os.dup(1)
-    os.set_inheritable(_kept, False)
+    _json_output = os.dup(1)
+    os.set_inheritable(_json_output, False)
     os.dup2(2, 1)
 
 
 def print_json(value: Any) -> None:
+    """Write one line of strict JSON; NaN and infinities become null."""
     line = json.dumps(strict(value), default=str, allow_nan=False) + "\n"
-    if _kept is None:
+    if _json_output is None:
         sys.stdout.write(line)
     else:
-        os.write(_kept, line.encode())
+        os.write(_json_output, line.encode())

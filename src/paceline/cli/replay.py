@@ -1,33 +1,18 @@
-"""paceline replay"""
+"""The command `paceline replay`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from paceline.cli import console, options
+from paceline.cli import options
+from paceline.cli.console import console
 from paceline.cli.output import print_json
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
-    until: Annotated[
-        str | None,
-        typer.Option(
-            help="Stop after this update; `nan`: before the first that is not finite; `failure`: where a worker failed."
-        ),
-    ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(callback=options.writable, help="Write the model (and the guilty batch) to this file."),
-    ] = None,
-    json: options.Json = False,
+    run: options.RunArgument, until: options.Until = None, save: options.Save = None, json: options.Json = False
 ) -> None:
     """Run a recorded run again in one process, to the same bits.
 
-    With --until the replay stops on the way, with the model as it was then and the batch that comes next.
+    With --until the replay stops early, with the model as it was then and the batch that comes next.
     """
     import torch
 
@@ -35,26 +20,15 @@ def replay(
 
     found = run_again(run, until)
     if save is not None:
-        torch.save(
-            {"model": found.model.state_dict(), "batch": found.guilty_batch, "samples": found.guilty_samples},
-            save,
-        )
+        state = {"model": found.model.state_dict(), "batch": found.guilty_batch, "samples": found.guilty_samples}
+        torch.save(state, save)
     if json:
-        print_json(
-            {
-                "updates": found.updates,
-                "parameters_sha256": found.parameters_sha256,
-                "matches": found.matches,
-                "guilty_update": found.guilty_update,
-                "guilty_worker": found.guilty_worker,
-                "loss": found.loss,
-            }
-        )
+        keys = ("updates", "parameters_sha256", "matches", "guilty_update", "guilty_worker", "loss")
+        print_json({key: getattr(found, key) for key in keys})
         return
     if found.matches:
         console.print(
-            f"the same bits: {found.updates} updates, parameters {found.parameters_sha256[:16]}",
-            style="green",
+            f"the same bits: {found.updates} updates, parameters {found.parameters_sha256[:16]}", style="green"
         )
         return
     console.print(f"replayed {found.updates} updates; parameters {found.parameters_sha256[:16]}")
@@ -63,5 +37,5 @@ def replay(
         few = ", ".join(map(str, found.guilty_samples[:8].tolist()))
         console.print(
             f"next comes batch {found.guilty_update} of worker {found.guilty_worker} ({loss}), samples {few}, ...\n"
-            "In Python: paceline.replay(run, until=...) leaves them in .model and .guilty_batch", markup=False,
+            "In Python: paceline.replay(run, until=...) returns them as .model and .guilty_batch", markup=False,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How results are shown to people."""
+"""Results as text and tables for people."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from paceline.cli import console
+from paceline.cli.console import console
 
 if TYPE_CHECKING:
-    from paceline.api.compare import Comparison, Row
+    from paceline.api.compare import Comparison
     from paceline.api.compare_scripts import ScriptComparison
+    from paceline.runs.comparison import Row
 
 
 def show_summary(summary: dict[str, Any]) -> None:
+    """Print a finished run, one line per subject."""
     stale, workers = summary["staleness"], summary["workers"]
     updates, rate = summary["updates"], summary["samples_per_second"]
     accuracy, loss = _number(summary.get("test_accuracy"), "{:.2%}"), _number(summary.get("test_loss"), "{:.4f}")
@@ -23,7 +25,7 @@ def show_summary(summary: dict[str, Any]) -> None:
         "train loss": _number(summary["train_loss"], "{:.4f}"),
         "test": f"accuracy {accuracy}, loss {loss}",
         "staleness": f"mean {stale['mean']:.2f}, 95% {stale['p95']:.0f}, max {stale['max']}",
-        "waiting": f"{summary['wait_fraction']:.1%} of the workers' time; {_bytes(summary['bytes_sent'])} moved",
+        "waiting": f"{summary['wait_fraction']:.1%} of the workers' time; {_bytes(summary['bytes_sent'])} sent",
         "parameters": summary["parameters_sha256"][:16],
         "run": str(summary["run"]),
     }
@@ -33,12 +35,13 @@ def show_summary(summary: dict[str, Any]) -> None:
     if summary["not_finite"]:
         lines["not finite"] = f"the loss of {summary['not_finite']} gradients"
     if summary["deaths"]:
-        lines["died"] = f"workers {summary['deaths']}; the others finished their work"
-    for word, line in lines.items():
-        console.print(f"{word:>11}  {line}", markup=False, soft_wrap=True)
+        lines["died"] = f"workers {summary['deaths']}; the others finished the training"
+    for subject, line in lines.items():
+        console.print(f"{subject:>11}  {line}", markup=False, soft_wrap=True)
 
 
 def show_comparison(found: Comparison) -> None:
+    """Print a comparison: a row per plan, then where the time of a step goes, then verdicts."""
     table = Table(title=f"{found.job}: plans side by side", title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("plan")
     for name in ("samples/s", "±", "speed", "effic.", "ceil.", "acc.", "common", "stale", "KB/up", "wait"):
@@ -47,13 +50,14 @@ def show_comparison(found: Comparison) -> None:
         table.add_row(*_cells(row))
     console.print(table)
     common = (
-        "" if found.common_accuracy is None else f" common: when it reached {found.common_accuracy:.1%}, as all did."
+        ""
+        if found.common_accuracy is None
+        else f" common: time to {found.common_accuracy:.1%} accuracy, which all reached."
     )
     console.print(
         f"speed: over the best single process ({found.best_single}: {found.best_single_samples_per_second:,.0f} "
-        f"samples/s); effic.: that per worker. ceil.: share of what as many workers do that never meet, with pieces of "
-        f"the same size.{common} "
-        f"Medians of {found.rounds} rounds in turn, ± half the range.",
+        f"samples/s); effic.: that per worker. ceil.: share of the speed of as many workers that never communicate, "
+        f"with pieces of the same size.{common} Medians of {found.rounds} alternating rounds, ± half the range.",
         style="dim",
         markup=False,
     )
@@ -66,9 +70,11 @@ def show_comparison(found: Comparison) -> None:
 
 
 def _show_steps(found: Comparison) -> None:
-    table = Table(title="where a worker's step goes, µs", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table = Table(
+        title="where the time of a worker's step goes, µs", title_justify="left", box=None, padding=(0, 1, 0, 0)
+    )
     table.add_column("plan")
-    for name in ("step", "own compute", "update", "meeting", "waiting", "between"):
+    for name in ("step", "own compute", "update", "collectives", "waiting", "between"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in found.rows:
         if row.step is not None:
@@ -78,7 +84,8 @@ def _show_steps(found: Comparison) -> None:
 
 
 def show_scripts(found: ScriptComparison) -> None:
-    table = Table(title=f"{found.script}: as it is", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    """Print a script's steps on gloo and on Paceline's backend."""
+    table = Table(title=f"{found.script}, unchanged", title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("")
     for name in ("ms/step", "±", "batches/s", "speed", "whole", "steps"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -89,13 +96,13 @@ def show_scripts(found: ScriptComparison) -> None:
             f"{row.speedup:.2f}x", f"{row.seconds:.1f} s", str(row.steps),
         )  # fmt: skip
     console.print(table)
-    same = {None: "", 0.0: " Both trained the same parameters, to the bit."}.get(
-        found.difference, f" Parameters trained over the two differ by {found.difference} at most."
+    same = {None: "", 0.0: " Both ended with the same parameters, bit for bit."}.get(
+        found.difference, f" The parameters of the two differ by at most {found.difference}."
     )
     console.print(
-        f"Over gloo a step takes {found.over_gloo:.2f} times as long as over paceline.{same} speed: batches a second "
-        f"of all processes, over the best without Paceline. Medians of {found.rounds} rounds in turn, ± half the "
-        "range.",
+        f"On gloo a step takes {found.over_gloo:.2f} times as long as on paceline.{same} speed: batches per second of "
+        f"all processes, relative to the best without Paceline. Medians of {found.rounds} interleaved rounds, ± half "
+        "the range.",
         style="dim",
         markup=False,
     )
@@ -104,7 +111,7 @@ def show_scripts(found: ScriptComparison) -> None:
     single = [row for row in found.rows if row.processes == 1]
     ours = found.rows[-1]
     if single and ours.batches_per_second < max(row.batches_per_second for row in single):
-        console.print("This script is quicker as one process.", style="yellow", markup=False)
+        console.print("This script is faster as one process.", style="yellow", markup=False)
 
 
 def _cells(row: Row) -> list[str]:
@@ -138,7 +145,7 @@ def _bytes(count: int) -> str:
 
 
 def _short(row: Row) -> str:
-    """The plan without the number of workers, which the table's caption or its speed-up already tells."""
+    """The plan in the short form of a table: `downpour x2 shards=2`."""
     name, _, options = row.plan.partition(":")
     rest = [option for option in options.split(",") if option and not option.startswith("workers=")]
     return f"{name} x{row.workers}{''.join(' ' + option for option in rest)}" if row.workers > 1 else row.plan

@@ -7,15 +7,20 @@ tensors that lie in shared memory travel as they are.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
@@ -107,8 +112,25 @@ def open_source(data: Any, seed: int, what: str = "data") -> Source:
     return source
 
 
+@dataclass(frozen=True)
+class _Fault:
+    """In the place of a batch that could not be read."""
+
+    wrapper: ExceptionWrapper
+
+
+_Found = Batch | _Fault | None  # None: nothing was asked for
+
+
+def _as_it_is(found: _Found) -> _Found:
+    return found
+
+
 class _Addressed:
-    """A Dataset view whose keys are (sample, epoch), so that a DataLoader's workers know the epoch."""
+    """A Dataset view whose keys are (sample, epoch), so that a DataLoader's workers know the epoch.
+
+    An exception is returned, not raised: it concerns those alone who will ask for this batch.
+    """
 
     def __init__(self, source: DatasetSource) -> None:
         self.source = source
@@ -116,43 +138,114 @@ class _Addressed:
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        return self.source.sample(*key)
+    def __getitems__(self, keys: list[tuple[int, int]]) -> _Found:
+        try:
+            return default_collate([self.source.sample(*key) for key in keys]) if keys else None
+        except Exception:
+            info = get_worker_info()
+            return _Fault(ExceptionWrapper(where=f"in DataLoader worker process {info.id if info else 0}"))
 
 
 class Reader:
-    """Turns chunks into batches for one worker, ahead of time by loader processes where the job asks for them."""
+    """Turns chunks into batches for one worker, ahead of time by loader processes where the job asks for them.
+
+    What was announced is read in its order, so many batches ahead; what comes otherwise is read when it is asked for.
+
+        announced      a b c d e f ...        asked for: a
+        loaders            b c d e            on their way, in this order
+        ready                                 arrived before it was asked for, since another was
+
+    So a wrong forecast costs time, and what was read in vain is dropped when newer batches have come. With `repeats` a
+    batch may be asked for again until one of another update is.
+    """
 
     def __init__(
-        self, source: Source, order: Order, loader_workers: int, end_with_parent: Callable[[int], None]
+        self,
+        source: Source,
+        order: Order,
+        loader_workers: int,
+        end_with_parent: Callable[[int], None],
+        repeats: bool = False,
     ) -> None:
-        self.source, self.order = source, order
+        self.source, self.order, self.repeats = source, order, repeats
         self.ahead = loader_workers * 2 if isinstance(source, DatasetSource) else 0
-        self._chunks: list[Chunk] = []
-        self._batches: Iterator[Batch] | None = None
+        self._announced: Iterator[Chunk] = iter(())
+        self._under_way: deque[Chunk | None] = deque()
+        self._ready: deque[tuple[Chunk, _Found]] = deque(maxlen=2 * self.ahead)
+        self._kept: dict[Chunk, Batch] = {}
+        self._found: Iterator[_Found] | None = None
         if self.ahead:
             assert isinstance(source, DatasetSource)
-            loader: DataLoader[Any] = DataLoader(
+            self._loader: DataLoader[Any] = DataLoader(
                 _Addressed(source),  # type: ignore[arg-type]
                 batch_sampler=self._keys(),
                 num_workers=loader_workers,
+                collate_fn=_as_it_is,
                 worker_init_fn=end_with_parent,
                 multiprocessing_context="fork",
             )
-            self._loader = loader
 
-    def _keys(self) -> Iterator[list[tuple[int, int]]]:
-        while self._chunks:
-            chunk = self._chunks.pop(0)
-            yield [(index, chunk.epoch) for index in self.order.indices(chunk).tolist()]
-
-    def announce(self, chunks: Iterator[Chunk]) -> None:
-        """Say which chunks will be asked for, in this order, so that loaders may run ahead."""
+    def announce(self, chunks: Iterable[Chunk]) -> None:
+        """Say which chunks will probably be asked for, in this order, so that loaders may run ahead. It takes the place
+        of what was announced before.
+        """
         if self.ahead:
-            self._chunks = list(chunks)
-            self._batches = iter(self._loader)
+            known = Counter([*filter(None, self._under_way), *(chunk for chunk, _ in self._ready)])
+            self._announced = _without(known, chunks)
+            if self._found is None:
+                self._found = iter(self._loader)
 
     def batch(self, chunk: Chunk) -> Batch:
-        if self._batches is not None:
-            return next(self._batches)
-        return self.source.batch(self.order.indices(chunk), chunk.epoch)
+        if not self.ahead:
+            return self.source.batch(self.order.indices(chunk), chunk.epoch)
+        if not self.repeats:
+            return self._read(chunk)
+        if any(kept.update != chunk.update for kept in self._kept):
+            self._kept.clear()
+        if chunk not in self._kept:
+            self._kept[chunk] = self._read(chunk)
+        return copy.deepcopy(self._kept[chunk])  # since a model may change its input in place
+
+    def close(self) -> None:
+        """End the loader processes, which otherwise end with their parent."""
+        self._found = None
+
+    def _read(self, chunk: Chunk) -> Batch:
+        """A batch that a loader has read."""
+        if chunk not in self._under_way and all(chunk != other for other, _ in self._ready):
+            self.announce(itertools.chain([chunk], _without(Counter([chunk]), self._announced)))
+        while (found := self._take(chunk)) is None:
+            self._advance()
+        if isinstance(found, _Fault):
+            found.wrapper.reraise()
+        return found
+
+    def _take(self, chunk: Chunk) -> _Found:
+        for place, (other, found) in enumerate(self._ready):
+            if other == chunk:
+                del self._ready[place]
+                return found
+        return None
+
+    def _advance(self) -> None:
+        """Wait for the batch that comes next, and have another one read."""
+        assert self._found is not None
+        found = next(self._found)
+        if (chunk := self._under_way.popleft()) is not None:
+            self._ready.append((chunk, found))
+
+    def _keys(self) -> Iterator[list[tuple[int, int]]]:
+        """What the loaders shall read next; nothing where nothing more is announced."""
+        while True:
+            chunk = next(self._announced, None)
+            self._under_way.append(chunk)
+            yield [(index, chunk.epoch) for index in self.order.indices(chunk).tolist()] if chunk else []
+
+
+def _without(known: Counter[Chunk], chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """The chunks less those that are known, as often as they are."""
+    for chunk in chunks:
+        if known[chunk]:
+            known[chunk] -= 1
+        else:
+            yield chunk

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from paceline.core.collectives.neighbours import Neighbours
 from paceline.errors import JobError
 from paceline.gradients.device_replica import DeviceReplica
 from paceline.gradients.fused_replica import FusedReplica
@@ -46,21 +45,21 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
     """`cuda` deals the GPUs out; `cuda:1` is for all workers; `auto` is cuda where there is a GPU. `together`: one
     process plays all workers, with the arithmetic of those that share a GPU.
     """
-    wanted = _wanted(job.device) if plan.schedule is None else _of_stages(job.device)
+    kind = plan.traits.devices
+    wanted = _of_stages(job.device) if kind == "stages" else _wanted(job.device)
     if wanted.type == "cpu":
-        return Placement((CPU,) * plan.workers, at_home=True, library="gloo" if plan.native else "")
+        return Placement((CPU,) * plan.workers, at_home=True, library="gloo" if kind == "native" else "")
     count = torch.cuda.device_count()
     if wanted.index is not None and wanted.index >= count:
         raise JobError(f"device={job.device!r}: this machine has {count} GPU{'s' * (count > 1)}, from cuda:0")
     numbers = [0 if together else n % count for n in range(plan.workers)] if wanted.index is None else None
     devices = tuple(torch.device("cuda", n) for n in numbers or [wanted.index or 0] * plan.workers)
     one_each = len(set(devices)) == plan.workers > 1
-    if plan.native:
+    if kind == "native":
         return Placement(devices, True, "nccl" if one_each else "gloo")
-    adds_up = plan.synchronous and not isinstance(plan.meeting, Neighbours) and plan.coordinator is None
-    if one_each and adds_up:
+    if kind == "summed" and one_each:
         return Placement(devices, True, "nccl")
-    return Placement(devices, at_home=plan.meeting is None)
+    return Placement(devices, at_home=kind == "alone")
 
 
 def _of_stages(name: str) -> torch.device:

@@ -19,7 +19,8 @@ from torch import nn
 
 from paceline.data.source import TensorSource
 from paceline.engines.arithmetic.fused_team import Team
-from paceline.engines.setup import Outcome, Setup, Snapshot
+from paceline.engines.outcome import Outcome, Snapshot
+from paceline.engines.setup import Setup
 from paceline.errors import JobError, NotFinite, PlanError
 from paceline.gradients.fused_replica import by_ranks
 from paceline.jobs.job import Job
@@ -81,7 +82,7 @@ def train(setup: Setup) -> Outcome:
 
 def _train(setup: Setup) -> Outcome:
     agenda, team, rows, snapshots = setup.agenda, Team(setup, by_ranks), list[Row](), list[Snapshot]()
-    world = team.fused.world
+    world = team.fused.runner.nodes.world
     world.Barrier()
     begin = time.perf_counter_ns()
     stretches = list(_stretches(setup, each=team.schedule is not None))
@@ -98,7 +99,7 @@ def _train(setup: Setup) -> Outcome:
             kept = team.values()
             snapshots.append(Snapshot(last, (end - begin) / 1e9, lambda kept=kept: kept))  # type: ignore[misc]
     seconds = (time.perf_counter_ns() - begin) / 1e9
-    adds_up = "MPI" if team.fused.nodes > 1 else ""
+    adds_up = "MPI" if team.fused.runner.nodes.count > 1 else ""
     team.fused.close()
     return Outcome(Trace.of(rows), seconds, team.values(), snapshots, adds_up=adds_up)
 

@@ -4,7 +4,8 @@
     ├── UsageError              what was asked cannot be done; nothing was started       (exit code 2)
     │   ├── PlanError           a plan's name, option or combination
     │   ├── JobError            a job's model, data, loss or optimizer
-    │   └── RunFolderError      a run's folder cannot be read or written
+    │   ├── RunFolderError      a run's folder cannot be read or written
+    │   └── MachineError        this machine cannot run it
     ├── RunFailed               the run was started and did not finish                   (exit code 1)
     │   ├── Blamed              one worker is to blame; `.failure` tells what happened
     │   │   ├── WorkerFailed    it raised an exception: the user's code, usually
@@ -50,6 +51,10 @@ class JobError(UsageError):
 
 
 class RunFolderError(UsageError):
+    pass
+
+
+class MachineError(UsageError):
     pass
 
 

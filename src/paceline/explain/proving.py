@@ -1,10 +1,10 @@
 """What can be proved of a plan before anything runs: what `paceline prove` says.
 
-a collective    its table: nobody waits for ever, nothing is read while it is changed, the sum is the sum
+a collective    its table: no worker waits for ever, nothing is read while it is changed, the sum is the sum
 a pipeline      its timetable: messages, versions of weights, updates; under the bounds of the real buffers
-a programme     the same of the table by which its workers meet; its commands are rehearsed
+a coordinator   the table by which its workers add vectors up; its commands are rehearsed
 a gate          every interleaving of a small world, with a death at every point
-anything else   nobody waits for anybody: there is nothing to prove
+anything else   no worker waits for another: there is nothing to prove
 """
 
 from __future__ import annotations
@@ -14,14 +14,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.collectives import Collective, Shards
+from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
-from paceline.core.collectives.proof import prove, prove_mixing, table_seconds
+from paceline.core.collectives.proof import has_its_rounds, prove, prove_mixing, table_seconds
 from paceline.core.coordinators import Coordinator
 from paceline.core.coordinators.rehearsal import rehearse
 from paceline.core.schedules.proof import prove_table
+from paceline.core.server.explore import explore
 from paceline.core.server.gates import Gate
 from paceline.errors import PlanError
+from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.coordinated import Coordinated
+from paceline.plans.methods.local_steps import Gossip, LocalSteps
+from paceline.plans.methods.native import NativeDdp
+from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.server import GatheringServer, Hogwild, Server
 from paceline.plans.plan import Plan, make_again
 
 if TYPE_CHECKING:
@@ -31,6 +38,7 @@ LINKS = ((1e-5, 1e9), (1e-3, 1e9), (1e-7, 1e8), (0.0, 1e9))  # latency in second
 NO_CIRCLE = "no waiting circle: every offer has its taker in the same step"
 REHEARSED = 8  # updates
 ENDLESS = 50  # updates of a pipeline that is never flushed: what follows repeats itself
+ARITHMETIC = "how averaged replicas go on is arithmetic: tests hold it to its equation"
 MOST_WORKERS, BATCHES, MOST_SHARDS = 3, 3, 2  # of a world that is walked whole in seconds
 
 
@@ -50,21 +58,33 @@ class Proved:
 
 
 def prove_plan(plan: Plan) -> Proved:
-    """Prove what there is to prove. What is wrong with a pipeline's table is told, that of a collective is raised."""
-    if plan.gate is not None:
-        return _gate(plan)
-    if plan.schedule is not None:
-        return _pipeline(plan)
-    if plan.native:
-        return Proved(str(plan), None, ["Its meeting is PyTorch's own code, not a table of Paceline's."])
-    if plan.meeting is None or isinstance(plan.meeting, Shards):
-        return Proved(str(plan), None, ["Its workers never meet: nobody waits, and nothing is exchanged."])
-    return _mixing(plan, plan.meeting) if isinstance(plan.meeting, Neighbours) else _collective(plan, plan.meeting)
+    """Prove what there is to prove.
+
+    What is wrong with a pipeline's table is in the result; a wrong table of a collective raises `PlanError`.
+    """
+    if isinstance(plan.method, Server):
+        return _gate(plan, plan.method)
+    match plan.method:
+        case AllReduce(collective):
+            return _collective(plan, collective, [])
+        case LocalSteps(collective):
+            return _collective(plan, collective, [ARITHMETIC])
+        case Coordinated(collective, coordinator):
+            return _collective(plan, collective, _rehearsed(coordinator))
+        case Gossip(graph):
+            return _mixing(plan, graph)
+        case Pipeline() as pipeline:
+            return _pipeline(plan, pipeline)
+        case NativeDdp():
+            return Proved(str(plan), None, ["Its all-reduce is PyTorch's own code, not a table of Paceline's."])
+        case _:
+            return Proved(str(plan), None, ["Its workers exchange nothing, so no worker waits."])
 
 
-def _pipeline(plan: Plan) -> Proved:
-    counts = (plan.chunks,) * (plan.schedule.span or ENDLESS)  # type: ignore[union-attr]
-    table = plan.table(counts)
+def _pipeline(plan: Plan, pipeline: Pipeline) -> Proved:
+    micro_batches = pipeline.micro_batches
+    counts = (micro_batches,) * (pipeline.schedule.span or ENDLESS)
+    table = pipeline.table(plan.workers, counts)
     try:
         found = prove_table(table)
     except PlanError as wrong:
@@ -72,9 +92,9 @@ def _pipeline(plan: Plan) -> Proved:
     updates = f"{len(counts)} updates" if len(counts) > 1 else "an update"
     says = [
         f"{_many(table.stages, 'stage')} at {_many(table.workers, 'worker')}: {found.works} pieces of work and "
-        f"{_many(found.messages, 'message')} make {updates} of {plan.chunks} "
-        f"micro-batch{'es' * (plan.chunks > 1)}{' each' * (len(counts) > 1)}",
-        f"no circle of waits, with room for {table.slots} messages between two stages each way; none is left lying",
+        f"{_many(found.messages, 'message')} make {updates} of {micro_batches} "
+        f"micro-batch{'es' * (micro_batches > 1)}{' each' * (len(counts) > 1)}",
+        f"no circle of waits, with room for {table.slots} messages between two stages each way; none is left unread",
         "every micro-batch goes once forward and once backward through every stage, on what its neighbours made of it",
         "no version of weights is read before it is made or after it is dropped; forward and backward read "
         + ("as the prediction wants: the newest" if table.predicts else "the same one"),
@@ -92,25 +112,29 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def _collective(plan: Plan, meeting: Collective) -> Proved:
+def _collective(plan: Plan, collective: Collective, more: list[str]) -> Proved:
     workers = plan.workers
-    steps = prove(meeting, workers)
+    steps = prove(collective, workers)
     says = [
-        f"{type(meeting).__name__} of {workers} workers: {steps} steps over {meeting.segments(workers)} segments",
+        f"{type(collective).__name__} of {workers} workers: {steps} steps over {collective.segments(workers)} segments",
         NO_CIRCLE,
-        "nothing is overwritten while somebody may still be reading it",
+        "nothing is overwritten while a worker may still be reading it",
         f"every worker ends with one contribution of each of the {workers}",
     ]
     equal = all(
-        math.isclose(meeting.seconds(workers, 1e6, *link), table_seconds(meeting, workers, 1e6, *link), rel_tol=1e-12)
+        math.isclose(
+            collective.seconds(workers, 1e6, *link), table_seconds(collective, workers, 1e6, *link), rel_tol=1e-12
+        )
         for link in LINKS
     )
     says.append(f"its closed form {'is' if equal else 'IS NOT'} the table's time, over {len(LINKS)} kinds of link")
-    if plan.averaging is not None:
-        says.append("how replicas that have met move on is arithmetic: tests hold it to its equation")
-    if plan.coordinator is not None:
-        says += _rehearsed(plan.coordinator)
-    return Proved(str(plan), equal, says, {"workers": workers, "steps": steps})
+    rounds = has_its_rounds(collective, workers)
+    says += [_rounds(rounds), *more]
+    return Proved(str(plan), equal and rounds, says, {"workers": workers, "steps": steps})
+
+
+def _rounds(equal: bool) -> str:
+    return f"its rounds {'are' if equal else 'ARE NOT'} the table's: who waits for whom, and for how many bytes"
 
 
 def _rehearsed(coordinator: Coordinator) -> list[str]:
@@ -123,19 +147,20 @@ def _rehearsed(coordinator: Coordinator) -> list[str]:
     ]
 
 
-def _mixing(plan: Plan, meeting: Neighbours) -> Proved:
+def _mixing(plan: Plan, collective: Neighbours) -> Proved:
     workers = plan.workers
-    steps = prove_mixing(meeting, workers)
+    steps = prove_mixing(collective, workers)
     says = [
-        f"{type(meeting).__name__} of {workers} workers: {steps} exchanges of the whole vector",
+        f"{type(collective).__name__} of {workers} workers: {steps} exchanges of the whole vector",
         NO_CIRCLE,
-        "everyone mixes what it was sent, by weights that leave the mean of all where it is",
+        "every worker mixes what it was sent, by weights that leave the mean of all where it is",
         "what one worker says reaches every other in the end",
+        _rounds(rounds := has_its_rounds(collective, workers)),
     ]
-    return Proved(str(plan), True, says, {"workers": workers, "steps": steps})
+    return Proved(str(plan), rounds, says, {"workers": workers, "steps": steps})
 
 
-class _Watched:
+class _WatchedGate:
     """A gate, and how often it was found closed."""
 
     def __init__(self, gate: Gate) -> None:
@@ -149,32 +174,32 @@ class _Watched:
         return answer
 
 
-def _gate(plan: Plan) -> Proved:
-    from paceline.engines.virtual import explore
-
+def _gate(plan: Plan, server: Server) -> Proved:
+    gathers = server.gathers if isinstance(server, GatheringServer) else 0
     workers, shards = min(plan.workers, MOST_WORKERS), min(plan.shards, MOST_SHARDS)
-    if plan.gathers:  # all the backups, and one more at least
-        workers = min(plan.workers, max(MOST_WORKERS, plan.workers - plan.gathers + 1))
+    if gathers:  # all the backups, and one more at least
+        workers = min(plan.workers, max(MOST_WORKERS, plan.workers - gathers + 1))
         plan = make_again(plan, workers)
-    gathers, batches = plan.gathers, 2 * plan.gathers or BATCHES
-    assert plan.gate is not None
-    deaths, watched = int(workers > 1), _Watched(plan.gate)
+        assert isinstance(plan.method, GatheringServer)
+        server, gathers = plan.method, plan.method.gathers
+    batches, deaths, watched = 2 * gathers or BATCHES, int(workers > 1), _WatchedGate(server.gate)
     found = explore(workers, batches, shards, deaths, watched, gathers=gathers)
     world = f"{workers} workers, {batches} batches, {shards} shard{'s' * (shards > 1)}, up to {deaths} death"
     figures = {"workers": workers, "states": found.states, "moves": found.moves, "closed": watched.closed}
     says = [f"every interleaving of a small world ({world}): {found.states:,} states, {found.moves:,} moves"]
     if found.story is not None:
         return Proved(str(plan), False, [*says, *found.story.splitlines()], figures)
-    says += ["nobody waits for ever, whoever dies at whatever point", "no batch is with two living workers at once"]
-    if gathers:
-        says.append(
-            f"every version is made of {gathers} gradient{'s' * (gathers > 1)}, computed from the version before"
-        )
-    if plan.locked:
-        says.append("every shard takes every batch exactly once, also that of a worker who died half-way")
-    if plan.locked and not gathers:
-        says.append("the staleness of all pushes sums to what their order says")
-    if not plan.locked:
-        says.append("without locks no more than that: what two writers leave behind is left to chance")
+    says += ["no worker waits for ever, whichever dies at any point", "no batch is with two living workers at once"]
     closed = f"was found closed {watched.closed:,} times" if watched.closed else "never closed in so small a world"
-    return Proved(str(plan), True, [*says, f"the gate {closed}"], figures)
+    return Proved(str(plan), True, [*says, *_kept_by(server, gathers), f"the gate {closed}"], figures)
+
+
+def _kept_by(server: Server, gathers: int) -> list[str]:
+    """What the shards of a server keep, whoever dies."""
+    if isinstance(server, Hogwild):
+        return ["without locks no more than that: what two writers leave behind is left to chance"]
+    once = "every shard takes every batch exactly once, also that of a worker that died half-way"
+    if gathers:
+        made = f"every version is made of {_many(gathers, 'gradient')}, computed from the version before"
+        return [made, once]
+    return [once, "the staleness of all pushes sums to what their order says"]

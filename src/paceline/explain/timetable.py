@@ -10,7 +10,7 @@ import numpy as np
 from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table, Task
 from paceline.core.schedules.clock import ticked
 from paceline.core.schedules.proof import prove_table
-from paceline.plans.plan import Plan
+from paceline.plans.methods.pipeline import Pipeline
 from paceline.runs.trace import Columns, Kind
 
 WIDTH = 120  # characters of a line
@@ -26,14 +26,13 @@ SIGNS = (
 )
 
 
-def shown_counts(plan: Plan) -> tuple[int, ...]:
-    """Micro-batches of each update that is drawn."""
-    assert plan.schedule is not None
-    return (plan.chunks,) * (plan.schedule.span or SHOWN + plan.workers)
+def shown_table(pipeline: Pipeline, workers: int) -> Table:
+    """The table of the updates that are drawn."""
+    counts = (pipeline.micro_batches,) * (pipeline.schedule.span or SHOWN + workers)
+    return pipeline.table(workers, counts)
 
 
-def draw_table(plan: Plan, colours: bool = False) -> list[str]:
-    table = plan.table(shown_counts(plan))
+def draw_table(table: Table, colours: bool = False) -> list[str]:
     figures = prove_table(table)
     tasks = ticked(table)
     plain = table.homes == tuple(range(table.workers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor, nn
 
 from paceline.data.source import Source
 from paceline.gradients.replica import CPU, loss_function, split_batch, to_device
-from paceline.jobs.job import Job
+from paceline.jobs.job import Batch, Job, goes_by_batches
 
 BATCH = 1000
+Pair = tuple[Any, Any]  # (output, target)
 
 
 @torch.no_grad()
@@ -22,23 +24,83 @@ def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device =
         module = copy.deepcopy(module).to(device)
     was_training = module.training
     module.eval()
-    step = loss_function(job)
-    sums: dict[str, float] = {}
+    metrics, sums, weights = _Metrics(job.metrics, device), dict[str, float](), dict[str, float]()
     for start in range(0, len(source), BATCH):
         indices = torch.arange(start, min(start + BATCH, len(source)))
         batch = to_device(source.batch(indices, 0), device)
-        if job.step is not None:
-            found = {"test_loss": float(step(module, batch))}
-        else:
-            assert job.loss is not None
-            inputs, target = split_batch(batch)
-            output = module(*inputs)
-            found = {"test_loss": float(job.loss(output, target)), **_accuracy(output, target)}
-            found.update({name: _number(name, metric(output, target)) for name, metric in job.metrics.items()})
-        for name, value in found.items():
-            sums[name] = sums.get(name, 0.0) + value * len(indices)
+        loss, pair = _judged(job, module, batch)
+        found = {"test_loss": (loss, len(indices) if job.weight is None else float(job.weight(batch)))}
+        if pair is not None:
+            found.update({name: (value, len(indices)) for name, value in _accuracy(*pair).items()})
+            metrics.update(pair)
+        for name, (value, weight) in found.items():
+            sums[name] = sums.get(name, 0.0) + value * weight
+            weights[name] = weights.get(name, 0.0) + weight
+    own = metrics.compute()
     module.train(was_training)
-    return {name: value / len(source) for name, value in sums.items()}
+    return {**{name: value / weights[name] for name, value in sums.items()}, **own}
+
+
+def _judged(job: Job, module: nn.Module, batch: Batch) -> tuple[float, Pair | None]:
+    """The loss of a batch, and its output and target where the job says what these are."""
+    if job.evaluate is not None:
+        pair = job.evaluate(module, batch)
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TypeError(f"evaluate= returned a {type(pair).__name__}, which is not (output, target)")
+        return float(loss_function(job)(module, batch)), (pair[0], pair[1])
+    if job.step is not None:
+        return float(job.step(module, batch)), None
+    assert job.loss is not None
+    inputs, target = split_batch(batch)
+    output = module(*inputs)
+    return float(job.loss(output, target)), (output, target)
+
+
+class _Metrics:
+    """The job's own metrics in one evaluation: functions see the whole test set, objects each batch."""
+
+    def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
+        self._metrics = metrics
+        self._updated = [metric for metric in metrics.values() if goes_by_batches(metric)]
+        self._keeps = len(self._updated) < len(metrics)
+        self._kept: list[Pair] = []
+        for metric in self._updated:
+            if isinstance(metric, nn.Module):
+                metric.to(device)
+            metric.reset()
+
+    def update(self, pair: Pair) -> None:
+        for metric in self._updated:
+            metric.update(*pair)
+        if self._keeps:
+            self._kept.append(pair)
+
+    def compute(self) -> dict[str, float]:
+        pair = _joined(self._kept) if self._kept else (None, None)
+        values = {
+            name: metric.compute() if goes_by_batches(metric) else metric(*pair)
+            for name, metric in self._metrics.items()
+        }
+        return {name: _number(name, value) for name, value in values.items()}
+
+
+def _joined(parts: list[Any]) -> Any:
+    """What several batches gave, as one batch would have given it."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Mapping):
+        return {key: _joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_joined(list(each)) for each in zip(*parts, strict=True))
+    shapes = {tuple(part.shape[1:]) if isinstance(part, Tensor) and part.dim() else None for part in parts}
+    if len(shapes) > 1 or None in shapes:
+        what = f"a {type(first).__name__}" if not isinstance(first, Tensor) else "tensors that differ in shape"
+        raise TypeError(
+            "a metric that is a function is called with the outputs and targets of all test batches as one, and "
+            f"{what} cannot be joined; give an object with update(output, target), compute() and reset() instead"
+        )
+    return torch.cat(parts)
 
 
 def _number(name: str, value: Any) -> float:

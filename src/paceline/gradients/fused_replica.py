@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -15,15 +14,17 @@ from paceline.data.source import Source
 from paceline.errors import JobError, JobWarning, users_code
 from paceline.gradients.replica import CPU, Replica, split_batch
 from paceline.jobs.job import Batch, Job
-from paceline.kernels import Apart, Fused, NoCompiler, fuse, fuse_ranks
-from paceline.kernels.fused import loss_kind
+from paceline.kernels import Fused, NoCompiler, fuse, fuse_ranks
 from paceline.kernels.graph import describe
+from paceline.kernels.losses import loss_kind
 from paceline.kernels.ranks import own_rank
 
-Whole = TypeVar("Whole", bound=Fused)  # a network with its optimizer: this process's own, or of all ranks
+FusedNetwork = Fused  # a network with its optimizer, of this process or of all ranks of an MPI program
 
 
 class FusedReplica(Replica):
+    """A replica whose gradients are computed by generated code."""
+
     def __init__(self, job: Job, module: nn.Module, moving: tuple[str, ...], device: torch.device = CPU) -> None:
         super().__init__(job, module, moving, device)
         assert job.loss is not None
@@ -45,13 +46,13 @@ class FusedReplica(Replica):
         return loss
 
 
-def by_one(job: Job, module: nn.Module) -> Fused:
-    """The network with its optimizer, as this process trains it by itself."""
+def by_one(job: Job, module: nn.Module) -> FusedNetwork:
+    """The network with its optimizer, as this process trains it alone."""
     assert job.loss is not None
     return fuse(module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate)
 
 
-def by_ranks(job: Job, module: nn.Module) -> Apart:
+def by_ranks(job: Job, module: nn.Module) -> FusedNetwork:
     """The network as all ranks of an MPI program train it: on the CPU, or each on a GPU."""
     assert job.loss is not None
     where = torch.device(job.device)
@@ -61,8 +62,10 @@ def by_ranks(job: Job, module: nn.Module) -> Apart:
 
 
 def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool) -> Job:
-    """Refuse what has no kernel before anything is started, and make the kernels, so that workers find them made. Where
-    there is no compiler, PyTorch does the work.
+    """The job, whose network has kernels; PyTorch computes its gradients if there is no compiler.
+
+    A network without kernels is refused before anything is started. The kernels are compiled here, so that workers find
+    them in the cache.
     """
     if native:
         raise JobError("plan ddp is PyTorch's own, autograd included; compute='fused' goes with every other plan")

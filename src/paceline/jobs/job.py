@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import random
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,9 +40,13 @@ class Job:
     precision   "float32": as the model is; or "bfloat16": the same parameters, computed with by autocast
     clip_norm   the gradient of an update is made no longer than this
     shuffle     whether each epoch has an order of its own
-    loader_workers  processes that load samples ahead, for a Dataset
+    loader_workers  processes that load samples ahead for each worker, for a Dataset
     weight      weight(batch) -> number, for a loss that is not a mean over samples: what the loss divided by
-    metrics     {name: f(output, target) -> number}, weighted by samples over `test`
+    metrics     {name: metric} over `test`: either f(output, target) -> number, called once with all outputs and all
+                targets, or an object with update(output, target) for each batch, compute() and reset(), such as those
+                of torchmetrics, which keeps no outputs
+    evaluate    evaluate(model, batch) -> (output, target): what metrics see of a test batch. Needed beside `step`;
+                beside `loss` it takes the place of (model(*inputs), target)
     transform   augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
     compute     how a gradient is made: "autograd" (PyTorch), or "fused" (one piece of machine code; small networks)
     on_nan      when a loss is not finite: "stop" the run, "skip" the batch (looks at gradients too), or "ignore" it
@@ -66,13 +68,14 @@ class Job:
     device: str = "auto"
     precision: str = "float32"
     compute: str = "autograd"
-    metrics: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
     on_nan: str = "stop"
     evaluate_every: int | None = None
     loader_workers: int = 0
     shuffle: bool = True
     weight: Callable[[Batch], float] | None = None
     transform: Callable[[Batch], Batch] | None = None
+    evaluate: Callable[[nn.Module, Batch], tuple[Any, Any]] | None = None
     name: str = "job"
     origin: str = ""  # where the command line found it
 
@@ -109,7 +112,38 @@ class Job:
             faults.append(f"compute={self.compute!r}; {suggest(self.compute, COMPUTES)}")
         if self.on_nan not in ON_NAN:
             faults.append(f"on_nan={self.on_nan!r}; {suggest(self.on_nan, ON_NAN)}")
-        return faults
+        return [*faults, *self._faults_of_metrics()]
+
+    def _faults_of_metrics(self) -> Iterator[str]:
+        if self.metrics and self.step is not None and self.evaluate is None:
+            yield (
+                "metrics= beside step= would never be called, as a step returns only its loss; give also "
+                "evaluate=f(model, batch) -> (output, target)"
+            )
+        if self.evaluate is not None and not callable(self.evaluate):
+            yield f"evaluate={self.evaluate!r} is not a function of (model, batch)"
+        if self.evaluate is not None and not self.metrics:
+            yield "evaluate= is given without metrics= that would see its outputs; give metrics, or leave it out"
+        for name, metric in self.metrics.items():
+            if not (goes_by_batches(metric) or callable(metric)):
+                yield (
+                    f"the metric {name!r} is {metric!r:.60}, which is neither a function f(output, target) nor an "
+                    "object with update(output, target), compute() and reset()"
+                )
+
+    def refuse_unused(self) -> None:
+        """Raise JobError for what is given about an evaluation that will never be made."""
+        given = {"metrics": self.metrics, "evaluate": self.evaluate, "evaluate_every": self.evaluate_every}
+        names = ", ".join(f"{name}=" for name, value in given.items() if value)
+        if self.test is None and names:
+            raise JobError(
+                f"{names} would never be used, as this job has no test data; give test=, in the form of data=, "
+                "or leave it out"
+            )
+
+    def untested(self) -> Job:
+        """The same job without test data and all that is about them."""
+        return self.with_(test=None, metrics={}, evaluate=None, evaluate_every=None)
 
     def with_(self, **changes: Any) -> Job:
         """The same job with some fields changed."""
@@ -155,57 +189,14 @@ def seeded_elsewhere(seed: int) -> Iterator[None]:
         np.random.set_state(kept[1])
 
 
+def goes_by_batches(metric: Any) -> bool:
+    """Whether a metric is an object that is updated batch by batch; otherwise it is a function of all outputs."""
+    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
+
+
 def _wants_module(factory: Callable[..., Any]) -> bool:
     try:
         first = next(iter(inspect.signature(factory).parameters), "")
     except (TypeError, ValueError):
         return False
     return first in ("model", "module", "net")
-
-
-def load_job(where: str) -> Job:
-    """JOB on the command line: the name of a built-in job, `file.py`, or `file.py:name`."""
-    from paceline.jobs.built_in import BUILT_IN, built_in
-
-    path, _, name = where.partition(":")
-    if not path.endswith(".py"):
-        if path not in BUILT_IN:
-            near = f"did you mean {path}.py? " if os.path.isfile(f"{path}.py") else ""
-            raise JobError(
-                f"there is no job {where!r}; {near or suggest(path, BUILT_IN) + ', or a path to a Python file'}"
-            )
-        return built_in(path)
-    return _from_file(path, name or "job")
-
-
-def _from_file(path: str, name: str) -> Job:
-    import importlib.util
-    import sys
-    from pathlib import Path
-
-    import cloudpickle
-
-    file = Path(path).resolve()
-    if not file.is_file():
-        raise JobError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(f"paceline_job_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(file.parent))
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        spec.loader.exec_module(module)
-    except SyntaxError as error:
-        raise JobError(f"{path} does not parse: line {error.lineno}: {error.msg}") from error
-    except (Exception, SystemExit) as error:
-        line = next(
-            (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(file)), 0
-        )
-        raise JobError(f"{path} fails when it is read, in line {line}: {type(error).__name__}: {error}") from error
-    job = getattr(module, name, None)
-    if not isinstance(job, Job):
-        found = [key for key, value in vars(module).items() if isinstance(value, Job)]
-        raise JobError(f"{path} has no Job called {name!r}; it has {', '.join(found) or 'none'}")
-    return job.with_(name=file.stem if job.name == "job" else job.name, origin=f"{file}:{name}")

@@ -5,18 +5,18 @@ ir.py          the statements of one sample; lower.py writes them, adjoint.py de
 fusion.py  blocks.py  memory.py  plan.py     what is done in one go, in which registers, where it lies
 printers/      C++ in lanes, of one sample, as a study published it; CUDA C; NumPy
 build.py       a library from the text, cached
-fused.py       `fuse`: the object that trains; replicas.py several models at once
+fused.py       `fuse`: the object that trains
+weights.py     whose parameters it trains; replicas.py has several models at once
+cpu.py  cuda/  the processors that it trains on
+runner.py      the processes that train together; ranks.py has the ranks of an MPI program
 measure/       `paceline bench kernels`
-ranks.py       the ranks of an MPI program as one team; apart.py what shares no memory
-cuda/          the same on a GPU
 library/       single layers for use within PyTorch
 """
 
-from paceline.kernels.apart import Apart
 from paceline.kernels.build import NoCompiler
 from paceline.kernels.fused import Fused, fuse
 from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.ranks import fuse_ranks
 from paceline.kernels.replicas import Replicas, fuse_replicas
 
-__all__ = ["Apart", "CannotFuse", "Fused", "NoCompiler", "Replicas", "fuse", "fuse_ranks", "fuse_replicas"]
+__all__ = ["CannotFuse", "Fused", "NoCompiler", "Replicas", "fuse", "fuse_ranks", "fuse_replicas"]

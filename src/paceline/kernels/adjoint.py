@@ -16,22 +16,22 @@ from dataclasses import replace
 from paceline.kernels.functions import partials
 from paceline.kernels.ir import (
     Apply,
+    BatchSum,
     Contract,
     Expression,
-    Highest,
     Kind,
     Lookup,
     Loop,
     Loops,
-    Meet,
+    Loss,
+    MaxPool,
+    MaxPoolGradient,
     Program,
     Ref,
     Repeat,
-    Route,
+    RunningStatistic,
     Scatter,
-    Score,
     Statement,
-    Track,
     at,
     leaves,
 )
@@ -43,10 +43,13 @@ def derive(program: Program, trained: set[str]) -> None:
 
 
 def gradient_of(name: str) -> str:
+    """The name of a buffer's gradient."""
     return f"d_{name}"
 
 
 class Adjoint:
+    """Writes the statements of the way back, one forward statement after another, the last first."""
+
     def __init__(self, program: Program, trained: set[str]) -> None:
         self.program, self.trained = program, trained
         self.moved: set[str] = set()  # samples' buffers that depend on a trained weight
@@ -54,12 +57,13 @@ class Adjoint:
         self.around: tuple[Loop, ...] = ()  # the steps of a sequence that we are within
 
     def derive(self) -> None:
+        """Appends the way back to the program."""
         self._follow(self.program.forward)
         for statement in reversed(self.program.forward):
             self.program.backward += self._adjoint(statement)
 
     def _follow(self, statements: list[Statement] | tuple[Statement, ...]) -> None:
-        """Which buffers depend on what is trained; within a sequence also by way of an earlier step."""
+        """Collects the buffers that depend on what is trained; in a sequence also by way of an earlier step."""
         before = -1
         while before != len(self.moved):
             before = len(self.moved)
@@ -72,15 +76,18 @@ class Adjoint:
                     self.moved.add(self.program.base(written))
 
     def _wants(self, name: str) -> bool:
+        """Whether anything that is trained depends on a buffer."""
         base = self.program.base(name)
         return base in self.trained or base in self.moved
 
     # --- places ---
 
     def _gradient(self, ref: Ref) -> Ref:
+        """The place of the gradient of a referenced place."""
         return Ref(self._buffer(ref.buffer), ref.index)
 
     def _buffer(self, name: str) -> str:
+        """The buffer of a gradient, which is made at its first use."""
         program, base, gradient = self.program, self.program.base(name), gradient_of(name)
         if gradient_of(base) not in program.buffers:
             buffer = program.buffers[base]
@@ -95,8 +102,9 @@ class Adjoint:
         return ref.loops() - {loop.name for loop in self.around}
 
     def _adds(self, target: Ref, loops: Loops) -> bool:
-        """Whether to add to what is there. The first to write all of a gradient need not; what is only added to has
-        to begin at zero.
+        """Whether a gradient is added to. The first statement that writes all of it overwrites instead.
+
+        A gradient that is only ever added to has to begin at zero.
         """
         base = self.program.base(target.buffer)
         fresh = base not in self.written
@@ -112,30 +120,32 @@ class Adjoint:
     # --- adjoints ---
 
     def _adjoint(self, statement: Statement) -> list[Statement]:
+        """The statements that pass a statement's gradient on to what it has read."""
         match statement:
             case Contract():
                 return self._of_contract(statement)
             case Apply():
                 return self._of_apply(statement)
-            case Highest(target=target, source=source) if self._wants(source.buffer):
+            case MaxPool(target=target, source=source) if self._wants(source.buffer):
                 into = self._gradient(source)
                 self._adds(into, ())
-                return [Route(statement, self._gradient(target), into, statement.layer)]
+                return [MaxPoolGradient(statement, self._gradient(target), into, statement.layer)]
             case Lookup(loops=loops, target=target, table=table, padding=padding) if table in self.trained:
                 return [Scatter(loops, self._gradient(target), self._buffer(table), padding, statement.layer)]
-            case Meet(target=target, source=source) if self._wants(source):
+            case BatchSum(target=target, source=source) if self._wants(source):
                 shape = self.program.shape(source)
                 whole = Ref(self._buffer(source), at(*(f"q{d}" for d in range(len(shape)))))
                 loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(shape))
-                assert not self._adds(whole, loops), "what meets has one reader"
-                return [Meet(whole.buffer, self._buffer(target), True, statement.layer)]
+                assert not self._adds(whole, loops), "a sum over the batch has one reader"
+                return [BatchSum(whole.buffer, self._buffer(target), True, statement.layer)]
             case Repeat():
                 return self._of_repeat(statement)
-            case Score(scores=scores):
+            case Loss(scores=scores):
                 self.written.add(self.program.base(self._buffer(scores)))
         return []
 
     def _of_contract(self, it: Contract) -> list[Statement]:
+        """The same loops with the roles of the factors and the result exchanged."""
         found: list[Statement] = []
         gradient = self._gradient(it.target) if self._wants(it.target.buffer) else it.target
         if it.start is not None and self._wants(it.start.buffer):
@@ -151,7 +161,7 @@ class Adjoint:
         return found
 
     def _sum(self, loops: Loops, leaf: Ref, value: Ref, layer: str) -> Statement:
-        """What a leaf gets from a gradient; loops that the leaf does not name are summed over."""
+        """The gradient that a leaf gets; loops that the leaf does not name are summed over."""
         target = self._gradient(leaf)
         add = self._adds(target, loops)
         if self.program.buffers[target.buffer].kind is Kind.GRADIENT or self._own(leaf) != {lo.name for lo in loops}:
@@ -159,6 +169,7 @@ class Adjoint:
         return Apply(loops, target, value, add, layer)
 
     def _of_apply(self, it: Apply) -> list[Statement]:
+        """A statement for each leaf of the expression that something trained depends on."""
         if not self._wants(it.target.buffer):
             return []
         found: list[Statement] = []
@@ -207,19 +218,19 @@ def touches(statement: Statement) -> tuple[list[str], str]:
             return [ref.buffer for ref in (left, right, start) if ref is not None], target.buffer
         case Apply(target=target, value=value):
             return [ref.buffer for ref in leaves(value)], target.buffer
-        case Highest(target=target, source=source):
+        case MaxPool(target=target, source=source):
             return [source.buffer], target.buffer
-        case Route(forward=forward, gradient=gradient, into=into):
+        case MaxPoolGradient(forward=forward, gradient=gradient, into=into):
             return [forward.source.buffer, forward.target.buffer, gradient.buffer], into.buffer
         case Lookup(target=target, table=table):
             return [table], target.buffer
         case Scatter(gradient=gradient, table=table):
             return [gradient.buffer], table
-        case Meet(target=target, source=source):
+        case BatchSum(target=target, source=source):
             return [source], target
-        case Track(value=value):
+        case RunningStatistic(value=value):
             return [value], ""
-        case Score(scores=scores):
+        case Loss(scores=scores):
             return [scores], ""
     return [], ""
 

@@ -24,12 +24,16 @@ LARGEST = 160  # multiply-adds in one block: longer text compiles slowly
 
 @dataclass(frozen=True)
 class Block:
+    """A register block: how many rounds of which loops are done at once."""
+
     factors: tuple[tuple[str, int], ...]  # loop -> rounds at once
 
     def of(self, loop: str) -> int:
+        """How many rounds of a loop are done at once."""
         return dict(self.factors).get(loop, 1)
 
     def has(self, loop: str) -> bool:
+        """Whether the block names a loop."""
         return any(name == loop for name, _ in self.factors)
 
     def __str__(self) -> str:
@@ -44,7 +48,7 @@ class Nest:
     target: Index
     left: Index | None
     right: Index
-    aliased: bool  # loops of the target that meet in one place: it must be added to in memory
+    aliased: bool  # several rounds add to one place, which must be done in memory
 
     @cached_property
     def fixed(self) -> tuple[Loop, ...]:
@@ -61,12 +65,12 @@ class Nest:
 
     @cached_property
     def terms(self) -> int:
-        """Of a sum."""
+        """How many terms a sum has."""
         return prod(loop.extent for loop in self.summed)
 
 
-def meets(target: Ref, loops: Loops) -> bool:
-    """Whether two rounds of the loops that the target names may meet in one place."""
+def collide(target: Ref, loops: Loops) -> bool:
+    """Whether two rounds of the loops that the target names may write to the same place."""
     extents = {loop.name: loop.extent for loop in loops}
     for index in target.index:
         places = [index.shift]
@@ -79,6 +83,7 @@ def meets(target: Ref, loops: Loops) -> bool:
 
 @lru_cache(maxsize=4096)
 def choose(nest: Nest, registers: int) -> Block:
+    """The cheapest block whose numbers fit into so many registers."""
     best, least = Block(()), cost(nest, Block(()), registers)
     for block in _candidates(nest, registers):
         price = cost(nest, block, registers, least * 0.999)
@@ -88,6 +93,7 @@ def choose(nest: Nest, registers: int) -> Block:
 
 
 def _candidates(nest: Nest, registers: int) -> Iterator[Block]:
+    """All blocks that are worth counting."""
     wide = [loop for loop in reversed(nest.fixed) if loop.extent > 1]  # of equals, neighbours in memory are taken
     short = [loop for loop in reversed(nest.loops) if 1 < loop.extent <= UNROLLED]
     pairs: list[tuple[Loop, ...]] = [(), *((loop,) for loop in wide), *combinations(wide, 2)]
@@ -104,7 +110,7 @@ def _candidates(nest: Nest, registers: int) -> Iterator[Block]:
 
 
 def cost(nest: Nest, block: Block, registers: int, limit: float = inf) -> float:
-    """In half cycles of a core with two pipes: the larger of loads and multiply-adds, and what the ends cost. Counting
+    """Half cycles of a core with two pipes: the larger of loads and multiply-adds, and what the ends cost. Counting
     stops at the limit.
     """
     total = 0.0

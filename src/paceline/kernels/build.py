@@ -3,7 +3,8 @@
 A library is cached by its text, the compiler and its version, the flags and the CPU's own abilities: a library made
 for this machine may be an illegal instruction on the next. Several processes may build the same one; the last to
 finish renames its file over the others', which are the same. A file ends in the digest of all before, so one that was
-cut short is made anew. Where the cache cannot be written, the file lies in a folder of this process as long as it runs.
+cut short is compiled again. If the cache cannot be written, the file lies in a folder of this
+process as long as it runs.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ DIGEST = 32  # bytes
 
 
 class NoCompiler(JobError):
-    pass
+    """There is no C++ compiler."""
 
 
 class CannotCompile(JobError):
-    pass
+    """A compiler refused a generated text."""
 
 
 @dataclass(frozen=True)
 class Compiler:
+    """A C++ compiler and what it can do."""
+
     command: tuple[str, ...]
     version: str
     openmp: bool
@@ -67,7 +70,7 @@ def compiler() -> Compiler:
 
 
 def _known(command: tuple[str, ...], file: str) -> Compiler:
-    """What is known of a compiler, asked once as long as its file stays the same."""
+    """Version and abilities of a compiler, which are asked for once as long as its file stays the same."""
     there = Path(file).resolve()
     key = json.dumps([*command, str(there), there.stat().st_mtime_ns])
     note = folder() / f"compiler-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
@@ -81,6 +84,7 @@ def _known(command: tuple[str, ...], file: str) -> Compiler:
 
 
 def _version(command: tuple[str, ...]) -> str:
+    """The first line of what the compiler says of itself; empty if it does not start."""
     try:
         found = subprocess.run((*command, "--version"), capture_output=True, text=True, timeout=60)
     except OSError:
@@ -89,7 +93,7 @@ def _version(command: tuple[str, ...]) -> str:
 
 
 def _openmp(command: tuple[str, ...]) -> bool:
-    """Whether a program that uses it can be linked."""
+    """Whether the compiler can link a program that uses OpenMP."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as place:
         source = Path(place) / "try.cpp"
         source.write_text("#include <omp.h>\nint main() { return omp_get_num_threads() - 1; }\n")
@@ -102,7 +106,7 @@ def _openmp(command: tuple[str, ...]) -> bool:
 
 @cache
 def abilities() -> str:
-    """What the CPU can do, as the kernel says it."""
+    """The CPU's instruction sets, as the kernel names them."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):
@@ -113,14 +117,14 @@ def abilities() -> str:
 
 
 def folder() -> Path:
-    """$PACELINE_CACHE, or in the user's cache."""
+    """The folder of all machine code: in $PACELINE_CACHE, or in the user's cache."""
     given = os.environ.get("PACELINE_CACHE")
     base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
     return base / "kernels"
 
 
 def write(file: Path, content: bytes) -> None:
-    """Whole, or not at all."""
+    """Writes a file whole, or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(f"{file.suffix}.{os.getpid()}")
     draft.write_bytes(content)
@@ -132,14 +136,14 @@ _elsewhere: dict[Path, Path] = {}  # what could not be kept in the cache: where 
 
 @cache
 def _own() -> Path:
-    """A folder of this process."""
+    """A folder that is removed when this process ends."""
     made = tempfile.mkdtemp(prefix="paceline-")
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return Path(made)
 
 
 def keep(file: Path, content: bytes, source: Path, text: str) -> Path:
-    """Where machine code lies from now on, its text beside it."""
+    """Writes machine code, its text beside it; the file that it lies in from now on."""
     sealed = content + hashlib.sha256(content).digest()
     try:
         write(source, text.encode())
@@ -152,13 +156,13 @@ def keep(file: Path, content: bytes, source: Path, text: str) -> Path:
         return _elsewhere[file]
 
 
-def place_of(name: str) -> Path:
-    """Of a file of machine code, if there is one."""
+def path_of(name: str) -> Path:
+    """Where a file of machine code is looked for."""
     return _elsewhere.get(folder() / name, folder() / name)
 
 
 def kept(file: Path) -> bytes | None:
-    """The machine code of a file, if it is whole."""
+    """The machine code of a file, or None if it is missing or was cut short."""
     try:
         content = file.read_bytes()
     except OSError:
@@ -168,13 +172,13 @@ def kept(file: Path) -> bytes | None:
 
 
 def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, bool]:
-    """(the library, its file, whether it was in the cache)"""
+    """Compiles a text, or finds it in the cache: (the library, its file, whether it was in the cache)."""
     made = compiler()
     flags = (*FLAGS, "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native", *extra)
     if made.openmp:
         flags = (*flags, "-fopenmp")
     key = "\0".join((str(ABI), text, *made.command, made.version, *flags, abilities()))
-    file = place_of(f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so")
+    file = path_of(f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so")
     cached = kept(file) is not None
     if not cached:
         file = _compile(made, text, flags, file)
@@ -182,6 +186,7 @@ def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, 
 
 
 def _compile(made: Compiler, text: str, flags: tuple[str, ...], file: Path) -> Path:
+    """Compiles a text and keeps the library."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as place:
         draft, binary = Path(place) / "text.cpp", Path(place) / "text.so"
         draft.write_text(text)

@@ -1,4 +1,4 @@
-"""What is handed to generated code is looked at before: it checks nothing by itself."""
+"""Arguments are checked before a call, since generated code checks nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.kernels.plan import Plan
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where its parameters lie, which is one place."""
+    """The one device that all parameters lie on."""
     places = {p.device for p in model.parameters()}
     if len(places) > 1 or any(place.type not in ("cpu", "cuda") for place in places):
         raise CannotFuse(f"parameters on {', '.join(map(str, places))}: kernels are for one CPU or one GPU")
@@ -19,7 +19,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def check_kinds(plan: Plan, labels: bool, y: Tensor, order: Tensor) -> None:
-    """Before they are turned into what the text takes, which would hide what they were."""
+    """Refuses targets and orders of a wrong type, before a conversion hides it."""
     if order.is_floating_point() or order.dtype == torch.bool or order.dim() != (2 if plan.target.replicas else 1):
         raise CannotFuse(
             f"an order of {order.dtype} and shape {tuple(order.shape)}: it is the samples' numbers, in a row"
@@ -29,15 +29,16 @@ def check_kinds(plan: Plan, labels: bool, y: Tensor, order: Tensor) -> None:
 
 
 def check_batches(plan: Plan, samples: int, batch: int) -> None:
-    if plan.program.meets and 1 in (min(batch, samples), samples % batch):
+    """Refuses an order whose batches leave batch-norm a single sample."""
+    if plan.program.batch_norm and 1 in (min(batch, samples), samples % batch):
         raise CannotFuse(
             f"{samples} samples in batches of {batch} leave one sample alone, which has no variance for the batch-norm "
-            f"{plan.program.meets}; take another batch_size"
+            f"{plan.program.batch_norm}; take another batch_size"
         )
 
 
 def check_samples(plan: Plan, labels: bool, x: Tensor, y: Tensor, order: Tensor) -> None:
-    """All that would lead the generated text astray. `labels`: targets are class numbers."""
+    """Refuses all that would make the generated code read or write outside its memory. `labels`: class numbers."""
     if len(x) != len(y) or not order.numel():
         raise CannotFuse(f"{len(x)} samples, {len(y)} targets and an order of {order.numel()}: nothing to train on")
     if int(order.min()) < 0 or int(order.max()) >= len(x):

@@ -1,4 +1,4 @@
-"""A plan with its library and its memory; and how it comes from a module."""
+"""A plan with its program and its memory; and how a plan is made from a module."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from paceline.kernels.plan import Plan, make
 
 
 class Call(ctypes.Structure):
+    """What the generated code is called with; `printers/call.hpp` has the same fields in the same order."""
+
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
             "weights", "gradients", "lane_gradients", "state", "arenas", "x", "tokens", "targets", "labels", "order",
@@ -28,19 +30,23 @@ class Call(ctypes.Structure):
 
 @dataclass
 class Compiled:
-    """A plan with its library and its memory."""
+    """A plan with its program and its memory."""
 
     plan: Plan
+    batch_size: int
     source: str
-    run: Any
-    apply: Any  # the optimizer's step alone
-    file: Any
-    cached: bool
+    #: The text, compiled; of the processor's own class.
+    program: Any
+    #: How long it took to make all of this.
     seconds: float
+    #: What calls read and write, by the names that `Call` has for them.
     memory: dict[str, Tensor]
-    weights: list[Tensor]  # views of the padded memory, as the module's tensors are
-    tensors: list[Tensor]  # the module's own
-    gradients: dict[str, Tensor]  # views, by the parameter's name
+    #: Views of the padded memory, in the shapes of `tensors`.
+    weights: list[Tensor]
+    #: The module's own parameters and moving buffers.
+    tensors: list[Tensor]
+    #: Views of the first chunk's gradient, by the parameter's name.
+    gradients: dict[str, Tensor]
 
 
 # --- from a module to a plan ----------------------------------------------------------------------------------------
@@ -58,16 +64,19 @@ def canonical(graph: Graph, model: nn.Module) -> Graph:
 
 
 def _tensor(model: nn.Module, path: str) -> Tensor:
+    """A parameter or buffer of a module by its dotted name."""
     folder, _, name = path.rpartition(".")
     found: Tensor = getattr(model.get_submodule(folder), name)
     return found
 
 
 def tensors_of(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers that a graph's layers read, by name."""
     return {name: _tensor(model, name) for layer in graph.layers for name in layer.weights.values()}
 
 
 def plan_of(graph: Graph, tensors: dict[str, Tensor], trained: set[str], loss: str, target: Target) -> Plan:
+    """The plan of a graph, for parameters of these shapes of which `trained` get a gradient."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return make(lower(graph, shapes, trained & set(shapes), loss), target)
 

@@ -14,6 +14,8 @@ ONE = Number(1.0)
 
 @dataclass(frozen=True)
 class Function:
+    """A function of one number."""
+
     slope: Callable[[Expression, Expression], Expression]  # of (argument, result)
     flops: int = 1
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from paceline.kernels.adjoint import touches
-from paceline.kernels.blocks import meets
+from paceline.kernels.blocks import collide
 from paceline.kernels.ir import (
     Apply,
     Contract,
@@ -45,13 +45,14 @@ def fused(program: Program, statements: Sequence[Statement]) -> list[Statement]:
 
 
 def _all(statements: Sequence[Statement]) -> list[Statement]:
+    """All statements, those within loops over steps among them."""
     return [s for it in statements for s in (_all(it.body) if isinstance(it, Repeat) else [it])]
 
 
 def _restated(program: Program, contract: Contract, apply: Apply) -> Apply | None:
     """The expression in the contraction's own loops, where it has one value for each of its numbers."""
     target = contract.target
-    if contract.add or meets(target, contract.loops) or program.buffers[target.buffer].kind is not Kind.SAMPLE:
+    if contract.add or collide(target, contract.loops) or program.buffers[target.buffer].kind is not Kind.SAMPLE:
         return None
     base, shape = program.base(target.buffer), program.shape(target.buffer)
     mine = [leaf for leaf in leaves(apply.value) if program.base(leaf.buffer) == base]
@@ -87,6 +88,7 @@ def _same(program: Program, one: Ref, other: Ref) -> bool:
 
 
 def _moved(index: tuple[Index, ...], places: Mapping[str, Index]) -> tuple[Index, ...]:
+    """The expression with its loops renamed to those of the contraction."""
     moved = []
     for one in index:
         terms: dict[str, int] = {}
@@ -100,6 +102,7 @@ def _moved(index: tuple[Index, ...], places: Mapping[str, Index]) -> tuple[Index
 
 
 def _viewed(program: Program, name: str, shape: tuple[int, ...]) -> str:
+    """The names under which the same memory is read."""
     if program.shape(name) == shape:
         return name
     view = f"{name}.as{'x'.join(map(str, shape))}"

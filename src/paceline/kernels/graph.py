@@ -43,6 +43,7 @@ def _add(
     shapes: dict[str, Shape],
     layers: dict[str, Layer],
 ) -> None:
+    """Adds the layer of one traced node."""
     given = [made[a] for a in node.args if isinstance(a, fx.Node) and a in made]
     if None in given:
         raise CannotFuse(f"{node} uses the last state of a recurrent layer; only its outputs are kept: take x[:, -1]")
@@ -79,11 +80,15 @@ def _add(
 
 
 class _Tracer(fx.Tracer):
+    """Follows a module down to the layers that have a row in the table."""
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, tuple(MODULES)) or super().is_leaf_module(m, module_qualified_name)
 
 
 class _Root(nn.Module):
+    """A module around another, so that a layer can be traced from above."""
+
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.body = body

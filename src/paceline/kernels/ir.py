@@ -1,17 +1,17 @@
 """The words of a program: buffers, affine places in them, and the few statements that training a network needs.
 
-A program is written for *one sample*. Whoever prints it decides how many samples stand side by side in the lanes of a
+A program is written for *one sample*. A printer decides how many samples stand side by side in the lanes of a
 vector: a buffer of kind SAMPLE has one number per lane and place, a WEIGHT has one number for all of them.
 
-    Contract    target[..] (+)= start[..] + sum of left[..] * right[..]       dense layers, convolution, pooling
-    Apply       target[..] (+)= expression                                    activations, gates, normalisation, padding
-    Highest     target[..]  = max of source[..] over a window                 max pooling; Route is its way back
-    Lookup      target[..]  = table[number[..], ..]                           embedding; Scatter is its way back
-    Noise       target[..]  = 0 or 1 / (1 - p), by chance                     dropout
-    Meet        target[..]  = sum of source[..] over all samples of the batch batch-norm; its own way back
-    Track       moving     += momentum * (value - moving)                     the statistics that batch-norm keeps
-    Score       the loss of the sample, and its gradient by the scores
-    Repeat      statements, once for each step of a sequence                  LSTM, GRU
+    Contract          target[..] (+)= start[..] + sum of left[..] * right[..]   dense layers, convolution, pooling
+    Apply             target[..] (+)= expression                                activations, gates, padding
+    MaxPool           target[..]  = max of source[..] over a window             its way back is MaxPoolGradient
+    Lookup            target[..]  = table[number[..], ..]                       embedding; its way back is Scatter
+    DropoutMask       target[..]  = 0 or 1 / (1 - p), by chance                 dropout
+    BatchSum          target[..]  = sum of source[..] over the whole batch      batch-norm; its own way back
+    RunningStatistic  moving     += momentum * (value - moving)                 what batch-norm keeps
+    Loss              the loss of the sample, and its gradient by the scores
+    Repeat            statements, once for each step of a sequence              LSTM, GRU
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from math import prod
 
 
 class Kind(Enum):
+    """What a buffer has one number for."""
+
     SAMPLE = "sample"  # one number per sample
     WEIGHT = "weight"  # one number for all samples
     GRADIENT = "gradient"  # of a weight, summed over the samples
@@ -30,6 +32,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Buffer:
+    """An array by name; with `base`, another array's memory in a shape of its own."""
+
     name: str
     shape: tuple[int, ...]
     kind: Kind = Kind.SAMPLE
@@ -37,11 +41,14 @@ class Buffer:
 
     @property
     def size(self) -> int:
+        """How many numbers it has."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Loop:
+    """A loop by name, from 0 on."""
+
     name: str
     extent: int
 
@@ -57,15 +64,19 @@ class Index:
     shift: int = 0
 
     def of(self, loop: str) -> int:
+        """How far one round of a loop moves the index."""
         return sum(stride for name, stride in self.terms if name == loop)
 
 
 @dataclass(frozen=True)
 class Ref:
+    """A place in a buffer, which depends on loops."""
+
     buffer: str
     index: tuple[Index, ...]
 
     def loops(self) -> set[str]:
+        """The names of the loops that move it."""
         return {name for index in self.index for name, _ in index.terms}
 
 
@@ -77,6 +88,7 @@ def at(*places: str | int | tuple[str | int, ...]) -> tuple[Index, ...]:
 
 
 def _index(words: tuple[str | int, ...]) -> Index:
+    """An index from loop names, strides and shifts."""
     terms: list[tuple[str, int]] = []
     shift, rest = 0, list(words)
     while rest:
@@ -95,11 +107,15 @@ def _index(words: tuple[str | int, ...]) -> Index:
 
 @dataclass(frozen=True)
 class Number:
+    """A constant."""
+
     value: float
 
 
 @dataclass(frozen=True)
 class Op:
+    """An operation on two expressions."""
+
     sign: str  # + - * /
     left: Expression
     right: Expression
@@ -107,6 +123,8 @@ class Op:
 
 @dataclass(frozen=True)
 class Call:
+    """A function of an expression."""
+
     function: str  # a row of functions.FUNCTIONS
     argument: Expression
 
@@ -115,6 +133,7 @@ Expression = Number | Ref | Op | Call
 
 
 def leaves(expression: Expression) -> Iterator[Ref]:
+    """The references of an expression."""
     match expression:
         case Ref():
             yield expression
@@ -126,6 +145,7 @@ def leaves(expression: Expression) -> Iterator[Ref]:
 
 
 def replaced(expression: Expression, found: Mapping[Ref, Expression]) -> Expression:
+    """An expression with other expressions in place of some references."""
     match expression:
         case Ref():
             return found.get(expression, expression)
@@ -141,6 +161,8 @@ def replaced(expression: Expression, found: Mapping[Ref, Expression]) -> Express
 
 @dataclass(frozen=True)
 class Apply:
+    """An expression at every place."""
+
     loops: Loops
     target: Ref
     value: Expression
@@ -150,6 +172,8 @@ class Apply:
 
 @dataclass(frozen=True)
 class Contract:
+    """A sum of products at every place, and the expressions that follow it number by number."""
+
     loops: Loops
     target: Ref
     left: Ref | None  # None stands for ones
@@ -171,7 +195,9 @@ class Contract:
 
 
 @dataclass(frozen=True)
-class Highest:
+class MaxPool:
+    """The maximum over a window at every place."""
+
     loops: Loops
     window: Loops
     target: Ref
@@ -180,10 +206,10 @@ class Highest:
 
 
 @dataclass(frozen=True)
-class Route:
+class MaxPoolGradient:
     """The gradient of a maximum goes to the first place that holds it."""
 
-    forward: Highest
+    forward: MaxPool
     gradient: Ref  # of the target
     into: Ref  # of the source
     layer: str = ""
@@ -191,6 +217,8 @@ class Route:
 
 @dataclass(frozen=True)
 class Lookup:
+    """Rows of a table that a sample's tokens name."""
+
     loops: Loops
     target: Ref
     table: str
@@ -201,6 +229,8 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Scatter:
+    """Gradients that are added to the rows which a sample's tokens name."""
+
     loops: Loops
     gradient: Ref
     table: str
@@ -209,7 +239,9 @@ class Scatter:
 
 
 @dataclass(frozen=True)
-class Noise:
+class DropoutMask:
+    """The factors of dropout: 0, or what keeps the mean."""
+
     target: str
     rate: float
     number: int  # of the layer: another one draws other numbers
@@ -217,7 +249,9 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Meet:
+class BatchSum:
+    """A sum over all samples of the batch, which ends a phase."""
+
     target: str
     source: str
     masked: bool = False  # a lane without a sample gets nothing
@@ -225,7 +259,9 @@ class Meet:
 
 
 @dataclass(frozen=True)
-class Track:
+class RunningStatistic:
+    """A statistic that batch-norm moves towards the batch's value."""
+
     moving: str
     value: str
     momentum: float
@@ -235,7 +271,9 @@ class Track:
 
 
 @dataclass(frozen=True)
-class Score:
+class Loss:
+    """The loss of a sample, and its gradient by the scores."""
+
     loss: str  # "cross_entropy" or "squared_error"
     scores: str
     layer: str = "loss"
@@ -243,18 +281,23 @@ class Score:
 
 @dataclass(frozen=True)
 class Repeat:
+    """Statements that are done for each step of a sequence."""
+
     loop: Loop
     body: tuple[Statement, ...]
     backwards: bool = False
     layer: str = ""
 
 
-Statement = Apply | Contract | Highest | Route | Lookup | Scatter | Noise | Meet | Track | Score | Repeat
+Statement = (
+    Apply | Contract | MaxPool | MaxPoolGradient | Lookup | Scatter | DropoutMask | BatchSum | RunningStatistic | Loss
+    | Repeat
+)  # fmt: skip
 
 
 @dataclass
 class Program:
-    """Of one sample: forwards with the loss, then backwards."""
+    """What is computed for one sample: forwards with the loss, then backwards."""
 
     buffers: dict[str, Buffer] = field(default_factory=dict)
     forward: list[Statement] = field(default_factory=list)
@@ -264,9 +307,10 @@ class Program:
     tokens: bool = False  # the input is whole numbers
     outputs: int = 0
     result: tuple[int, ...] = ()  # how the outputs lie
-    meets: str = ""  # a layer to which one sample alone says nothing
+    batch_norm: str = ""  # a layer that needs a batch of at least two samples
 
     def new(self, name: str, shape: tuple[int, ...], kind: Kind = Kind.SAMPLE) -> str:
+        """Adds a buffer."""
         self.buffers[name] = Buffer(name, shape, kind)
         return name
 
@@ -277,13 +321,16 @@ class Program:
         return name
 
     def base(self, name: str) -> str:
+        """The name of the buffer whose memory this one is."""
         return self.buffers[name].base or name
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a buffer."""
         return self.buffers[name].shape
 
 
 def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """How many numbers apart neighbours along each dimension lie."""
     return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
 

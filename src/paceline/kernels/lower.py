@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from paceline.kernels.adjoint import derive
-from paceline.kernels.ir import Kind, Program, Score
+from paceline.kernels.ir import Kind, Loss, Program
 from paceline.kernels.layers import LOWER
 from paceline.kernels.layers.base import CannotFuse, Graph, Shape
 
@@ -28,6 +28,6 @@ def lower(graph: Graph, weights: Mapping[str, Shape], trained: set[str], loss: s
             f"the model gives scores of shape {program.result}; cross entropy has a kernel for a row of them per sample"
         )
     scores = program.view("scores", result, (program.outputs,))
-    program.forward.append(Score(loss, scores))
+    program.forward.append(Loss(loss, scores))
     derive(program, trained)
     return program

@@ -1,4 +1,4 @@
-"""What this machine has: vector width, registers, and the cores that we may really use."""
+"""What this machine has: vector width, registers, and the cores that a process can really use."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ def vector() -> tuple[int, int]:
 
 
 def x86() -> bool:
+    """Whether this is an x86 CPU of 64 bits."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 def target(real: str = "float") -> Target:
+    """This machine's widest vectors, of float or double."""
     width, registers = vector()
     return Target(width, real, registers)
 
 
 def cores(given: Collection[int] | None = None) -> int:
-    """Of this process, or of several that may use those given: no more than its affinity, and than what a container's
-    quota lets it use, rounded down.
+    """The cores that this process, or several processes that may run on those given, can really use.
+
+    These are no more than its affinity, and no more than a container's quota allows, rounded down.
     """
     mine = given or (os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
     allowed = quota()
@@ -66,6 +69,7 @@ def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 
 def _group() -> str:
+    """The control group of this process."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -20,17 +20,17 @@ from paceline.kernels.adjoint import touches
 from paceline.kernels.ir import (
     Buffer,
     Contract,
+    DropoutMask,
     Index,
     Kind,
     Loop,
-    Noise,
+    Loss,
     Program,
     Ref,
     Repeat,
+    RunningStatistic,
     Scatter,
-    Score,
     Statement,
-    Track,
     at,
 )
 
@@ -39,23 +39,24 @@ LONG = 24  # sums over so many places are made in the lanes, shorter ones by row
 
 @dataclass(frozen=True)
 class Target:
-    """What the text is for."""
+    """The hardware, and the form of the text, that a plan is for."""
 
     bytes: int = 64  # of a vector
     real: str = "float"
     registers: int = 32
     replicas: bool = False  # lanes hold copies of the model instead of samples
     scalar: bool = False  # one sample at a time
-    apart: bool = False  # nothing is fused: every layer by itself
+    apart: bool = False  # nothing is fused: every layer is computed alone
     pixels: bool = False  # one sample at a time, vectors of its neighbouring numbers
 
     @property
     def lanes(self) -> int:
+        """Samples, or copies of the model, side by side."""
         return 1 if self.scalar or self.pixels else self.wide
 
     @property
     def wide(self) -> int:
-        """Numbers in a vector, whatever they are of."""
+        """How many numbers a vector has."""
         return self.bytes // (4 if self.real == "float" else 8)
 
     @property
@@ -65,7 +66,9 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Place:
+class Address:
+    """Where a buffer lies."""
+
     region: str  # "arena", "weights", "gradient" or "lanes"
     start: int  # in elements
     shape: tuple[int, ...]  # as it lies in memory
@@ -77,7 +80,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Transpose:
     """A sample per row: turned[.., lane, q] holds places q * lanes ... of the source's last dimension."""
 
     source: str
@@ -87,9 +90,11 @@ class Turn:
 
 @dataclass
 class Memory:
+    """Lays the buffers of a program out, in the form that the target asks for."""
+
     program: Program
     target: Target
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, Address] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("arena", "weights", "gradient", "lanes"), 0))
     rows: set[str] = field(default_factory=set)  # gradients made by rows
     casts: dict[str, str] = field(default_factory=dict)  # views with elements of another kind: which
@@ -97,7 +102,7 @@ class Memory:
 
     # --- gradients by rows ---
 
-    def by_rows(self, statements: Sequence[Statement]) -> list[Statement | Turn]:
+    def by_rows(self, statements: Sequence[Statement]) -> list[Statement | Transpose]:
         """The same statements, gradients made by rows where that can be, and what has to be turned before."""
         if self.target.direct:
             return list(statements)
@@ -107,7 +112,7 @@ class Memory:
             mine = [s for s in into if self.program.base(s.target.buffer) == self.program.base(name)]
             if name == self.program.base(name) and name not in scattered and all(map(self._rowwise, mine)):
                 self.rows.add(name)
-        found: list[Statement | Turn] = []
+        found: list[Statement | Transpose] = []
         for s in statements:
             if isinstance(s, Contract) and s.target.buffer in self.rows:
                 turned = f"{s.right.buffer}.turned"
@@ -130,11 +135,11 @@ class Memory:
         few = prod(loop.extent for loop in it.summed()) < LONG or any(loop.name == "t" for loop in it.loops)
         return ends and few and not any(index.of(last) for index in it.left.index)
 
-    def _turn(self, source: str, turned: str, layer: str) -> Turn:
+    def _turn(self, source: str, turned: str, layer: str) -> Transpose:
         *outer, size = self.program.shape(source)
         lanes = self.target.lanes
         self.program.new(turned, (*outer, lanes, -(-size // lanes)))
-        return Turn(source, turned, layer)
+        return Transpose(source, turned, layer)
 
     def _by_row(self, it: Contract, turned: str) -> Contract:
         """The same sum with neighbouring inputs in the lanes, over samples one by one."""
@@ -159,7 +164,8 @@ class Memory:
 
     # --- places ---
 
-    def lay_out(self, statements: Sequence[Statement | Turn]) -> None:
+    def lay_out(self, statements: Sequence[Statement | Transpose]) -> None:
+        """Gives every buffer that these statements use an address."""
         program, lanes = self.program, self.target.lanes
         used = {program.base(name) for name in used_by(statements)}
         samples = [b for b in program.buffers.values() if b.kind is Kind.SAMPLE and not b.base and b.name in used]
@@ -176,6 +182,7 @@ class Memory:
             self.places[buffer.name] = self._view(buffer, lanes)
 
     def _weight(self, buffer: Buffer, lanes: int) -> None:
+        """Places a parameter and its gradient."""
         gradient, shape = f"d_{buffer.name}", buffer.shape
         if gradient in self.rows:
             shape = (shape[0], -(-shape[1] // lanes) * lanes)
@@ -188,36 +195,36 @@ class Memory:
         else:
             self._place(gradient, "lanes", shape, "V")
 
-    def _place(self, name: str, region: str, shape: tuple[int, ...], element: str, align: int = 1) -> Place:
+    def _place(self, name: str, region: str, shape: tuple[int, ...], element: str, align: int = 1) -> Address:
         start = -(-self.sizes[region] // align) * align
-        self.places[name] = Place(region, start, shape, element)
+        self.places[name] = Address(region, start, shape, element)
         self.sizes[region] = -(-(start + prod(shape)) // align) * align
         return self.places[name]
 
-    def _view(self, buffer: Buffer, lanes: int) -> Place:
+    def _view(self, buffer: Buffer, lanes: int) -> Address:
         place = self.places[buffer.base]
         element = self.casts.get(buffer.name, place.element)
         start = {"VR": place.start * lanes, "RV": place.start // lanes}.get(place.element + element, place.start)
-        return Place(place.region, start, buffer.shape, element)
+        return Address(place.region, start, buffer.shape, element)
 
 
-def used_by(statements: Sequence[Statement | Turn]) -> set[str]:
+def used_by(statements: Sequence[Statement | Transpose]) -> set[str]:
     """The buffers that are read or written in memory."""
     found: set[str] = set()
     for it in statements:
         match it:
-            case Turn(source=source, target=target):
+            case Transpose(source=source, target=target):
                 found |= {source, target}
             case Repeat(body=body):
                 found |= used_by(body)
             case Contract(target=target, then=then):
                 found |= {*touches(it)[0], *used_by(then)} - ({target.buffer} if not it.keeps else set())
                 found |= {target.buffer} if it.keeps else set()
-            case Noise(target=name):
+            case DropoutMask(target=name):
                 found.add(name)
-            case Score(scores=scores):
+            case Loss(scores=scores):
                 found |= {scores, f"d_{scores}"}
-            case Track(moving=moving, value=value):
+            case RunningStatistic(moving=moving, value=value):
                 found |= {moving, value}
             case _:
                 read, written = touches(it)
@@ -225,21 +232,22 @@ def used_by(statements: Sequence[Statement | Turn]) -> set[str]:
     return found - {"", "share"}
 
 
-def written_by(statement: Statement | Turn) -> set[str]:
+def written_by(statement: Statement | Transpose) -> set[str]:
     """The buffers that it writes in memory."""
     match statement:
         case Repeat(body=body):
             return set().union(*map(written_by, body))
         case Contract(target=target, then=then):
             return {a.target.buffer for a in then} | ({target.buffer} if statement.keeps else set())
-        case Score(scores=scores):
+        case Loss(scores=scores):
             return {f"d_{scores}"}
-        case Track(moving=moving):
+        case RunningStatistic(moving=moving):
             return {moving}
-        case Noise(target=name) | Turn(target=name):
+        case DropoutMask(target=name) | Transpose(target=name):
             return {name}
     return {touches(statement)[1]}
 
 
 def _lone(index: Index) -> bool:
+    """Whether an index is one loop."""
     return len(index.terms) == 1 and index.terms[0][1] == 1 and index.shift == 0

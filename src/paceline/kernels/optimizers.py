@@ -1,5 +1,5 @@
 """Optimizers as a line of arithmetic per weight: a row each. The numbers are read from the user's own torch optimizer
-before every call, so that a schedule of his goes on working; which terms there are is part of the text.
+before every call, so that the user's schedule goes on working; which terms there are is part of the text.
 
     w, g     the weight, and the batch's gradient of it
     s[0..]   what is remembered of it, zeros at first
@@ -28,6 +28,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Rule:
+    """An optimizer as text."""
+
     settings: tuple[str, ...] = ()  # numbers of a parameter group, by the optimizer's own words
     states: int = 0
     once: tuple[str, ...] = ()  # done once per update
@@ -35,6 +37,7 @@ class Rule:
     segments: tuple[Segment, ...] = ()
 
     def lines(self) -> Iterator[str]:
+        """The function that makes the step for a range of weights."""
         yield "FUNCTION void apply_rule(const Call& c, int64_t from, int64_t to, int64_t t) {"
         yield f"    static const int64_t segments[][3] = {{{', '.join(self._segments()) or '{0, 0, 0}'}}};"
         yield "    (void)t;"
@@ -82,6 +85,7 @@ def rule_of(optimizer: torch.optim.Optimizer, l1: float) -> Rule:
 
 
 def _decay(groups: list[dict[str, Any]], l1: float) -> tuple[list[str], list[str]]:
+    """Weight decay and L1, where they are asked for."""
     settings, lines = ["lr"], []
     if any(group.get("weight_decay") for group in groups):
         settings.append("weight_decay")

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from paceline.kernels.blocks import Block, Nest, choose, meets
+from paceline.kernels.blocks import Block, Nest, choose, collide
 from paceline.kernels.fusion import fused
-from paceline.kernels.ir import Call, Contract, Expression, Index, Meet, Op, Program, Ref, Repeat, Statement, offset
-from paceline.kernels.memory import Memory, Place, Target, Turn
+from paceline.kernels.ir import BatchSum, Call, Contract, Expression, Index, Op, Program, Ref, Repeat, Statement, offset
+from paceline.kernels.memory import Address, Memory, Target, Transpose
 
-CHUNKS = 8  # gradients of a batch that are summed apart, whatever the number of threads
+CHUNKS = 8  # gradients of a batch that are summed apart, for any number of threads
 
 
 @dataclass(frozen=True)
@@ -21,35 +21,41 @@ class Step:
     """One function of the text."""
 
     name: str
-    statement: Statement | Turn
+    statement: Statement | Transpose
     blocks: tuple[Block, ...] = ()  # of its contractions, in order
 
 
 @dataclass
 class Plan:
+    """A program, laid out and cut into steps."""
+
     program: Program
     target: Target
-    phases: list[list[Step]]  # between two phases all samples of the batch meet
-    places: dict[str, Place]
+    phases: list[list[Step]]  # a phase begins when all samples of the batch have ended the one before
+    places: dict[str, Address]
     sizes: dict[str, int]  # of the regions
     zeroed: tuple[int, int]  # where in the arena gradients begin with zeros
     halfway: int = 0  # the first step of the way back, counted over all phases
     flops: int = 0  # of one sample, forwards and backwards
 
     def at(self, ref: Ref) -> Index:
+        """A reference as an offset in memory."""
         place = self.places.get(ref.buffer)  # what never leaves the registers has none
         return offset(ref, place.shape if place else self.program.shape(ref.buffer))
 
     def nest(self, it: Contract) -> Nest:
+        """A contraction with its references as offsets in memory."""
         left = self.at(it.left) if it.left is not None else None
-        return Nest(it.loops, self.at(it.target), left, self.at(it.right), meets(it.target, it.loops))
+        return Nest(it.loops, self.at(it.target), left, self.at(it.right), collide(it.target, it.loops))
 
     def steps(self) -> Iterator[Step]:
+        """The steps of all phases."""
         for phase in self.phases:
             yield from phase
 
 
 def make(program: Program, target: Target) -> Plan:
+    """Plans a program for a target."""
     work = sum(flops(s) for s in (*program.forward, *program.backward))
     memory = Memory(program, target)
     if not target.apart:
@@ -61,14 +67,15 @@ def make(program: Program, target: Target) -> Plan:
         if way == "backward":
             plan.halfway = sum(map(len, plan.phases))
         for statement in statements:
-            if isinstance(statement, Meet) and plan.phases[-1]:
+            if isinstance(statement, BatchSum) and plan.phases[-1]:
                 plan.phases.append([])
             name = f"{_word(statement.layer)}_{way}_{sum(map(len, plan.phases))}"
             plan.phases[-1].append(Step(name, statement, tuple(_blocks(plan, statement))))
     return plan
 
 
-def contractions(statement: Statement | Turn) -> Iterator[Contract]:
+def contractions(statement: Statement | Transpose) -> Iterator[Contract]:
+    """The contractions of a statement."""
     if isinstance(statement, Contract):
         yield statement
     elif isinstance(statement, Repeat):
@@ -76,13 +83,14 @@ def contractions(statement: Statement | Turn) -> Iterator[Contract]:
             yield from contractions(inner)
 
 
-def _blocks(plan: Plan, statement: Statement | Turn) -> Iterator[Block]:
-    """By rows and in lanes. One sample's own vectors are chosen where they are printed."""
+def _blocks(plan: Plan, statement: Statement | Transpose) -> Iterator[Block]:
+    """The register blocks of a statement; those of single samples are chosen where their vectors are (pixels.py)."""
     for contract in contractions(statement):
         yield Block(()) if plan.target.lanes == 1 else choose(plan.nest(contract), plan.target.registers - 3)
 
 
 def _word(name: str) -> str:
+    """A layer's name as part of a C++ name."""
     kept = "".join(c if c.isalnum() else "_" for c in name)
     return f"layer{kept}" if kept[:1].isdigit() else kept or "layer"
 
@@ -105,7 +113,7 @@ def table(plan: Plan) -> str:
     rows = [("step", "what", "loops", "block", "then")]
     for number, phase in enumerate(plan.phases):
         if number:
-            rows.append(("-- all samples of the batch meet --", "", "", "", ""))
+            rows.append(("-- sum over the batch --", "", "", "", ""))
         rows += [_row(step) for step in phase]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]

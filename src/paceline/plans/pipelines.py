@@ -15,6 +15,7 @@ from paceline.core.schedules.pipedream import Pipedream
 from paceline.core.schedules.spectrain import Spectrain
 from paceline.core.schedules.zero_bubble import ZeroBubble
 from paceline.errors import PlanError
+from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.recipe import TEAM, THREADS, Kind, Recipe
 
 CUTTING = {
@@ -26,11 +27,7 @@ CUTTING = {
 PIPELINE = {**TEAM, "micro_batches": Kind(4), **CUTTING}
 
 
-def _pipeline(schedule: Schedule, micro_batches: int = 1) -> dict[str, Any]:
-    return {"schedule": schedule, "chunks": micro_batches}
-
-
-def _layers(workers: int, micro_batches: int, on: str) -> dict[str, Any]:
+def _layers(workers: int, on: str, micro_batches: int, **cutting: Any) -> Pipeline:
     words = on.split("+") if on else [str(worker) for worker in range(workers)]
     if set(words) != {str(worker) for worker in range(workers)}:
         named = sorted({int(word) for word in words if word.isdigit()})
@@ -38,26 +35,38 @@ def _layers(workers: int, micro_batches: int, on: str) -> dict[str, Any]:
         raise PlanError(
             f"plan 'layers': on={on!r} must name each of the workers 0 to {workers - 1}, as in on=0+1+0+1{more}"
         )
-    return _pipeline(Layers(tuple(map(int, words)) if on else ()), micro_batches)
+    return Pipeline(Layers(tuple(map(int, words)) if on else ()), micro_batches, **cutting)
 
 
-def _pipedream(workers: int, mode: str, micro_batches: int) -> dict[str, Any]:
+def _pipedream(workers: int, mode: str, micro_batches: int, **cutting: Any) -> Pipeline:
     if mode == "two_buffers" and micro_batches < workers:
         raise PlanError(
             f"plan 'pipedream': mode=two_buffers makes an update of at least as many micro-batches as there are "
             f"workers; give micro_batches={workers} or more"
         )
-    return _pipeline(Pipedream(mode == "two_buffers"), micro_batches)
+    return Pipeline(Pipedream(mode == "two_buffers"), micro_batches, **cutting)
 
 
-def _own(file: str, kept: str) -> dict[str, Any]:
-    schedule = Own(kept, file or Own.name) if kept else Own()
-    if file and not kept:
+def _own(file: str, saved_table: str, **cutting: Any) -> Pipeline:
+    """A table of the user's own, from its file; or as a run saved it, since the file may hold another one by now."""
+    schedule = Own(saved_table, file or Own.name) if saved_table else Own()
+    if file and not saved_table:
         try:
             schedule = Own(Path(file).read_text(), file)
         except (OSError, UnicodeDecodeError) as error:
             raise PlanError(f"plan 'table': {file} cannot be read: {error}") from error
-    return {**_pipeline(schedule, schedule.micro_batches), "workers": schedule.workers}
+    return Pipeline(schedule, schedule.micro_batches, **cutting)
+
+
+def _of(schedule: Schedule) -> Any:
+    def make(micro_batches: int = 1, **cutting: Any) -> Pipeline:
+        return Pipeline(schedule, micro_batches, **cutting)
+
+    return make
+
+
+def _interleaved(each: int, micro_batches: int, **cutting: Any) -> Pipeline:
+    return Pipeline(Interleaved(each), micro_batches, **cutting)
 
 
 PIPELINES: dict[str, Recipe] = {
@@ -66,25 +75,13 @@ PIPELINES: dict[str, Recipe] = {
         _layers,
         {**PIPELINE, "micro_batches": Kind(1), "on": Kind("")},
     ),
-    "gpipe": Recipe(
-        "a pipeline: all forwards, all backwards, then the update",
-        lambda micro_batches: _pipeline(Gpipe(), micro_batches),
-        PIPELINE,
-    ),
-    "one_f_one_b": Recipe(
-        "a pipeline: a forward and a backward in turn, then the update",
-        lambda micro_batches: _pipeline(OneFOneB(), micro_batches),
-        PIPELINE,
-    ),
+    "gpipe": Recipe("a pipeline: all forwards, all backwards, then the update", _of(Gpipe()), PIPELINE),
+    "one_f_one_b": Recipe("a pipeline: a forward and a backward in turn, then the update", _of(OneFOneB()), PIPELINE),
     "zero_bubble": Recipe(
-        "a pipeline: backward in two halves, of which the second fills gaps",
-        lambda micro_batches: _pipeline(ZeroBubble(), micro_batches),
-        PIPELINE,
+        "a pipeline: backward in two halves, of which the second fills gaps", _of(ZeroBubble()), PIPELINE
     ),
     "interleaved": Recipe(
-        "a pipeline: 1F1B with several stages at every worker",
-        lambda micro_batches, each: _pipeline(Interleaved(each), micro_batches),
-        {**PIPELINE, "each": Kind(2)},
+        "a pipeline: 1F1B with several stages at every worker", _interleaved, {**PIPELINE, "each": Kind(2)}
     ),
     "pipedream": Recipe(
         "an asynchronous pipeline: never flushed, with stashed weights",
@@ -93,7 +90,7 @@ PIPELINES: dict[str, Recipe] = {
     ),
     "spectrain": Recipe(
         "an asynchronous pipeline: never flushed, with predicted weights",
-        lambda: _pipeline(Spectrain()),
+        _of(Spectrain()),
         {**TEAM, **{key: kind for key, kind in CUTTING.items() if key != "recompute"}},
     ),
     "table": Recipe("a pipeline by a table of your own", _own, {"threads": THREADS, "file": Kind(""), **CUTTING}),

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from paceline.plans.methods import Method
 
 Option = int | float | str
 
 
 class Kind(NamedTuple):
-    """What an option may be; the default says whether it is a whole number, a number (None: the method's own) or a
-    word: one of `words`, or where there are none, any.
+    """What an option may be.
+
+    The default says whether it is a whole number, a number (None: the method's own default) or a word: one of
+    `words`, or any word where `words` is empty.
     """
 
     default: Option | None
@@ -25,6 +29,7 @@ class Kind(NamedTuple):
         return isinstance(self.default, str) and not self.words
 
     def refusal(self, value: object) -> str | None:
+        """What is wrong with a value, or None."""
         if self.free:
             return None if isinstance(value, str) else "is not a word"
         if self.words:
@@ -37,12 +42,17 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """A named plan: its axes, made from its options."""
+    """A named plan: one line about it, the function that makes its method from options, and its options.
+
+    The function names the options that it needs as its parameters; `workers` and `threads` belong to every plan of
+    several processes and need not be named.
+    """
 
     about: str
-    axes: Callable[..., dict[str, Any]]
+    method: Callable[..., Method]
     options: dict[str, Kind]
 
 
 WORKERS, THREADS = Kind(2), Kind(1)
 TEAM = {"workers": WORKERS, "threads": THREADS}
+SERVER = {**TEAM, "shards": Kind(1)}

@@ -1,14 +1,13 @@
-"""What a training left behind, as a page and as files for other tools. Reads run folders and nothing else: no torch,
-no pickles, no network.
+"""Reports on recorded runs: an HTML page, and files for other tools. Needs no torch, no pickles and no network.
 
-    reading     what is in run folders, and what is not
-    lanes       PURE: each worker's time, span by span
-    curves      PURE: loss, accuracy, staleness, in as many points as a picture needs
-    figures     PURE: the figures of the table
-    words       PURE: how figures are said
-    charts timeline layers      drawing: HTML and SVG from these
-    sections page               the page, with page.css and page.js
-    exports tensorboard perfetto    the same for other tools
+reading                         run folders: what they hold and what is missing
+lanes                           PURE: each worker's time as spans
+curves                          PURE: loss, accuracy and staleness, with as many points as a chart needs
+run_stats                       PURE: the numbers of a run's row in the table
+formatting sentences            PURE: numbers as text, and the summary at the top of the page
+charts timeline layers          HTML and SVG from these
+overview sections page          the page, with page.css and page.js
+exports tensorboard perfetto    the same for other tools
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def _write_html(readings: Sequence[Reading], output: Path) -> list[Path]:
     return [output]
 
 
-FORMATS: dict[str, tuple[Writer, str]] = {  # what writes it, and where to unless told
+FORMATS: dict[str, tuple[Writer, str]] = {  # the writer, and the default output
     "html": (_write_html, "report.html"),
     "json": (exports.write_json, "report.json"),
     "csv": (exports.write_csv, "report.csv"),
@@ -39,12 +38,12 @@ FORMATS: dict[str, tuple[Writer, str]] = {  # what writes it, and where to unles
 
 
 def write(runs: Sequence[Path], output: Path | None = None, form: str = "html") -> list[Path]:
-    """A report about these run folders, or about the runs in these folders; the files it was written to."""
+    """Write a report on these run folders, or on all runs in these folders; returns the files written."""
     if form not in FORMATS:
         raise UsageError(f"there is no format {form!r}; {suggest(form, FORMATS)}")
-    writer, usual = FORMATS[form]
+    writer, default = FORMATS[form]
     readings = open_all(runs)
-    output = output or Path(usual)
+    output = output or Path(default)
     try:
         return writer(readings, output)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Drawing curves, histograms and bars: HTML with SVG in it. A figure stretches to any width; its words do not.
+"""Draws curves and histograms as HTML with embedded SVG. A chart stretches to any width; its text does not.
 
-The picture lies in an SVG of 1000 x 1000 that is stretched, its labels beside it in HTML, so they are as legible on a
-phone as in print. What a script needs to read a value off a curve is the curve itself and the ends of the scales.
+The curves are in an SVG of 1000 x 1000 that is stretched, and the labels beside it in HTML, so that they are as legible
+on a phone as in print. The page's script reads values off a curve from its path and from the ends of the scales.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.report.curves import Envelope
-from paceline.report.words import number
+from paceline.report.formatting import number
 
 Floats = npt.NDArray[np.float64]
-SIDE = 1000  # of the square that is stretched
-LOG_FROM = 40.0  # times between the least and the greatest value, from which on a scale is logarithmic
+SIDE = 1000  # of the SVG's square
+LOG_FROM = 40.0  # ratio of the largest to the smallest value from which on a scale is logarithmic
 
 
 class Line(NamedTuple):
+    """One curve of a chart."""
+
     label: str
     colour: str  # of the style sheet: run-0 to run-7, or run-other
     curve: Envelope
@@ -31,22 +33,25 @@ class Line(NamedTuple):
 
 
 class Scale(NamedTuple):
+    """An axis: its range, linear or logarithmic."""
+
     low: float
     high: float
     log: bool = False
 
     def place(self, values: Floats) -> Floats:
-        """From 0 to 1."""
+        """Positions along the axis, from 0 to 1."""
         low, high = (math.log10(self.low), math.log10(self.high)) if self.log else (self.low, self.high)
         values = np.log10(np.maximum(values, 1e-300)) if self.log else np.asarray(values, float)
         return np.clip((values - low) / ((high - low) or 1.0), 0.0, 1.0)
 
     def ticks(self, about: int = 5) -> list[tuple[float, str]]:
+        """Tick positions and labels."""
         return _decades(self.low, self.high) if self.log else ticks(self.low, self.high, about)
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[tuple[float, str]]:
-    """Round numbers within the scale, and how they are written."""
+    """About so many round numbers within the range, with their labels."""
     if not high > low:
         return [(low, number(low))]
     raw = (high - low) / about
@@ -64,7 +69,7 @@ def _decades(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def fitting(lines: Sequence[Line], zero: bool = False) -> Scale:
-    """A scale for all that is drawn; logarithmic where they span so much that little would be seen otherwise."""
+    """A scale that fits all lines; logarithmic where they span too many orders of magnitude."""
     drawn = [line.curve for line in lines]
     bands = [part for curve in drawn for part in (curve.low, curve.high)] if len(drawn) == 1 else []
     values = np.concatenate([*(curve.mean for curve in drawn), *bands])
@@ -76,7 +81,7 @@ def fitting(lines: Sequence[Line], zero: bool = False) -> Scale:
 
 
 def chart(title: str, lines: Sequence[Line], x_label: str, y: Scale | None = None, percent: bool = False) -> str:
-    """Curves over a common axis."""
+    """A chart of curves over a common axis."""
     lines = [line for line in lines if len(line.curve.x)]
     if not lines:
         return ""
@@ -84,15 +89,16 @@ def chart(title: str, lines: Sequence[Line], x_label: str, y: Scale | None = Non
     x = Scale(0.0, max(float(line.curve.x.max()) for line in lines) or 1.0)
     band = len(lines) == 1
     drawn = "".join(_line(line, x, y, band) for line in lines)
-    said = f"{title}, by {x_label}: {'; '.join(_in_words(line, percent) for line in lines[:8])}"
+    summary = f"{title}, by {x_label}: {'; '.join(_in_words(line, percent) for line in lines[:8])}"
     log = ", logarithmic" if y.log else ""
     return (
         f'<figure class="chart"><figcaption>{escape(title)}<small>{log}</small></figcaption>'
-        f'{_plot(drawn, x, y, said, percent)}<div class="axis">{escape(x_label)}</div></figure>'
+        f'{_plot(drawn, x, y, summary, percent)}<div class="axis">{escape(x_label)}</div></figure>'
     )
 
 
 def _in_words(line: Line, percent: bool) -> str:
+    """A curve for screen readers."""
     first, last = (_value(float(line.curve.mean[place]), percent) for place in (0, -1))
     return f"{line.label} from {first} to {last}"
 
@@ -101,8 +107,8 @@ def _value(value: float, percent: bool) -> str:
     return f"{value:.1%}" if percent else number(value)
 
 
-def _plot(drawn: str, x: Scale, y: Scale, said: str, percent: bool = False) -> str:
-    """The picture with its grid and the words along its sides."""
+def _plot(drawn: str, x: Scale, y: Scale, summary: str, percent: bool = False) -> str:
+    """The SVG with its grid, and the labels along its sides."""
     grid, words = "", ""
     for value, text in y.ticks():
         top = 1 - float(y.place(np.array(value)))
@@ -114,11 +120,12 @@ def _plot(drawn: str, x: Scale, y: Scale, said: str, percent: bool = False) -> s
     data += " data-log" * y.log + " data-percent" * percent
     return (
         f'<div class="plot"><svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(said)}" {data}>{grid}{drawn}</svg>{words}</div>'
+        f'aria-label="{escape(summary)}" {data}>{grid}{drawn}</svg>{words}</div>'
     )
 
 
 def _tick(value: float, text: str, percent: bool) -> str:
+    """The label of a tick on the vertical axis."""
     return f"{value * 100:.4g}%" if percent else text
 
 
@@ -145,7 +152,7 @@ def _points(across: Floats, y: Scale, values: Floats) -> list[tuple[int, int]]:
 
 
 def _path(points: Sequence[tuple[int, int]]) -> str:
-    """From the first point in steps, which are shorter to write than places."""
+    """A path in relative steps, which are shorter than absolute positions."""
     (x, y), text = points[0], [f"M{points[0][0]} {points[0][1]}"]
     for px, py in points[1:]:
         if (px, py) != (x, y):
@@ -155,7 +162,7 @@ def _path(points: Sequence[tuple[int, int]]) -> str:
 
 
 def histogram_chart(title: str, bars: Sequence[tuple[int, int, int]], x_label: str) -> str:
-    """(from, to, how many): a bar each, with shares of all along the side."""
+    """A histogram of (from, to, count) bars, as shares of the total."""
     if not bars:
         return ""
     total = sum(count for *_, count in bars)
@@ -166,11 +173,11 @@ def histogram_chart(title: str, bars: Sequence[tuple[int, int, int]], x_label: s
     for place, (low, high, many) in enumerate(bars):
         height = float(y.place(np.array(many / total))) * SIDE
         span = f"{low}" if low == high else f"{low} to {high}"
-        said = f"{span}: {many / total:.1%}"
-        words.append(said)
+        label = f"{span}: {many / total:.1%}"
+        words.append(label)
         drawn += (
             f'<rect class="bar" x="{place * width + width * 0.06:.1f}" y="{SIDE - height:.1f}" '
-            f'width="{width * 0.88:.1f}" height="{height:.1f}"><title>{said}</title></rect>'
+            f'width="{width * 0.88:.1f}" height="{height:.1f}"><title>{label}</title></rect>'
         )
     every = -(-len(bars) // 8)
     labels = "".join(
@@ -192,6 +199,6 @@ def histogram_chart(title: str, bars: Sequence[tuple[int, int, int]], x_label: s
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """(label, colour)"""
+    """A legend of (label, colour) entries."""
     items = "".join(f'<li><b style="background:var(--{colour})"></b>{escape(label)}</li>' for label, colour in entries)
     return f'<ul class="legend">{items}</ul>'

@@ -1,7 +1,8 @@
-"""Curves over a run: loss, accuracy, staleness; and how many points of them a picture needs. Pure."""
+"""Curves over a run (loss, accuracy, staleness), and their reduction to as many points as a chart needs. Pure."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ AXES = ("seconds", "updates", "samples")
 
 
 class Curve(NamedTuple):
-    """Values over all three axes, in the order in which they came."""
+    """Values over all three axes, in order of time."""
 
     seconds: Floats
     updates: Floats
@@ -23,6 +24,7 @@ class Curve(NamedTuple):
     values: Floats
 
     def over(self, axis: str) -> Floats:
+        """The positions along an axis of AXES."""
         found: Floats = getattr(self, axis)
         return found
 
@@ -31,7 +33,7 @@ class Curve(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """A curve in few points: the mean of each stretch, and the least and greatest in it."""
+    """A curve in few points: the mean, minimum and maximum of each bin."""
 
     x: Floats
     mean: Floats
@@ -43,7 +45,7 @@ NOTHING = Curve(*(np.zeros(0) for _ in Curve._fields))
 
 
 def loss_curve(reading: Reading) -> Curve:
-    """The loss of each batch when all of it was computed. Losses that are not finite are left out."""
+    """The loss of each batch at the time its last piece was computed. Losses that are not finite are left out."""
     rows = reading.trace.of_kind(Kind.COMPUTE)
     rows = rows[(rows["samples"] > 0) & np.isfinite(rows["value"])]
     if not len(rows):
@@ -55,39 +57,41 @@ def loss_curve(reading: Reading) -> Curve:
     np.maximum.at(ends, place, rows["end"])
     order = np.argsort(ends, kind="stable")
     # A batch that several workers share, as under backup, is several pieces, but one update.
-    made = reading.summary.get("updates") or len(which)
-    updates = np.arange(1, len(which) + 1) * (made / len(which))
+    summary = reading.record.summary
+    made = (summary.updates if summary else 0) or len(which)
+    updates = np.arange(1, len(which) + 1, dtype=np.float64) * (made / len(which))
     return Curve(ends[order] / 1e9, updates, np.cumsum(samples[order]), losses[order])
 
 
 def evaluation_curve(reading: Reading, what: str) -> Curve:
     """A figure of the evaluations on test data, such as test_accuracy."""
-    points = [h for h in reading.history if isinstance(h.get(what), int | float)]
+    points = [e for e in reading.record.history if math.isfinite(e.metrics.get(what, math.nan))]
     if not points:
         return NOTHING
-    total = reading.summary
-    each = total["samples"] / total["updates"] if total.get("updates") else float(reading.job.get("batch_size", 1))
-    updates = np.array([float(h["updates"]) for h in points])
+    total = reading.record.summary
+    each = total.samples / total.updates if total and total.updates else float(reading.record.job.batch_size or 1)
+    updates = np.array([float(e.updates) for e in points])
     return Curve(
-        np.array([float(h["seconds"]) for h in points]), updates, updates * each, np.array([h[what] for h in points])
-    )
+        np.array([float(e.seconds) for e in points]), updates, updates * each,
+        np.array([e.metrics[what] for e in points]),
+    )  # fmt: skip
 
 
 def metrics(reading: Reading) -> list[str]:
-    """What was evaluated, accuracy first."""
-    names = {key for h in reading.history for key in h if key not in ("updates", "seconds")}
+    """List what was evaluated, accuracy first."""
+    names = {name for evaluation in reading.record.history for name in evaluation.metrics}
     return sorted(names, key=lambda name: (name != "test_accuracy", name))
 
 
 def staleness_curve(trace: Trace) -> tuple[Floats, Floats]:
-    """(seconds, staleness) of every push that made a version."""
+    """(seconds, staleness) of every push that created a version."""
     rows = trace.of_kind(Kind.APPLY)
     rows = rows[rows["version"] > 0]
     return rows["end"] / 1e9, (rows["version"] - 1 - rows["base"]).astype(float)
 
 
 def histogram(values: Floats, most: int = 24) -> list[tuple[int, int, int]]:
-    """(from, to, how many) for whole numbers from 0 on, in at most so many equal steps."""
+    """(from, to, count) for non-negative whole numbers, in at most so many bins of equal width."""
     if not len(values):
         return []
     step = max(1, -(-(int(values.max()) + 1) // most))
@@ -96,7 +100,7 @@ def histogram(values: Floats, most: int = 24) -> list[tuple[int, int, int]]:
 
 
 def envelope(x: Floats, y: Floats, bins: int) -> Envelope:
-    """Equal stretches of x; as it is where there are no more points than stretches."""
+    """Reduce a curve to equal bins of x; unchanged where it has no more points than bins."""
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
     if len(x) <= bins:
@@ -114,4 +118,5 @@ def envelope(x: Floats, y: Floats, bins: int) -> Envelope:
 
 
 def as_dict(curve: Curve) -> dict[str, Any]:
+    """The curve as lists, for JSON."""
     return {name: getattr(curve, name).tolist() for name in Curve._fields}

@@ -1,4 +1,4 @@
-"""The same figures for other programs: one JSON object, or two tables of comma-separated values."""
+"""The numbers and curves for other programs: one JSON object, or two CSV tables."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from paceline.report.curves import as_dict, evaluation_curve, loss_curve, metrics, staleness_curve
-from paceline.report.figures import figures, lanes_of
 from paceline.report.reading import Reading
-from paceline.runs.strict_json import strict
+from paceline.report.run_stats import lanes_of, run_stats
+from paceline.runs.json_files import strict
 
 
 def write_json(readings: Sequence[Reading], output: Path) -> list[Path]:
-    """Per run: its figures, its curves and what run.json holds."""
-    found = figures(readings, lanes_of(readings))
+    """Write the statistics, the curves and the run.json of each run."""
+    found = run_stats(readings, lanes_of(readings))
     runs = [
-        {"figures": f.as_dict(), "curves": _curves(reading), "missing": reading.missing, "record": reading.record}
+        {
+            "figures": f.as_dict(),
+            "curves": _curves(reading),
+            "missing": reading.missing,
+            "record": reading.record.as_dict(),
+        }
         for reading, f in zip(readings, found, strict=True)
     ]
     output.write_text(json.dumps(strict({"runs": runs}), allow_nan=False) + "\n")
@@ -32,13 +37,13 @@ def _curves(reading: Reading) -> dict[str, Any]:
     return {"train_loss": as_dict(loss_curve(reading)), **evaluated, "staleness": staleness}
 
 
-PARTS = ("shares", "stragglers", "deaths")  # which are several values each
+PARTS = ("shares", "stragglers", "deaths")  # columns with several values
 
 
 def write_csv(readings: Sequence[Reading], output: Path) -> list[Path]:
-    """A row per run; and beside it, in ...-curves.csv, a row per value of every curve."""
+    """Write a row per run, and to ...-curves.csv a row per value of every curve."""
     rows = []
-    for f in figures(readings, lanes_of(readings)):
+    for f in run_stats(readings, lanes_of(readings)):
         row = {key: value for key, value in f.as_dict().items() if key not in PARTS}
         row |= {f"share_{kind}": value for kind, value in f.shares.items()}
         row |= {"stragglers": " ".join(map(str, f.stragglers)), "deaths": " ".join(map(str, f.deaths))}

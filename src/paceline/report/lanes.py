@@ -1,8 +1,8 @@
-"""Lanes: one worker's time from start to end, as spans of one kind each without gaps between them. Pure.
+"""Lanes: one worker's time from start to end, as spans of one kind each and without gaps. Pure.
 
-trace ──▶ lane ──▶ binned    how much of each kind in equal stretches: what a picture of some width shows
-              └──▶ merged    a lane with fewer spans, each kind's share kept
-              └──▶ packed    about one byte a span, for the page to unfold when somebody zooms in
+trace ──▶ lane ──▶ binned    the share of each kind per bin: what a picture of some width shows
+              └──▶ merged    a lane with fewer spans that keeps each kind's share
+              └──▶ packed    about one byte per span, which the page unpacks when the user zooms in
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from paceline.runs.trace import Trace
 
 
 class Lane(NamedTuple):
+    """The spans of one worker."""
+
     worker: int
     edges: npt.NDArray[np.int64]  # nanoseconds; span n lies between edge n and n + 1
     kinds: npt.NDArray[np.int64]
 
     @property
     def seconds(self) -> npt.NDArray[np.float64]:
-        """In each kind of time."""
+        """The total of each kind of time."""
         return np.bincount(self.kinds, np.diff(self.edges), len(Time)) / 1e9
 
 
 def lanes(trace: Trace) -> list[Lane]:
+    """The lanes of all workers that have rows in the trace."""
     rows = trace.rows
     return [lane for worker in np.unique(rows["worker"]) if len((lane := _lane(trace, int(worker))).kinds)]
 
@@ -40,16 +43,16 @@ def _lane(trace: Trace, worker: int) -> Lane:
     starts, ends, kinds = starts[order], ends[order], kinds[order]
     if not len(starts):
         return Lane(worker, np.zeros(1, np.int64), kinds)
-    ends = np.maximum.accumulate(ends)  # should two overlap, the first keeps what it has
+    ends = np.maximum.accumulate(ends)  # where two overlap, the first one is kept whole
     starts = np.maximum(starts, np.concatenate(([starts[0]], ends[:-1])))
     edges = np.column_stack((starts, ends)).ravel()
-    every = np.full(2 * len(kinds) - 1, int(Time.OTHER))  # what lies between two spans
+    every = np.full(2 * len(kinds) - 1, int(Time.OTHER))  # between two spans
     every[::2] = kinds
     return _tidy(worker, edges, every)
 
 
 def _tidy(worker: int, edges: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]) -> Lane:
-    """Without empty spans, and with neighbours of one kind as one."""
+    """A lane without empty spans, and with neighbours of the same kind joined."""
     real = np.diff(edges) > 0
     edges, kinds = np.concatenate((edges[:1], edges[1:][real])), kinds[real]
     last = np.ones(len(kinds), bool)
@@ -58,7 +61,7 @@ def _tidy(worker: int, edges: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64
 
 
 def binned(lane: Lane, end: int, bins: int) -> npt.NDArray[np.float64]:
-    """[bin, kind]: the share of each bin, from the run's start to `end`, that went into each kind of time."""
+    """[bin, kind]: the share of each kind of time in each bin, from the start of the run to `end`."""
     places = np.linspace(0, end, bins + 1)
     lengths = np.diff(lane.edges)
     sums = []
@@ -69,7 +72,7 @@ def binned(lane: Lane, end: int, bins: int) -> npt.NDArray[np.float64]:
 
 
 def merged(lane: Lane, most: int) -> Lane:
-    """The lane in at most so many spans: where there are more, equal stretches with each kind in one piece."""
+    """The lane in at most so many spans: if it has more, equal bins in which each kind is one span."""
     if len(lane.kinds) <= most:
         return lane
     bins = max(1, most // len(Time))
@@ -81,8 +84,10 @@ def merged(lane: Lane, most: int) -> Lane:
 
 
 def packed(lane: Lane, unit: int) -> str:
-    """Kinds and lengths in `unit` nanoseconds, deflated, in base64: the number of spans and the first edge, then a byte
-    a kind, then lengths as LEB128. Edges are rounded, not lengths, so nothing adds up.
+    """The lane deflated and in base64: the number of spans, the first edge, a byte per kind, and the lengths.
+
+    Numbers are LEB128, in units of `unit` nanoseconds. Edges are rounded rather than lengths, so that rounding errors
+    do not accumulate.
     """
     rounded = np.round(lane.edges / unit).astype(np.int64)
     small = _tidy(lane.worker, rounded, lane.kinds)
@@ -92,7 +97,7 @@ def packed(lane: Lane, unit: int) -> str:
 
 
 def _leb128(numbers: npt.NDArray[np.int64]) -> bytes:
-    """Seven bits a byte, the lowest first; the top bit says that more follow."""
+    """Numbers at seven bits per byte, lowest first; the top bit says that more follow."""
     groups = [numbers & 0x7F]
     rest = numbers >> 7
     while rest.any():

@@ -1,4 +1,4 @@
-"""What a page shows first: the figures of one run, or the table and the speeds of several."""
+"""The top of a page: the key numbers of one run, or the table and the speeds of several."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from paceline.report.figures import Figures
-from paceline.report.words import NONE, count, duration, factor, number, share, size
+from paceline.report.formatting import NONE, count, duration, factor, number, share, size
+from paceline.report.run_stats import RunStats
 
 COLOURS = 8
 
 
 def section(title: str, body: str, note: str = "") -> str:
+    """A section with its heading; empty without a body."""
     if not body:
         return ""
-    says = f"<p class=note>{escape(note)}</p>" if note else ""
-    return f"<section><h2>{escape(title)}</h2>{says}{body}</section>\n"
+    text = f"<p class=note>{escape(note)}</p>" if note else ""
+    return f"<section><h2>{escape(title)}</h2>{text}{body}</section>\n"
 
 
-def tiles(found: Figures) -> str:
+def tiles(found: RunStats) -> str:
+    """The key numbers of one run; unknown ones are left out."""
     entries = [
-        ("samples a second", number(found.samples_per_second)),
+        ("samples per second", number(found.samples_per_second)),
         ("test accuracy", share(found.test_accuracy, 1)),
         ("trained for", duration(found.seconds)),
         ("times one process", factor(found.speedup)),
@@ -41,21 +43,22 @@ COLUMNS: list[tuple[str, str, Any]] = [
     ("±", "half the range of the timed rounds", lambda f: (f.half_range, share(f.half_range))),
     ("speed-up", "over the best single process", lambda f: (f.speedup, factor(f.speedup))),
     ("effic.", "speed-up per worker", lambda f: (f.efficiency, share(f.efficiency))),
-    ("ceiling", "of what as many workers do that never meet", lambda f: (f.ceiling_share, share(f.ceiling_share))),
+    ("ceiling", "share of the speed of workers that never communicate",
+     lambda f: (f.ceiling_share, share(f.ceiling_share))),
     ("accuracy", "on the test data, at the end", lambda f: (f.test_accuracy, share(f.test_accuracy, 1))),
     ("test loss", "at the end", lambda f: (f.test_loss, number(f.test_loss))),
-    ("common", "when it reached the accuracy that all reached",
+    ("common", "time to the accuracy that all runs reached",
      lambda f: (f.seconds_to_common_accuracy, duration(f.seconds_to_common_accuracy))),
-    ("stale", "updates between a pull and its push, mean", lambda f: (f.staleness_mean, number(f.staleness_mean, 2))),
+    ("stale", "mean updates between a pull and its push", lambda f: (f.staleness_mean, number(f.staleness_mean, 2))),
     ("waits", "share of the workers' time", lambda f: (f.wait_fraction, share(f.wait_fraction))),
     ("updates", "updates", lambda f: (f.updates, count(f.updates))),
     ("seconds", "of training", lambda f: (f.seconds, number(f.seconds))),
-    ("moved", "between workers", lambda f: (f.bytes_sent, size(f.bytes_sent))),
+    ("sent", "between workers", lambda f: (f.bytes_sent, size(f.bytes_sent))),
 ]  # fmt: skip
 
 
-def table(found: Sequence[Figures]) -> str:
-    """A row per run; columns in which nobody has anything are left out."""
+def table(found: Sequence[RunStats]) -> str:
+    """A row per run; columns that are empty for all runs are left out."""
     colours = colours_of([f.plan for f in found])
     columns = [column for column in COLUMNS if any(column[2](f)[0] is not None for f in found)]
     seeds = len({f.seed for f in found}) > 1
@@ -85,13 +88,13 @@ def table(found: Sequence[Figures]) -> str:
 
 
 def colours_of(plans: Sequence[str]) -> dict[str, str]:
-    """A colour per plan, in order; of more plans than colours, the rest share a grey."""
+    """A colour per plan, in order; plans beyond the last colour share a grey."""
     distinct = list(dict.fromkeys(plans))
     return {plan: f"run-{place}" if place < COLOURS else "run-other" for place, plan in enumerate(distinct)}
 
 
-def speeds(found: Sequence[Figures]) -> str:
-    """A bar per run: its speed-up, with a mark where its ceiling is."""
+def speeds(found: Sequence[RunStats]) -> str:
+    """A bar per run with its speed-up, and a mark at its ceiling."""
     some = [f for f in found if f.speedup is not None]
     if len(some) < 2 or len(some) > 24:
         return ""
@@ -109,10 +112,10 @@ def speeds(found: Sequence[Figures]) -> str:
         )
     head = "<td></td><td></td><th scope=col>speed-up</th><th scope=col>per worker</th><th scope=col>of ceiling</th>"
     timed = all(f.timed for f in some)
-    note = "" if timed else "From the trainings themselves, not timed in turn: paceline compare does that. "
+    note = "" if timed else "Speeds of the trainings themselves; paceline compare times plans in interleaved rounds. "
     return section(
         "Speed",
         f"<div class=scroll><table class=times><caption class=unseen>Speed-up</caption><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>",
-        note + "The thin line is one process; a short mark is a run's ceiling.",
+        note + "The thin line marks a single process, a short mark the ceiling of a run.",
     )

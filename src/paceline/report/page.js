@@ -1,5 +1,5 @@
 "use strict";
-// The page is whole without this. It adds: sorting, reading values off curves, and looking closely at a timeline.
+// The page is complete without this script. It adds sorting, reading values off curves, and zooming into timelines.
 
 // --- sorting ---
 for (const table of document.querySelectorAll("table.runs")) {
@@ -11,7 +11,7 @@ for (const table of document.querySelectorAll("table.runs")) {
     button.addEventListener("click", () => {
       const numeric = head.dataset.sort === "number";
       const now = head.getAttribute("aria-sort");
-      const down = now ? now === "ascending" : numeric;  // numbers: the greatest first
+      const down = now ? now === "ascending" : numeric;  // numbers start with the largest
       const key = row => {
         const cell = row.cells[column];
         if (!numeric) return cell.textContent;
@@ -19,7 +19,7 @@ for (const table of document.querySelectorAll("table.runs")) {
       };
       const rows = [...body.rows].map(row => [key(row), row]);
       rows.sort(([a, one], [b, other]) => {
-        if (a === null || b === null) return (a === null) - (b === null);  // what is unknown stays below
+        if (a === null || b === null) return (a === null) - (b === null);  // unknown values stay at the bottom
         const order = numeric ? a - b : a.localeCompare(b, "en", {numeric: true});
         return (down ? -order : order) || one.dataset.place - other.dataset.place;
       });
@@ -92,7 +92,7 @@ for (const figure of document.querySelectorAll(".chart")) {
 
 // --- timelines ---
 const KINDS = ["compute", "update", "communicate", "wait", "other"];
-const STACK = 4;  // from below; what is left is other
+const STACK = 4;  // drawn from the bottom; the rest is other
 
 async function unfold(text) {
   const bytes = Uint8Array.from(atob(text), c => c.charCodeAt(0));
@@ -110,7 +110,7 @@ async function unfold(text) {
   return {kinds, edges};
 }
 
-function find(edges, value) {  // the span in which it lies
+function find(edges, value) {  // the index of the span that contains it
   let low = 0, high = edges.length - 1;
   while (low < high - 1) {
     const middle = (low + high) >> 1;
@@ -119,7 +119,7 @@ function find(edges, value) {  // the span in which it lies
   return low;
 }
 
-function said(nanoseconds) {
+function duration(nanoseconds) {
   for (const [size, unit] of [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]]) if (nanoseconds >= size) return digits(nanoseconds / size) + " " + unit;
   return Math.round(nanoseconds) + " ns";
 }
@@ -158,9 +158,9 @@ class Timeline {
       bar.append(button);
       return button;
     };
-    add("+", "closer", () => this.scale(0.4));
+    add("+", "zoom in", () => this.scale(0.4));
     this.out = [
-      add("−", "further away", () => this.scale(2.5)), add("‹", "earlier", () => this.shift(-0.5)),
+      add("−", "zoom out", () => this.scale(2.5)), add("‹", "earlier", () => this.shift(-0.5)),
       add("›", "later", () => this.shift(0.5)), add("all", "the whole run", () => this.show(0, this.end)),
     ];
     bar.append("or drag over a strip");
@@ -254,8 +254,8 @@ class Timeline {
       const {kinds, edges} = lane.spans, n = find(edges, now / lane.unit);
       const inside = now / lane.unit >= edges[0] && now / lane.unit <= edges[kinds.length];
       this.read.textContent = inside
-        ? `worker ${lane.worker} at ${said(now)}: ${KINDS[kinds[n]]} for ${said((edges[n + 1] - edges[n]) * lane.unit)}`
-        : `worker ${lane.worker} at ${said(now)}: not at work`;
+        ? `worker ${lane.worker} at ${duration(now)}: ${KINDS[kinds[n]]} for ${duration((edges[n + 1] - edges[n]) * lane.unit)}`
+        : `worker ${lane.worker} at ${duration(now)}: not running`;
     });
     const done = event => {
       if (pick && event.type === "pointerup") {

@@ -1,7 +1,7 @@
-"""A trace that Perfetto opens (ui.perfetto.dev, also offline): the JSON of Chrome's trace events.
+"""A trace for Perfetto (ui.perfetto.dev, also offline), in the JSON format of Chrome's trace events.
 
-A process per run, a thread per worker, a slice per stretch of time; the loss and the staleness as counters. Workers of
-one machine share its clock, so their rows lie in one order already; runs are laid over each other by their starts.
+Each run is a process, each worker a thread, each row of the trace a slice; loss and staleness are counters. Workers on
+one machine share its clock, so their rows are in order already; several runs are aligned at their starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.runs.trace import Columns, Kind
 Event = dict[str, Any]
 NAMES = {
     Kind.COMPUTE: "compute",
-    Kind.MEET: "meet",
+    Kind.MEET: "collective",
     Kind.APPLY: "update",
     Kind.DROP: "too late",
     Kind.SNAPSHOT: "snapshot",
@@ -27,13 +27,14 @@ NAMES = {
 
 
 def write_trace(readings: Sequence[Reading], output: Path) -> list[Path]:
+    """Write the events of all runs to one file."""
     found = [event for number, reading in enumerate(readings) for event in events(reading, number)]
     output.write_text(json.dumps({"traceEvents": found, "displayTimeUnit": "ns"}, allow_nan=False) + "\n")
     return [output]
 
 
 def events(reading: Reading, number: int) -> Iterator[Event]:
-    """Of one run; times are microseconds since its start."""
+    """The events of one run; times are microseconds since its start."""
     yield _named("process_name", number, 0, reading.name)
     rows = reading.trace.rows
     for worker in sorted(set(rows["worker"].tolist()) - {-1}):
@@ -49,19 +50,21 @@ def events(reading: Reading, number: int) -> Iterator[Event]:
 
 
 def _slices(row: Columns, number: int) -> Iterator[Event]:
-    """The row; and, within it or before it, its waiting."""
+    """A row of the trace, and the wait within or before it."""
     kind, worker = int(row["kind"]), int(row["worker"])
     place = {"pid": number, "tid": worker}
     if kind == Kind.DEATH:
         yield {"ph": "i", "name": "died", "s": "t", "ts": int(row["start"]) / 1e3, **place}
         return
-    if kind == Kind.RESUME:  # of no worker
+    if kind == Kind.RESUME:  # belongs to no worker
         yield {"ph": "i", "name": "resumed", "s": "p", "ts": int(row["start"]) / 1e3, **place, "tid": 0}
         return
-    told = {key: int(row[key]) for key in ("update", "shard", "base", "version", "samples", "bytes") if row[key] > 0}
-    told["update"] = int(row["update"])
+    arguments = {
+        key: int(row[key]) for key in ("update", "shard", "base", "version", "samples", "bytes") if row[key] > 0
+    }
+    arguments["update"] = int(row["update"])
     start, length = int(row["start"]) / 1e3, (int(row["end"]) - int(row["start"])) / 1e3
-    yield {"ph": "X", "name": NAMES[Kind(kind)], "ts": start, "dur": length, "args": told, **place}
+    yield {"ph": "X", "name": NAMES[Kind(kind)], "ts": start, "dur": length, "args": arguments, **place}
     starts, ends, kinds = spans(row.reshape(1))
     for first, last, what in zip(starts.tolist(), ends.tolist(), kinds.tolist(), strict=True):
         if what == Time.WAIT:

@@ -1,13 +1,13 @@
-"""Event files that TensorBoard opens, without TensorBoard.
+"""Event files for TensorBoard, written without TensorBoard.
 
-A file is a row of records, and each record one Event message of TensorFlow's event.proto:
+A file is a sequence of records, each with one Event message of TensorFlow's event.proto:
 
     record      length (8 bytes) | its masked CRC-32C | the message | its masked CRC-32C        (little endian)
     Event       1: wall time (double)   2: step (varint)   3: "brain.Event:2" in the first one   5: Summary
     Summary     1: Value, repeated      Value   1: tag   2: the number (float)
 
-Both have been the same since 2015, and all of what is used of them stands below; a library for it brings its own
-protobuf along.
+Both formats have not changed since 2015, and this file contains all that is used of them; a library would bring its own
+protobuf.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POLYNOMIAL = 0x82F63B78  # Castagnoli's, reversed
 
 
 def write_events(readings: Sequence[Reading], output: Path) -> list[Path]:
-    """A folder per run, as TensorBoard wants it: `tensorboard --logdir OUTPUT`."""
+    """Write a folder per run, for `tensorboard --logdir OUTPUT`."""
     written = []
     for reading in readings:
         folder = output / _file_name(reading.name)
@@ -37,6 +37,7 @@ def write_events(readings: Sequence[Reading], output: Path) -> list[Path]:
 
 
 def scalars(reading: Reading) -> Iterator[Scalar]:
+    """All values of a run's curves."""
     curves = {"train_loss": loss_curve(reading)}
     curves |= {name: evaluation_curve(reading, name) for name in metrics(reading)}
     for tag, curve in curves.items():
@@ -45,14 +46,14 @@ def scalars(reading: Reading) -> Iterator[Scalar]:
         ):
             yield tag, round(update), value, seconds
     seconds, stale = staleness_curve(reading.trace)
-    if not stale.any():  # nor is there any under plans that keep step
+    if not stale.any():  # synchronous plans have none
         return
     for push, (value, at) in enumerate(zip(stale.tolist(), seconds.tolist(), strict=True)):
         yield "staleness", push + 1, value, at
 
 
 def events(found: Sequence[Scalar], start: float) -> bytes:
-    """The whole file."""
+    """The content of an event file."""
     parts = [_record(_double(1, start) + _bytes(3, b"brain.Event:2"))]
     for tag, step, value, seconds in found:
         scalar = _bytes(1, tag.encode()) + _key(2, 5) + struct.pack("<f", value)
@@ -61,6 +62,7 @@ def events(found: Sequence[Scalar], start: float) -> bytes:
 
 
 def _record(message: bytes) -> bytes:
+    """One TFRecord."""
     length = struct.pack("<Q", len(message))
     return length + struct.pack("<I", masked_crc(length)) + message + struct.pack("<I", masked_crc(message))
 
@@ -86,6 +88,7 @@ def _varint(value: int) -> bytes:
 
 
 def _table() -> list[int]:
+    """The table of the byte-wise CRC."""
     table = []
     for byte in range(256):
         for _ in range(8):
@@ -98,7 +101,7 @@ CRC = _table()
 
 
 def masked_crc(data: bytes) -> int:
-    """CRC-32C, turned and shifted, as TFRecord stores it."""
+    """CRC-32C, rotated and offset as in TFRecord."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = CRC[(crc ^ byte) & 0xFF] ^ crc >> 8

@@ -1,6 +1,4 @@
-"""Drawing lanes: per worker a strip of time. Static, it shows how much of each stretch went into what; with a script,
-any stretch of it can be looked at closely.
-"""
+"""Draws lanes: one strip of time per worker. The static picture shows shares per bin; the script zooms in to spans."""
 
 from __future__ import annotations
 
@@ -8,18 +6,18 @@ from collections.abc import Sequence
 from html import escape
 
 from paceline.report.charts import legend, ticks
+from paceline.report.formatting import duration, share
 from paceline.report.lanes import Lane, binned, merged, packed
-from paceline.report.words import duration, share
 from paceline.runs.time_accounting import Time
 
-BINS = 180  # stretches of a static strip
+BINS = 180  # of a static strip
 MOST_LANES = 32
 STACK = (Time.COMPUTE, Time.UPDATE, Time.COMMUNICATE, Time.WAIT)  # from below; what is left is other
 KINDS = [(time.name.lower(), f"time-{time.name.lower()}") for time in (*STACK, Time.OTHER)]
 
 
 def timeline(lanes: Sequence[Lane], deaths: Sequence[tuple[int, float]], spans: int) -> str:
-    """All workers of a run. `spans`: how many of each lane the page may carry for looking closely."""
+    """The workers of a run; `spans` is the number of spans per lane that are kept for zooming."""
     if not lanes:
         return ""
     end = int(max(lane.edges[-1] for lane in lanes))
@@ -28,9 +26,9 @@ def timeline(lanes: Sequence[Lane], deaths: Sequence[tuple[int, float]], spans: 
     marks = "".join(
         f'<i class="x" style="left:{value / (end / 1e9):.1%}">{text}</i>' for value, text in ticks(0, end / 1e9, 6)
     )
-    left_out = f"<p>Of {len(lanes)} workers the first {MOST_LANES} are shown.</p>" if len(lanes) > len(shown) else ""
+    left_out = f"<p>The first {MOST_LANES} of {len(lanes)} workers are shown.</p>" if len(lanes) > len(shown) else ""
     coarse = any(len(lane.kinds) > spans for lane in shown)
-    note = "<p class=note>Too long to be kept whole: looked at closely, stretches show shares, not order.</p>" * coarse
+    note = "<p class=note>The run has too many spans to keep all: zoomed in, bins show shares, not order.</p>" * coarse
     return (
         f'<figure class="timeline" data-end="{end}">{legend(KINDS)}'
         f'<div class="lanes">{strips}</div><div class="marks">{marks}</div><div class="axis">seconds</div>'
@@ -47,7 +45,7 @@ def _strip(lane: Lane, end: int, deaths: Sequence[float], spans: int) -> str:
         f"{share(float(part))} {time.name.lower()}"
         for time, part in zip(Time, lane.seconds / max(1e-9, lane.seconds.sum()), strict=True)
     ]
-    said = f"Worker {lane.worker}, {duration(float(lane.edges[-1]) / 1e9)}: {', '.join(parts)}"
+    summary = f"Worker {lane.worker}, {duration(float(lane.edges[-1]) / 1e9)}: {', '.join(parts)}"
     died = "".join(
         f'<i class="death" style="left:{at / (end / 1e9):.2%}" title="died after {duration(at)}">died</i>'
         for at in deaths
@@ -57,13 +55,14 @@ def _strip(lane: Lane, end: int, deaths: Sequence[float], spans: int) -> str:
     return (
         f'<div class="lane" data-worker="{lane.worker}" data-unit="{unit}" data-spans="{data}">'
         f"<b>{lane.worker}</b><div class=strip>"
-        f'<svg viewBox="0 0 {BINS} 100" preserveAspectRatio="none" role="img" aria-label="{escape(said)}">{paths}</svg>'
+        f'<svg viewBox="0 0 {BINS} 100" preserveAspectRatio="none" role="img" aria-label="{escape(summary)}">'
+        f"{paths}</svg>"
         f"{died}</div></div>"
     )
 
 
 def _steps(tops: Sequence[float]) -> str:
-    """A staircase of columns one wide and so high, filled down to the ground."""
+    """The path of columns of width one and these heights, filled down to the base line."""
     text, height, run = ["M0 100"], 0, 0
     for top in tops:
         up = round(100 * float(top))
@@ -75,7 +74,7 @@ def _steps(tops: Sequence[float]) -> str:
 
 
 def time_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> str:
-    """(whose, share of each kind): where the time went, as bars and as a table."""
+    """Rows of (name, share of each kind), as bars and as a table."""
     names = [name for name, _ in KINDS]
     head = "".join(f"<th scope=col>{name}</th>" for name in names)
     body = ""

@@ -20,11 +20,12 @@ from torch import nn
 
 from paceline.api.train import train
 from paceline.core.agenda import Agenda
-from paceline.core.collectives import Shards
 from paceline.core.schedules import FORWARD
-from paceline.core.server.machines import Taken
+from paceline.core.server.shard import Taken
 from paceline.engines.replay.replay import replay
 from paceline.jobs.job import Job
+from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.server import GatheringServer, Hogwild, Server
 from paceline.plans.plan import Plan, make
 from paceline.runs.run import Run
 from paceline.runs.trace import Kind
@@ -100,10 +101,10 @@ def same_numbers(job: Job, plan: Plan, engine: str, tolerance: float = 1e-9, upd
 def check_run(run: Run, plan: Plan) -> None:
     """Everything a finished run's trace must show."""
     each_sample_once(run)
-    if plan.gate is not None and plan.locked:
+    if isinstance(plan.method, Server) and not isinstance(plan.method, Hogwild):
         no_update_lost(run)
         staleness_identity(run)
-    if plan.schedule is not None:
+    if isinstance(plan.method, Pipeline):
         every_version(run)
     if plan.replayable:
         replays(run)
@@ -146,8 +147,8 @@ def no_update_lost(run: Run) -> None:
 
 def staleness_identity(run: Run) -> None:
     plan = _plan(run)
-    assert isinstance(plan.meeting, Shards)
-    machine = plan.meeting.machine(plan.workers)
+    assert isinstance(plan.method, Server)
+    machine = plan.method.machine(plan.workers)
     resumed = run.trace.of_kind(Kind.RESUME)
     for shard, rows in _pushes(run, plan).items():
         # Of each life by itself: all begin it with the version that it begins with.
@@ -160,19 +161,21 @@ def staleness_identity(run: Run) -> None:
 
 def every_version(run: Run) -> None:
     plan, updates = _plan(run), _agenda(run).updates
+    pipeline = plan.method
+    assert isinstance(pipeline, Pipeline)
     counts = tuple(len(_agenda(run).filled(update)) for update in range(updates))
-    span = (plan.schedule.span if plan.schedule else 0) or updates
+    span = pipeline.schedule.span or updates
     reads: dict[tuple[int, int], int] = {}  # (stage, update): what the first forward of its micro-batches read
     for first in range(0, updates, span):
         table, ends = (
-            plan.table(counts[first : first + span]),
+            pipeline.table(plan.workers, counts[first : first + span]),
             [sum(counts[first : u + 1]) for u in range(first, updates)],
         )
         for work in (work for line in table.lines for work in line if work.what == FORWARD):
             update = first + next(number for number, end in enumerate(ends) if work.micro < end)
             reads.setdefault((work.stage, update), first + work.version)
     rows = run.trace.of_kind(Kind.APPLY)
-    for stage in range(len(plan.schedule.homes(plan.workers)) if plan.schedule else 0):
+    for stage in range(pipeline.stages(plan.workers)):
         mine = rows[rows["shard"] == stage]
         assert mine["version"].tolist() == list(range(1, updates + 1)), f"stage {stage} made {mine['version'].tolist()}"
         found = {(stage, int(row["update"])): int(row["base"]) for row in mine}
@@ -184,9 +187,9 @@ def _plan(run: Run) -> Plan:
 
 
 def _agenda(run: Run) -> Agenda:
-    job = run.record["job"]
-    given = (job["samples"], job["batch_size"], job["epochs"], job["accumulate"])
-    return _plan(run).agenda(*given, limit=run.record["limit"])
+    job = run.job
+    given = (run.record.job.samples or 0, job.batch_size, job.epochs, job.accumulate)
+    return _plan(run).agenda(*given, limit=run.record.limit)
 
 
 def _pushes(run: Run, plan: Plan) -> dict[int, list[Any]]:
@@ -195,7 +198,7 @@ def _pushes(run: Run, plan: Plan) -> dict[int, list[Any]]:
     found: dict[int, list[Any]] = {}
     for shard in sorted(set(rows["shard"].tolist())):
         # A worker killed between writing a row and making its version leaves a row too many: the later one is true.
-        key = "update" if plan.gathers else "version"
+        key = "update" if isinstance(plan.method, GatheringServer) else "version"
         true_rows = {int(row[key]): row for row in rows[rows["shard"] == shard]}
         found[shard] = sorted(true_rows.values(), key=lambda row: int(row["version"]))
     return found

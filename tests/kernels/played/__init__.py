@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from paceline.kernels.build import compiler, folder
 from paceline.kernels.cuda.device import Launch
+from paceline.kernels.cuda.gpu import Gpu, Kernels, SampleKernels
+from paceline.kernels.fused import Fused
+from paceline.kernels.losses import loss_kind
+from paceline.kernels.runner import Runner
+from paceline.kernels.weights import OneModel
 
 HERE = Path(__file__).parent
 SCREEN = 48 << 10  # bytes of a block's own memory, as every GPU has
+NARROW = 64  # threads of a block, so that fibres are few
+
+Optimizer = Callable[..., torch.optim.Optimizer]
 
 
 class Played:
@@ -36,10 +46,12 @@ class Played:
             source = file.with_suffix(".cu")
             source.write_text(text)
             command = (*compiler().command, "-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-x", "c++")
+            draft = file.with_suffix(f".{os.getpid()}")  # several ranks may compile the same text
             done = subprocess.run(
-                (*command, "-include", HERE / "played.hpp", source, "-o", file), capture_output=True, text=True
+                (*command, "-include", HERE / "played.hpp", source, "-o", draft), capture_output=True, text=True
             )
             assert done.returncode == 0, done.stderr[:3000]
+            draft.replace(file)
         return PlayedProgram(self, ctypes.CDLL(str(file)), file, cached)
 
     def capture(self, record: Callable[[], None]) -> Callable[[], None]:
@@ -64,3 +76,16 @@ class PlayedProgram:
 
     def resident(self, kernel: str, how: Launch) -> int:
         return self.device.holds if hasattr(self.loaded, kernel) else 0
+
+
+def fused_on(
+    device: Played, kernels: Kernels, model: nn.Module, loss: nn.Module, optimizer: Optimizer | None, batch: int
+) -> Fused:
+    return Fused(OneModel(model, optimizer), loss_kind(loss), batch, Runner(Gpu(device, kernels)))
+
+
+def played(
+    model: nn.Module, loss: nn.Module, optimizer: Optimizer | None, batch: int, way: str = "kernels", **device: int
+) -> Fused:
+    """The network on a played device, with blocks of few threads."""
+    return fused_on(Played(**device), SampleKernels(way, NARROW), model, loss, optimizer, batch)

@@ -1,4 +1,4 @@
-"""What a report looks like: text for people, JSON, SARIF 2.1.0, annotations of GitHub."""
+"""Output formats of a report: text for people, JSON, SARIF 2.1.0, and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,4 @@ from paceline.check.formats.sarif import sarif
 from paceline.check.formats.text import text
 from paceline.check.run import Report
 
-FORMATS: dict[str, Callable[[Report], str]] = {
-    "text": text,
-    "json": as_json,
-    "sarif": sarif,
-    "github": github,
-}
+FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "json": as_json, "sarif": sarif, "github": github}

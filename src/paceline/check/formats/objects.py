@@ -1,4 +1,4 @@
-"""One JSON object with all findings."""
+"""All findings as one JSON object."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from paceline.check.run import Report
 
 
 def as_json(report: Report) -> str:
+    """The report with the counts of files and lines."""
     found = {
         "findings": [finding.as_dict() for finding in report.findings],
         "files": report.files,

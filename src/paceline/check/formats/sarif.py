@@ -1,4 +1,4 @@
-"""SARIF 2.1.0: each finding with a flow per thread or rank, in the order of its story."""
+"""SARIF 2.1.0: each finding with one code flow per thread or rank, in the order of its story."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def sarif(report: Report) -> str:
+    """The report as a SARIF log with one run."""
     rules = [
         {
             "id": rule.code,
@@ -50,7 +51,7 @@ def _result(finding: Finding) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": finding.rule,
         "level": "error" if finding.confidence >= 0.8 else "warning",
-        "message": {"text": f"{finding.message}\n{finding.told()}"},
+        "message": {"text": f"{finding.message}\n{finding.explanation()}"},
         "locations": [_location(finding.path, finding.line, finding.column)],
         "partialFingerprints": {"paceline/v1": finding.fingerprint},
         "rank": round(100 * finding.confidence, 1),

@@ -1,4 +1,4 @@
-"""A line per finding, as ruff writes it, with its story under it."""
+"""Text for people: one line per finding in the format of ruff, followed by its story."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from paceline.check.run import Report
 
 
 def text(report: Report) -> str:
+    """The findings, separated by blank lines."""
     blocks = []
     for finding in report.findings:
         head = f"{finding.path}:{finding.line}:{finding.column}: {finding.rule} {finding.message}"
-        blocks.append(head + "\n" + textwrap.indent(finding.told(), "  "))
+        blocks.append(head + "\n" + textwrap.indent(finding.explanation(), "  "))
     return "\n\n".join(blocks)

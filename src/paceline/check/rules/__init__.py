@@ -1,4 +1,4 @@
-"""The rules: a file each, and a row here."""
+"""The rules: each has a file, and a row here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""An await with a thread's lock held.
+"""An await while a thread's lock is held.
 
-At an `await` the loop runs other tasks, in the same thread. One of them that wants the same lock stops the loop, and
-with it the task that would release it. A `threading.Lock` may guard a step between two awaits, never an await.
+At an `await` the event loop runs other tasks in the same thread. If one of them wants the same lock, it blocks the
+whole loop, including the task that would release the lock. A `threading.Lock` may guard the code between two awaits,
+but never an await.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import ASYNC_LOCKS
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
@@ -19,44 +20,49 @@ from paceline.narrative import Wait
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report awaits in coroutines while a lock that is not asyncio's is held."""
     for fn in facts.module.functions:
         if not fn.asynchronous:
             continue
-        told: set[str] = set()
-        for mark, held in facts.events(fn):
-            at = parent(mark.node)
-            if not isinstance(at, ast.Await) or mark.kind == "take":
+        reported: set[str] = set()
+        for effect, held in facts.events(fn):
+            at = parent(effect.node)
+            if not isinstance(at, ast.Await) or effect.kind == "take":
                 continue
             for lock, line, *_ in held:
-                if lock.kind not in ASYNC_LOCKS and lock.id not in told and (lock.sure or not _async_with(line, fn)):
-                    told.add(lock.id)
-                    yield _tell(fn, at, lock.id, line, 0.9 if lock.sure else 0.65)
+                if (
+                    lock.kind not in ASYNC_LOCKS
+                    and lock.id not in reported
+                    and (lock.sure or not _async_with(line, fn))
+                ):
+                    reported.add(lock.id)
+                    yield _report(fn, at, lock.id, line, 0.9 if lock.sure else 0.65)
 
 
 def _async_with(line: int, fn: Function) -> bool:
-    """Taken by `async with` or `await`: a lock of unknown make is then one of asyncio."""
+    """Whether the lock was taken by `async with` or `await`: a lock of unknown origin is then an asyncio lock."""
     if any(isinstance(w, ast.AsyncWith) and i.context_expr.lineno == line for w in fn.withs for i in w.items):
         return True
     return any(a.lineno == line for a in fn.awaits)
 
 
-def _tell(fn: Function, at: ast.Await, lock: str, line: int, confidence: float) -> Finding:
+def _report(fn: Function, at: ast.Await, lock: str, line: int, confidence: float) -> Finding:
     return finding(
         at,
         fn,
-        f"awaits with {lock} held since line {line}: another task of this loop that wants {lock} stops the "
-        "loop, and nobody releases it",
+        f"awaits while {lock} is held (since line {line}): another task that wants {lock} blocks the event "
+        "loop, so the lock is never released",
         [
             Step("task A", line, f"{fn.qualname} takes {lock}"),
-            Step("task A", at.lineno, "awaits: the loop goes on with others"),
-            Step("task B", line, f"waits for {lock}, and the whole loop with it"),
+            Step("task A", at.lineno, "awaits: the loop runs other tasks"),
+            Step("task B", line, f"waits for {lock} and blocks the whole loop"),
         ],
         "use asyncio.Lock with `async with`, or release the lock before the await",
         lock,
         confidence,
         [
             Wait("task A", f"took {lock}", "run the loop", "task B"),
-            Wait("task B", "stopped the loop", f"release {lock}", "task A"),
+            Wait("task B", "blocked the loop", f"release {lock}", "task A"),
         ],
     )
 
@@ -64,7 +70,7 @@ def _tell(fn: Function, at: ast.Await, lock: str, line: int, confidence: float) 
 RULE = Rule(
     "PC302",
     "await-under-lock",
-    "an await with a thread's lock held",
+    "an await while a thread's lock is held",
     find,
     bad="""
         import threading

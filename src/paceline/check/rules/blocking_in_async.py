@@ -1,8 +1,8 @@
-"""A wait of threads inside a coroutine.
+"""A blocking wait of threads inside a coroutine.
 
-`queue.get()`, `thread.join()`, `event.wait()` or `future.result()` of the threading world stop the whole event loop:
-nothing else runs, not even what would put the item or set the event. When that is a task of the same loop, the
-program stands still for ever.
+`queue.get()`, `thread.join()`, `event.wait()` or `future.result()` of the threading world block the whole event loop:
+nothing else runs, not even the task that would put the item or set the event. If that is a task of the same loop, the
+program hangs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -20,38 +20,39 @@ KINDS = ("Thread", "Process", "Queue", "ProcessQueue", "SimpleQueue", "Event", "
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report waits without a timeout for resources of threads, in coroutines."""
     for fn in facts.module.functions:
         if not fn.asynchronous:
             continue
-        for mark in facts.walker.marks(fn):
-            resource = mark.resource
+        for effect in facts.walker.effects(fn):
+            resource = effect.resource
             if (
-                mark.kind != "wait"
-                or mark.timeout
+                effect.kind != "wait"
+                or effect.timeout
                 or resource is None
                 or not resource.sure
                 or resource.kind not in KINDS
             ):
                 continue
-            if isinstance(parent(mark.node), ast.Await) or _is_done(mark.node, fn.calls):
+            if isinstance(parent(effect.node), ast.Await) or _is_done(effect.node, fn.calls):
                 continue
             yield finding(
-                mark.node,
+                effect.node,
                 fn,
-                f"{said(mark.node)} in a coroutine stops the event loop until "
-                f"{mark.waits_for.replace(' to ', ' has come to ')}: if that takes a task of this loop, it never will",
+                f"{text_of(effect.node)} in a coroutine blocks the event loop while it waits for {effect.waits_for}: "
+                "if that needs a task of the same loop, it never happens",
                 [
-                    Step("the loop", mark.line, f"runs {fn.qualname}, which waits for {mark.waits_for}"),
-                    Step("the others", mark.line, "cannot run, since their loop stands still"),
+                    Step("the loop", effect.line, f"runs {fn.qualname}, which waits for {effect.waits_for}"),
+                    Step("other tasks", effect.line, "cannot run, since their loop is blocked"),
                 ],
-                "await it in a thread (asyncio.to_thread, loop.run_in_executor), or use asyncio's own",
+                "wait in a thread (await asyncio.to_thread or loop.run_in_executor), or use the asyncio counterpart",
                 resource.id,
                 0.75,
             )
 
 
 def _is_done(node: ast.expr, calls: list[ast.Call]) -> bool:
-    """A result that is asked for after it is known to be there."""
+    """Whether the function asks `done()` of the same future, so that the result is there."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     name = ast.unparse(node.func.value)
@@ -63,7 +64,7 @@ def _is_done(node: ast.expr, calls: list[ast.Call]) -> bool:
 RULE = Rule(
     "PC301",
     "blocking-in-async",
-    "a wait of threads inside a coroutine",
+    "a blocking wait of threads inside a coroutine",
     find,
     bad="""
         import queue

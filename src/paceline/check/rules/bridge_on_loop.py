@@ -1,8 +1,8 @@
-"""A bridge from synchronous code into the loop, used on the loop itself.
+"""A synchronous call into the event loop, made on the loop itself.
 
-`run_coroutine_threadsafe(...).result()` hands a coroutine to the loop and waits for it in this thread. On the loop's
-own thread, inside a coroutine or a callback, the loop cannot run it: it waits for itself. `run_until_complete` and
-`asyncio.run` refuse there outright.
+`run_coroutine_threadsafe(...).result()` passes a coroutine to the loop and blocks this thread until it is done. On the
+loop's own thread, in a coroutine or a callback, the loop cannot run it: it waits for itself. `run_until_complete` and
+`asyncio.run` raise there.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding
-from paceline.check.marks import said
-from paceline.check.names import last, parent
+from paceline.check.names import parent, short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, led
+from paceline.check.summaries import Facts, call_steps
 
 Steps = tuple[tuple[Function, ast.expr], ...]
 DEPTH = 3
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report calls that wait for the loop and are reached from a coroutine."""
     for fn in facts.module.functions:
         if fn.asynchronous:
             yield from _bridges(fn, (), facts, set())
 
 
 def _bridges(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[Finding]:
+    """Follow the calls of a coroutine, up to DEPTH deep."""
     if len(way) > DEPTH or id(fn) in seen:
         return
     seen.add(id(fn))
@@ -35,27 +37,30 @@ def _bridges(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator
         if _waits_for_loop(call, fn, facts):
             steps = (*way, (fn, call))
             start, at = steps[0]
-            by = "" if len(steps) == 1 else f" by {said(at)}"
+            by = "" if len(steps) == 1 else f" by {text_of(at)}"
             yield finding(
                 at,
                 start,
-                f"{said(call)} is reached{by} in the coroutine {start.qualname}: the loop waits for what only "
-                "the loop can run",
-                led("the loop", steps, "waits for the loop, which is itself"),
-                "await the coroutine here; use the bridge only from other threads",
-                said(call),
+                f"{text_of(call)} is reached{by} in the coroutine {start.qualname}: the loop waits for a "
+                "coroutine that only the loop can run",
+                call_steps("the loop", steps, "waits for the loop, which is this thread"),
+                "await the coroutine here; call into the loop like this only from other threads",
+                text_of(call),
                 0.75 if len(steps) == 1 else 0.65,
             )
             return
-    for mark in facts.runs(fn):
-        if mark.callee is not None and not mark.callee.asynchronous:
-            yield from _bridges(mark.callee, (*way, (fn, mark.node)), facts, seen)
+    for effect in facts.runs(fn):
+        if effect.callee is not None and not effect.callee.asynchronous:
+            yield from _bridges(effect.callee, (*way, (fn, effect.node)), facts, seen)
 
 
 def _waits_for_loop(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    name = last(call.func)
+    """Whether a call waits until the loop has run something."""
+    name = short_name(call.func)
     if name == "run_until_complete":
-        return not any(last(c.func) == "new_event_loop" for c in fn.calls) and not isinstance(parent(call), ast.Await)
+        return not any(short_name(c.func) == "new_event_loop" for c in fn.calls) and not isinstance(
+            parent(call), ast.Await
+        )
     if facts.module.canonical(call.func) == "asyncio.run":
         return True
     if name != "result" or not isinstance(call.func, ast.Attribute):
@@ -63,19 +68,19 @@ def _waits_for_loop(call: ast.Call, fn: Function, facts: Facts) -> bool:
     value = call.func.value
     if isinstance(value, ast.Name):
         value = fn.bound.get(value.id, value)
-    if not isinstance(value, ast.Call) or last(value.func) != "run_coroutine_threadsafe":
+    if not isinstance(value, ast.Call) or short_name(value.func) != "run_coroutine_threadsafe":
         return False
     loop = value.args[1] if len(value.args) > 1 else None
     if isinstance(loop, ast.Name):
         made = fn.bound.get(loop.id)
-        return isinstance(made, ast.Call) and last(made.func) in ("get_event_loop", "get_running_loop")
+        return isinstance(made, ast.Call) and short_name(made.func) in ("get_event_loop", "get_running_loop")
     return isinstance(loop, ast.Call)
 
 
 RULE = Rule(
     "PC303",
     "bridge-on-its-loop",
-    "a bridge into the loop, used on the loop itself",
+    "a synchronous call into the event loop, made on the loop itself",
     find,
     bad="""
         import asyncio

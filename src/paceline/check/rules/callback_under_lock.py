@@ -1,9 +1,9 @@
-"""A stranger's function that is called with a lock held.
+"""A callback that is called while a lock is held.
 
-A callback may do anything: call back into the object that holds the lock, or wait for a thread that needs it. With a
-lock that is not re-entrant the first is already the end. Reported where the function called is one that was handed in
-(kept in an attribute, or in a list of listeners), or where completing or cancelling a future runs its callbacks, and
-where another method of the same file takes the lock.
+A callback may do anything: call back into the object that holds the lock, or wait for a thread that needs it. If the
+lock is not re-entrant, the first is a deadlock. Reported where the callee was passed in (it is kept in an attribute or
+in a list of listeners), or where completing or cancelling a future runs its callbacks, and another method of the same
+file takes the lock.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import CALLBACK_WORDS
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import Effect, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import Mark, said
-from paceline.check.names import dotted, last
+from paceline.check.names import dotted, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -23,55 +23,60 @@ COMPLETES = ("set_result", "set_exception", "set_running_or_notify_cancel")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report calls of unknown callbacks under a lock that a public method takes."""
     for fn in facts.module.functions:
-        told: set[str] = set()
-        for mark, held in facts.events(fn):
+        reported: set[str] = set()
+        for effect, held in facts.events(fn):
             locks = [
-                h for h in held if h.resource.sure and h.resource.kind in ("Lock", "RLock") and not h.resource.many
+                h
+                for h in held
+                if h.resource.sure and h.resource.kind in ("Lock", "RLock") and not h.resource.one_of_several
             ]
-            if not locks or mark.kind != "call" or mark.callee is not None:
+            if not locks or effect.kind != "call" or effect.callee is not None:
                 continue
-            what = _stranger(mark, fn, facts)
-            first = next((h for h in locks if h.resource.once or what == "the callbacks of a future"), None)
-            if not what or first is None or first.resource.id in told:
+            what = _callback(effect, fn, facts)
+            first = next((h for h in locks if h.resource.non_reentrant or what == "the callbacks of a future"), None)
+            if not what or first is None or first.resource.id in reported:
                 continue
             other = next(
                 (f for f in facts.module.functions if f is not fn and _enters(f, first.resource.id, facts)), None
             )
             if other is None:
                 continue
-            told.add(first.resource.id)
+            reported.add(first.resource.id)
             lock = first.resource
             yield finding(
-                mark.node,
+                effect.node,
                 fn,
-                f"{said(mark.node)} runs {what} with {lock.id} held; if they come back here, or wait for a "
-                "thread that does, nobody goes on",
+                f"{text_of(effect.node)} runs {what} while {lock.id} is held: a deadlock if that needs {lock.id}, or "
+                "waits for a thread that does",
                 [
                     Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
-                    Step("thread A", mark.line, f"calls {said(mark.node)}: {what}"),
-                    Step("thread A", other.line, f"they call {other.qualname}, which waits for {lock.id}"),
+                    Step("thread A", effect.line, f"calls {text_of(effect.node)}, which runs {what}"),
+                    Step("thread A", other.line, f"calls back into {other.qualname}, which waits for {lock.id}"),
                 ],
-                "copy what is needed under the lock, and call it after the lock is released",
+                "copy what is needed under the lock, and call back after the lock is released",
                 lock.id,
                 0.6,
             )
 
 
 def _enters(fn: Function, lock: str, facts: Facts) -> bool:
+    """Whether a public function takes the lock."""
     return not fn.name.startswith("_") and any(
         m.kind == "take" and m.resource is not None and m.resource.id == lock for m, _ in facts.events(fn)
     )
 
 
-def _stranger(mark: Mark, fn: Function, facts: Facts) -> str:
-    call = mark.node
+def _callback(effect: Effect, fn: Function, facts: Facts) -> str:
+    """What a call runs, if it is a callback; else empty."""
+    call = effect.node
     assert isinstance(call, ast.Call)
-    name = last(call.func).lower()
+    name = short_name(call.func).lower()
     if name in COMPLETES:
         return "the callbacks of a future"
     if name == "cancel" and isinstance(call.func, ast.Attribute) and "add_done_callback" in _words(facts):
-        receiver = last(call.func.value).lower()
+        receiver = short_name(call.func.value).lower()
         if receiver in ("f", "fut", "future") or "future" in receiver:
             return "the callbacks of a future"
     if name.endswith(CALLBACK_WORDS) and not _is_plain(call.func, fn):
@@ -87,15 +92,17 @@ def _stranger(mark: Mark, fn: Function, facts: Facts) -> str:
 
 
 def _is_plain(function: ast.expr, fn: Function) -> bool:
-    """A function of this or another module by its own name, which is no stranger's."""
+    """Whether this names a function of this or another module, rather than one that was passed in."""
     if isinstance(function, ast.Name):
         return not any(function.id in scope.parameters or function.id in scope.bound for scope in fn.scopes())
     owner = function.value if isinstance(function, ast.Attribute) else None
-    return not (isinstance(owner, ast.Name) and owner.id == fn.me) or _is_method(function, fn)
+    return not (isinstance(owner, ast.Name) and owner.id == fn.self_name) or _is_method(function, fn)
 
 
 def _is_method(function: ast.expr, fn: Function) -> bool:
-    return fn.cls is not None and (fn.cls.method(last(function)) is not None or last(function) not in fn.cls.values)
+    return fn.cls is not None and (
+        fn.cls.method(short_name(function)) is not None or short_name(function) not in fn.cls.values
+    )
 
 
 def _words(facts: Facts) -> set[str]:
@@ -105,7 +112,7 @@ def _words(facts: Facts) -> set[str]:
 RULE = Rule(
     "PC104",
     "callback-under-lock",
-    "a stranger's function called with a lock held",
+    "a callback that is called while a lock is held",
     find,
     bad="""
         import threading

@@ -1,8 +1,8 @@
-"""A look at something shared and a use of it, with room for another thread in between.
+"""A check of shared state and a use of it that another thread can come between.
 
-`if self.buffer is not None: self.buffer.flush()` reads the attribute twice; when another thread sets it to None in
+`if self.buffer is not None: self.buffer.flush()` reads the attribute twice; if another thread sets it to None in
 between, the second read fails. So does `if key in self.d: ... self.d[key]` when another thread removes the key. Read
-it once into a local variable, or hold the lock over both.
+the value once into a local variable, or hold the lock over both.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, catches, is_shared, of_class, of_globals, own_locks
+from paceline.check.accesses import Access
 from paceline.check.catalogue import ASYNC_LOCKS
-from paceline.check.declared import Class, Function
+from paceline.check.declarations import Class, Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, inside, last, parent
+from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_caught, is_shared, own_locks
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report checks and uses of attributes and globals that threads share, and `locked()` before acquire()."""
     for cls in facts.module.classes.values():
         if not is_shared(cls, facts):
             continue
-        for accesses in of_class(cls, facts).values():
+        for accesses in accesses_of_class(cls, facts).values():
             yield from _vanishes(accesses, facts)
             yield from _removed(accesses, cls)
             yield from _filled(accesses, cls)
-    for accesses in of_globals(facts).values():
+    for accesses in accesses_of_globals(facts).values():
         yield from _filled(accesses, None)
     yield from _locked(facts)
 
@@ -36,30 +38,32 @@ def _locked(facts: Facts) -> Iterator[Finding]:
     """`if not lock.locked(): lock.acquire()`."""
     for fn in facts.module.functions:
         for test in fn.tests:
-            asked = next((n for n in ast.walk(test.test) if isinstance(n, ast.Call) and last(n.func) == "locked"), None)
+            asked = next(
+                (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) == "locked"), None
+            )
             if asked is None or not isinstance(test, ast.If) or not isinstance(asked.func, ast.Attribute):
                 continue
             lock = facts.module.resource(asked.func.value, fn)
             if lock is None or lock.kind in ASYNC_LOCKS:
                 continue
-            for mark in facts.walker.marks(fn):
+            for effect in facts.walker.effects(fn):
                 if (
-                    mark.kind == "take"
-                    and mark.resource is not None
-                    and mark.resource.id == lock.id
-                    and inside(mark.node, ast.If) is test
+                    effect.kind == "take"
+                    and effect.resource is not None
+                    and effect.resource.id == lock.id
+                    and enclosing(effect.node, ast.If) is test
                 ):
                     yield finding(
-                        mark.node,
+                        effect.node,
                         fn,
-                        f"{lock.id} is asked whether it is taken (line {test.lineno}), and then taken: "
-                        "another thread may take it in between, and this one waits after all",
+                        f"{lock.id} is checked (line {test.lineno}) and then taken: another thread may take it in "
+                        "between, and this one waits after all",
                         [
                             Step("thread A", test.lineno, f"finds {lock.id} free"),
-                            Step("thread B", mark.line, "takes it"),
-                            Step("thread A", mark.line, "waits for it"),
+                            Step("thread B", effect.line, "takes it"),
+                            Step("thread A", effect.line, "waits for it"),
                         ],
-                        "use acquire(blocking=False), which asks and takes in one step",
+                        "use acquire(blocking=False), which checks and takes in one step",
                         lock.id,
                         0.7,
                     )
@@ -74,7 +78,7 @@ def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
     for access in accesses:
         if access.kind != "grow" or access.locks or not common:
             continue
-        test = inside(access.node, ast.If)
+        test = enclosing(access.node, ast.If)
         subscript = parent(access.node)
         if not isinstance(test, ast.If) or not isinstance(subscript, ast.Subscript):
             continue
@@ -86,14 +90,14 @@ def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
             yield finding(
                 access.node,
                 access.fn,
-                f"{access.thing} is filled here after line {test.lineno} found nothing, without {common[0]}, "
-                f"under which others change it (line {guarded[0].line})",
+                f"{access.thing} is filled here after line {test.lineno} found no such key, without {common[0]}, "
+                f"which protects other changes of it (line {guarded[0].line})",
                 [
                     Step("thread A", test.lineno, f"{access.fn.qualname} finds no such key"),
-                    Step("thread B", test.lineno, "finds none either, and fills it"),
-                    Step("thread A", access.line, "fills it again: thread B goes on with another object"),
+                    Step("thread B", test.lineno, "finds none either, and stores an object"),
+                    Step("thread A", access.line, "stores another one: thread B keeps using the first"),
                 ],
-                f"hold {common[0]} over the look and the change, or use setdefault()",
+                f"hold {common[0]} over the check and the change, or use setdefault()",
                 access.thing,
                 0.65,
             )
@@ -101,32 +105,32 @@ def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
 
 
 def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
-    """Looked at and used, while another thread may set it to None."""
+    """`if x: x.use()` while another thread may set `x` to None."""
     gone = [a for a in accesses if a.kind == "none"]
     if not gone:
         return
-    told: set[bool] = set()  # one place in a thread and one outside of it are enough of a thing
+    reported: set[bool] = set()  # at most one report inside threads and one outside
     for access in accesses:
         test = _test(access.node)
-        if test is None or access.changes or bool(facts.threads_of(access.fn)) in told:
+        if test is None or access.changes or bool(facts.threads_of(access.fn)) in reported:
             continue
         use = next((a for a in accesses if a.fn is access.fn and a is not access and _used_in(a, test)), None)
-        if use is None or catches(use.node, "AttributeError", "TypeError"):
+        if use is None or is_caught(use.node, "AttributeError", "TypeError"):
             continue
         other = next(
-            (a for a in gone if _meet(a.fn, access.fn, facts) and not a.locks & access.locks & use.locks), None
+            (a for a in gone if _concurrent(a.fn, access.fn, facts) and not a.locks & access.locks & use.locks), None
         )
         if other is not None:
-            told.add(bool(facts.threads_of(access.fn)))
+            reported.add(bool(facts.threads_of(access.fn)))
             yield finding(
                 use.node,
                 access.fn,
-                f"{access.thing} is looked at (line {access.line}) and used here; {other.fn.qualname} may set "
-                f"it to None in between (line {other.line}), from another thread",
+                f"{access.thing} is checked (line {access.line}) and used here; {other.fn.qualname} may set it to "
+                f"None in between (line {other.line}), from another thread",
                 [
-                    Step("thread A", access.line, f"{access.fn.qualname} looks at {access.thing}: it is there"),
+                    Step("thread A", access.line, f"{access.fn.qualname} checks {access.thing}: it is not None"),
                     Step("thread B", other.line, f"{other.fn.qualname} sets it to None"),
-                    Step("thread A", use.line, "uses it, and finds None"),
+                    Step("thread A", use.line, "uses it, and it is None"),
                 ],
                 f"read {access.thing} once into a local variable, or hold one lock over both",
                 access.thing,
@@ -135,7 +139,7 @@ def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
 
 
 def _test(node: ast.AST) -> ast.If | None:
-    """The `if` whose test asks whether this is there."""
+    """The `if` that tests whether this is truthy or not None."""
     at: ast.AST | None = node
     while at is not None and not isinstance(at, ast.stmt):
         up = parent(at)
@@ -150,7 +154,7 @@ def _test(node: ast.AST) -> ast.If | None:
 
 
 def _used_in(access: Access, test: ast.If) -> bool:
-    """`x.something` or `x[...]` on the side where it was there."""
+    """`x.something` or `x[...]` on the branch where the check succeeded."""
     if not isinstance(parent(access.node), ast.Attribute | ast.Subscript) or (
         access.changes and access.kind in ("write", "none")
     ):
@@ -169,8 +173,8 @@ def _used_in(access: Access, test: ast.If) -> bool:
     return body[0].lineno <= access.line <= (body[-1].end_lineno or 0)
 
 
-def _meet(one: Function, two: Function, facts: Facts) -> bool:
-    """Whether two functions may run at the same time: one of them in a thread in which the other does not only run."""
+def _concurrent(one: Function, two: Function, facts: Facts) -> bool:
+    """Whether two functions may run at the same time: they do not run in the same threads only."""
     if one is two:
         return False
     first, second = facts.threads_of(one), facts.threads_of(two)
@@ -178,18 +182,18 @@ def _meet(one: Function, two: Function, facts: Facts) -> bool:
 
 
 def _removed(accesses: list[Access], cls: Class) -> Iterator[Finding]:
-    """An item read without the lock under which items are removed."""
+    """An item that is read without the lock under which items are removed."""
     removals = [a for a in accesses if a.kind == "shrink" and a.locks]
     if any(a.kind == "grow" and not a.locks for a in accesses):
-        return  # told by the one that fills it
+        return  # _filled reports that
     if not removals or any(a.kind == "shrink" and not a.locks for a in accesses):
         return
     guard = frozenset(own_locks(frozenset.intersection(*(a.locks for a in removals)), cls))
-    told: set[int] = set()
+    reported: set[int] = set()
     for access in accesses:
-        if access.kind != "item" or access.locks & guard or not guard or id(access.fn) in told:
+        if access.kind != "item" or access.locks & guard or not guard or id(access.fn) in reported:
             continue
-        if catches(access.node, "KeyError", "IndexError", "LookupError"):
+        if is_caught(access.node, "KeyError", "IndexError", "LookupError"):
             continue
         subscript = parent(access.node)
         assert isinstance(subscript, ast.Subscript)
@@ -197,27 +201,27 @@ def _removed(accesses: list[Access], cls: Class) -> Iterator[Finding]:
             continue
         if not _looked_up(subscript, access):
             continue
-        told.add(id(access.fn))
+        reported.add(id(access.fn))
         lock = min(guard)
         removal = removals[0]
         yield finding(
             access.node,
             access.fn,
             f"an item of {access.thing} is read without {lock}, under which {removal.fn.qualname} removes "
-            f"items (line {removal.line}): it may be gone since it was looked for",
+            f"items (line {removal.line}): it may have been removed since the check",
             [
-                Step("thread A", access.fn.line, f"{access.fn.qualname} makes sure that the item is there"),
+                Step("thread A", access.fn.line, f"{access.fn.qualname} checks that the item exists"),
                 Step("thread B", removal.line, f"{removal.fn.qualname} removes it, under {lock}"),
                 Step("thread A", access.line, "reads it, and it is gone"),
             ],
-            f"hold {lock}, or read it once with .get() and look at what comes",
+            f"hold {lock}, or read it once with .get() and check the result",
             access.thing,
             0.6,
         )
 
 
 def _looked_up(subscript: ast.Subscript, access: Access) -> bool:
-    """Whether the same key is asked about before, in this function or by one that it calls with the key."""
+    """Whether a test before this line mentions the same key."""
     key = ast.unparse(subscript.slice)
     for test in access.fn.tests:
         if test.lineno <= access.line and any(
@@ -230,7 +234,7 @@ def _looked_up(subscript: ast.Subscript, access: Access) -> bool:
 RULE = Rule(
     "PC401",
     "check-then-act",
-    "a look at something shared and a use of it, with room in between",
+    "a check of shared state and a use that another thread can come between",
     find,
     bad="""
         import threading

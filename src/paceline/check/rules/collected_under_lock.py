@@ -1,9 +1,9 @@
 """A destructor, or a callback of the garbage collector, that takes a lock.
 
-Python runs `__del__`, weak references' callbacks and `gc.callbacks` wherever an object happens to die: also in the
-middle of a method that holds the very lock that they take, in the same thread. The object's own lock is no danger in
-its `__del__`, since nobody can be inside an object that dies; a lock shared with others is. So is a `queue.Queue`,
-which has a lock inside (`queue.SimpleQueue` was made for this).
+Python runs `__del__`, callbacks of weak references and `gc.callbacks` wherever an object happens to die: also in the
+middle of a method that holds the very lock that they take, in the same thread. In `__del__` the object's own lock is
+safe, since no thread can be inside an object that is being destroyed; a lock that objects share is not. Nor is a
+`queue.Queue`, which has a lock inside (`queue.SimpleQueue` was made for this).
 """
 
 from __future__ import annotations
@@ -11,49 +11,52 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import last
+from paceline.check.names import short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, Root, led
+from paceline.check.summaries import Facts, Root, call_steps
 from paceline.check.walk import Event
 
-RUNS = {"del": "a destructor or weak reference's callback", "gc": "a callback of the garbage collector"}
+RUNS = {"del": "a destructor or callback of a weak reference", "gc": "a callback of the garbage collector"}
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report locks and queues that destructors and collector callbacks take."""
     for root in facts.roots:
         if root.kind not in RUNS:
             continue
         for take in facts.takes(root.function).values():
             lock = take.resource
             own = root.function.name == "__del__" and take.same and not _shared(lock.id, facts)
-            if lock.once and lock.sure and not lock.many and not own:
+            if lock.non_reentrant and lock.sure and not lock.one_of_several and not own:
                 other = _elsewhere(lock.id, root.function, facts)
                 if other is not None:
-                    yield _tell(root, take.steps, lock.id, other)
+                    yield _report(root, take.steps, lock.id, other)
         yield from _queues(root, facts)
 
 
 def _shared(lock: str, facts: Facts) -> bool:
-    """A global, or an attribute of the class itself."""
+    """Whether the lock is a global or an attribute of the class itself, rather than of one object."""
     owner, _, attribute = lock.rpartition(".")
     cls = facts.module.classes.get(owner)
     return cls is None or any(fn.cls is not cls for _, fn in cls.values.get(attribute, ()))
 
 
 def _elsewhere(lock: str, fn: Function, facts: Facts) -> tuple[Function, Event] | None:
+    """Another function that calls something while it holds the lock."""
     for other in facts.module.functions:
         if other is not fn:
             for event in facts.events(other):
-                if event.mark.kind == "call" and any(h.resource.id == lock for h in event.held):
+                if event.effect.kind == "call" and any(h.resource.id == lock for h in event.held):
                     return other, event
     return None
 
 
 def _queues(root: Root, facts: Facts) -> Iterator[Finding]:
+    """Uses of a shared queue.Queue."""
     for call in root.function.calls:
-        if last(call.func) in ("put", "get", "put_nowait", "get_nowait") and isinstance(call.func, ast.Attribute):
+        if short_name(call.func) in ("put", "get", "put_nowait", "get_nowait") and isinstance(call.func, ast.Attribute):
             found = facts.module.resource(call.func.value, root.function)
             own = root.function.name == "__del__" and found is not None and not _shared(found.id, facts)
             if found is not None and found.kind == "Queue" and not own:
@@ -61,20 +64,20 @@ def _queues(root: Root, facts: Facts) -> Iterator[Finding]:
                     call,
                     root.function,
                     f"{RUNS[root.kind]} uses {found.id}, a queue.Queue: if the collector runs inside one of "
-                    "the queue's own methods, its lock is held already",
+                    "the queue's methods, its internal lock is already held",
                     [
                         Step(
                             "thread A", call.lineno, f"is inside {found.id}, whose lock it holds, when an object dies"
                         ),
                         Step("thread A", call.lineno, f"{root.function.qualname} waits for the same lock"),
                     ],
-                    "use queue.SimpleQueue, whose put may be interrupted by itself",
+                    "use queue.SimpleQueue, whose put() is re-entrant",
                     found.id,
                     0.8,
                 )
 
 
-def _tell(
+def _report(
     root: Root, steps: tuple[tuple[Function, ast.expr], ...], lock: str, other: tuple[Function, Event]
 ) -> Finding:
     fn, event = other
@@ -87,10 +90,10 @@ def _tell(
         f"{held.line}), the thread waits for itself",
         [
             Step("thread A", held.line, f"{fn.qualname} takes {lock}"),
-            Step("thread A", event.mark.line, "an object dies here, and Python runs what is to run then"),
-            *led("thread A", steps, f"waits for {lock}, which its own thread holds"),
+            Step("thread A", event.effect.line, "an object dies here, and Python runs its destructor or callback"),
+            *call_steps("thread A", steps, f"waits for {lock}, which its own thread holds"),
         ],
-        "leave the work to a thread (put it in a queue.SimpleQueue), or make the lock re-entrant and the data bear it",
+        "pass the work to a thread (by a queue.SimpleQueue), or make the lock re-entrant and the code safe for it",
         lock,
         0.85,
     )
@@ -99,7 +102,7 @@ def _tell(
 RULE = Rule(
     "PC111",
     "lock-in-destructor",
-    "a destructor or collector's callback that takes a lock",
+    "a destructor or garbage-collector callback that takes a lock",
     find,
     bad="""
         import threading

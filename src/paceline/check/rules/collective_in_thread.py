@@ -1,21 +1,22 @@
-"""An operation of the default group in a thread of its own.
+"""A collective of the default group in a thread of its own.
 
-Ranks match their operations by order, and a thread's operations fall in between the main thread's in an order that
-differs from rank to rank. A thread needs a group of its own.
+Ranks match their collectives by order. The collectives of a thread fall between those of the main thread in an order
+that differs from rank to rank. A thread needs a process group of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report collectives of the default group in a thread, if there are others outside it."""
     module, sequences = facts.module, facts.sequences
     if not facts.has_threads:
         return
@@ -30,14 +31,14 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield finding(
                 found.call,
                 fn,
-                f"{said(found.call)} runs in a thread, and {said(outside[1].call)} at line "
-                f"{outside[1].call.lineno} outside of it, both in the default group: their order differs between ranks",
+                f"{text_of(found.call)} runs in a thread and {text_of(outside[1].call)} at line "
+                f"{outside[1].call.lineno} outside it, both in the default group: their order differs between ranks",
                 [
-                    Step("rank 0", found.call.lineno, f"its thread calls {said(found.call)} first"),
-                    Step("rank 1", outside[1].call.lineno, f"its main thread calls {said(outside[1].call)} first"),
+                    Step("rank 0", found.call.lineno, f"its thread calls {text_of(found.call)} first"),
+                    Step("rank 1", outside[1].call.lineno, f"its main thread calls {text_of(outside[1].call)} first"),
                 ],
-                "give the thread a group of its own (new_group), made by all ranks before it starts",
-                said(found.call),
+                "give the thread a process group of its own (new_group), created by all ranks before the thread starts",
+                text_of(found.call),
                 0.6,
             )
             return
@@ -46,7 +47,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 RULE = Rule(
     "PC507",
     "collective-in-thread",
-    "an operation of the default group in a thread of its own",
+    "a collective of the default group in a thread",
     find,
     bad="""
         import threading

@@ -1,7 +1,7 @@
-"""A lock that a callee lets go in the middle of its caller's critical section.
+"""A lock that a callee releases in the middle of its caller's critical section.
 
-The caller holds the lock in a `with` and believes to hold it all along; the function that it calls releases it and
-takes it again. Meanwhile another thread changes what the caller has just looked at, and an exception in between makes
+The caller holds the lock in a `with` and relies on holding it throughout; the function that it calls releases the lock
+and takes it again. In between another thread may change what the caller has just checked, and an exception there makes
 the caller's own release fail.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report functions that release and retake a lock which a caller holds in a `with`."""
     for fn in facts.module.functions:
         for lock, free in facts.drops(fn).items():
             again = next(
@@ -36,14 +37,14 @@ def find(facts: Facts) -> Iterator[Finding]:
                     free.node,
                     fn,
                     f"{lock} is released here and taken again at line {again.line}, but {caller.qualname} "
-                    f"holds it around the call at line {event.mark.line}",
+                    f"holds it around the call at line {event.effect.line}",
                     [
                         Step("thread A", held.line, f"{caller.qualname} takes {lock} for a whole block"),
-                        Step("thread A", event.mark.line, f"calls {said(event.mark.node)}"),
+                        Step("thread A", event.effect.line, f"calls {text_of(event.effect.node)}"),
                         Step("thread A", free.line, f"{fn.qualname} releases {lock}"),
-                        Step("thread B", held.line, "takes it, and changes what thread A is in the middle of"),
+                        Step("thread B", held.line, "takes it, and changes what thread A is working on"),
                     ],
-                    "do what needs the lock released after the block, or make the lock re-entrant and keep it",
+                    "do the work that needs the lock released after the block, or make the lock re-entrant and keep it",
                     lock,
                     0.8,
                 )
@@ -53,7 +54,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 RULE = Rule(
     "PC107",
     "lock-dropped-by-callee",
-    "a lock that a callee lets go inside its caller's block",
+    "a lock that a callee releases inside its caller's block",
     find,
     bad="""
         import threading

@@ -1,7 +1,7 @@
-"""A queue that is asked whether it is empty, and then waited for.
+"""A queue that is checked for emptiness before a blocking `get()`.
 
-With several workers another one may take the last item in between. The `get()` then waits for an item that never
-comes, and the worker never ends. `get_nowait()` and `queue.Empty` ask and take in one step.
+With several workers, another one may take the last item in between. The `get()` then waits for an item that never
+comes, and the worker never ends. `get_nowait()` with `queue.Empty` checks and takes in one step.
 """
 
 from __future__ import annotations
@@ -9,55 +9,58 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.catalogue import PUT_ITEM
+from paceline.check.declarations import Function
+from paceline.check.effects import Effect, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import Mark, said
-from paceline.check.names import inside, last
+from paceline.check.names import enclosing, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report blocking gets after a check of the same queue, in functions that workers run."""
     for fn in facts.module.functions:
         if not any(t.startswith(("thread:", "process:")) for t in facts.reached.get(id(fn), ())):
             continue
-        for mark in facts.walker.marks(fn):
-            if mark.kind == "wait" and not mark.timeout and mark.waits_for == "somebody to put an item":
-                test = _asked(mark, fn, facts)
-                if test is not None and not facts.held_at(mark.node, fn):
-                    yield _tell(fn, mark, test)
+        for effect in facts.walker.effects(fn):
+            if effect.kind == "wait" and not effect.timeout and effect.waits_for == PUT_ITEM:
+                test = _asked(effect, fn, facts)
+                if test is not None and not facts.held_at(effect.node, fn):
+                    yield _report(fn, effect, test)
 
 
-def _asked(mark: Mark, fn: Function, facts: Facts) -> int | None:
-    around = inside(mark.node, ast.While, ast.If)
+def _asked(effect: Effect, fn: Function, facts: Facts) -> int | None:
+    """The line of the check around a get."""
+    around = enclosing(effect.node, ast.While, ast.If)
     while isinstance(around, ast.While | ast.If):
         for node in ast.walk(around.test):
             if (
                 isinstance(node, ast.Call)
-                and last(node.func) in ("empty", "qsize")
+                and short_name(node.func) in ("empty", "qsize")
                 and isinstance(node.func, ast.Attribute)
             ):
                 found = facts.module.resource(node.func.value, fn)
-                if found is not None and mark.resource is not None and found.id == mark.resource.id:
+                if found is not None and effect.resource is not None and found.id == effect.resource.id:
                     return around.lineno
-        around = inside(around, ast.While, ast.If)
+        around = enclosing(around, ast.While, ast.If)
     return None
 
 
-def _tell(fn: Function, mark: Mark, line: int) -> Finding:
-    assert mark.resource is not None
+def _report(fn: Function, effect: Effect, line: int) -> Finding:
+    assert effect.resource is not None
     return finding(
-        mark.node,
+        effect.node,
         fn,
-        f"{said(mark.node)} waits without a timeout after line {line} found an item: another worker may take "
-        "it in between, and this one waits for ever",
+        f"{text_of(effect.node)} waits without a timeout after the check at line {line}: another worker may take "
+        "the item in between, and this one waits for ever",
         [
-            Step("worker A", line, f"finds an item in {mark.resource.id}"),
-            Step("worker B", mark.line, "takes it, the last one"),
-            Step("worker A", mark.line, "waits for the next, which never comes"),
+            Step("worker A", line, f"finds an item in {effect.resource.id}"),
+            Step("worker B", effect.line, "takes it, and it was the last one"),
+            Step("worker A", effect.line, "waits for another one, which never comes"),
         ],
         "use get_nowait() and catch queue.Empty",
-        mark.resource.id,
+        effect.resource.id,
         0.7,
     )
 
@@ -65,7 +68,7 @@ def _tell(fn: Function, mark: Mark, line: int) -> Finding:
 RULE = Rule(
     "PC208",
     "empty-then-get",
-    "a queue asked whether it is empty, and then waited for",
+    "a queue checked for emptiness before a blocking get()",
     find,
     bad="""
         import queue

@@ -1,8 +1,8 @@
-"""A file or directory that is looked for and then made, by several processes at once.
+"""A file or directory that is checked for and then created, by several processes at once.
 
-All ranks of a job find that the directory is not there, one makes it, and the others fail with `FileExistsError`, or
-remove what another has just written. `os.makedirs(..., exist_ok=True)` and `unlink(missing_ok=True)` do not look.
-Reported in files that deal with ranks, processes or threads.
+All ranks of a job find that the directory does not exist, one creates it, and the others fail with `FileExistsError`
+or remove what another one has just written. `os.makedirs(..., exist_ok=True)` and `unlink(missing_ok=True)` need no
+check. Reported in files that deal with ranks, processes or threads.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import catches
 from paceline.check.catalogue import RANK_CALLS
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import dotted, inside, is_constant, keyword, last
+from paceline.check.names import dotted, enclosing, is_constant, keyword, short_name
 from paceline.check.ranks import condition
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.shared_state import is_caught
 from paceline.check.summaries import Facts
 
 ASKS = ("exists", "isdir", "isfile", "is_dir", "is_file")
@@ -26,12 +26,15 @@ REMOVES = ("remove", "unlink", "rmtree", "rmdir")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    ranks: bool | None = None  # asked only when there is something to say
+    """Report creations, removals and writes of a path inside a test of its existence."""
+    ranks: bool | None = None  # computed only once a suspicious test is found
     for fn in facts.module.functions:
         for test in fn.tests:
             if not isinstance(test, ast.If):
                 continue
-            asked = next((n for n in ast.walk(test.test) if isinstance(n, ast.Call) and last(n.func) in ASKS), None)
+            asked = next(
+                (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS), None
+            )
             if asked is None or _one_rank(test, fn, facts) or facts.held_at(test, fn):
                 continue
             if ranks is None:
@@ -41,39 +44,41 @@ def find(facts: Facts) -> Iterator[Finding]:
             path = ast.unparse(asked.args[0]) if asked.args else dotted(getattr(asked.func, "value", asked))
             for call in fn.calls:
                 if (
-                    inside(call, ast.If) is test
+                    enclosing(call, ast.If) is test
                     and _makes(call, path, ranks)
-                    and not catches(call, "FileExistsError", "FileNotFoundError", "OSError")
+                    and not is_caught(call, "FileExistsError", "FileNotFoundError", "OSError")
                 ):
-                    yield _tell(fn, test, call, path)
+                    yield _report(fn, test, call, path)
 
 
 def _ranks(facts: Facts) -> bool:
-    """Whether this file runs on all ranks of a job at once: it asks which it is, or calls an operation of all."""
+    """Whether this file runs on all ranks of a job at once: it asks for its rank or calls a collective."""
     return any(
-        last(c.func) in RANK_CALLS or facts.sequences.collective(c, fn)
+        short_name(c.func) in RANK_CALLS or facts.sequences.collective(c, fn)
         for fn in facts.module.functions
         for c in fn.calls
     )
 
 
 def _processes(facts: Facts) -> bool:
+    """Whether the file uses multiprocessing."""
     return any(origin.startswith("multiprocessing") for origin in facts.module.imports.values())
 
 
 def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
+    """Whether a condition on the rank is around the test."""
     around = test
     while isinstance(around, ast.If):
         parts = around.test.values if isinstance(around.test, ast.BoolOp) else [around.test]
         if any(condition(part, fn, facts.module) is not None for part in parts):
             return True
-        around = inside(around, ast.If)  # type: ignore[assignment]
+        around = enclosing(around, ast.If)  # type: ignore[assignment]
     return False
 
 
 def _makes(call: ast.Call, path: str, ranks: bool) -> bool:
-    """Makes the very path; among ranks, also removes or writes it."""
-    name = last(call.func)
+    """Whether the call creates this path; among ranks, also whether it removes or writes it."""
+    name = short_name(call.func)
     places = [ast.unparse(a) for a in call.args] + [dotted(getattr(call.func, "value", call.func))]
     if name in MAKES:
         return path in places and not is_constant(keyword(call, "exist_ok"), True)
@@ -84,27 +89,25 @@ def _makes(call: ast.Call, path: str, ranks: bool) -> bool:
     return name in ("save", "savez", "dump") and path in places[:2] and len(call.args) > 1
 
 
-def _tell(fn: Function, test: ast.If, call: ast.Call, path: str) -> Finding:
-    removes, makes = last(call.func) in REMOVES, last(call.func) in MAKES
+def _report(fn: Function, test: ast.If, call: ast.Call, path: str) -> Finding:
+    removes, makes = short_name(call.func) in REMOVES, short_name(call.func) in MAKES
     remedy = "missing_ok=True, or ignore_errors=True" if removes else "exist_ok=True" if makes else ""
     return finding(
         call,
         fn,
-        f"{path} is looked for (line {test.lineno}), and then comes {said(call)}: when two processes look at "
-        "once, the second fails, or spoils what the first has done",
+        f"{path} is checked (line {test.lineno}) before {text_of(call)}: if two processes check at once, the "
+        "second one fails, or destroys what the first one did",
         [
-            Step("rank 0", test.lineno, f"looks for {path}"),
-            Step("rank 1", test.lineno, "looks too, and finds the same"),
-            Step("rank 0", call.lineno, f"calls {said(call)}"),
+            Step("rank 0", test.lineno, f"checks {path}"),
+            Step("rank 1", test.lineno, "checks too, with the same result"),
+            Step("rank 0", call.lineno, f"calls {text_of(call)}"),
             Step(
-                "rank 1",
-                call.lineno,
-                "does it once more: an error, or a half-written file that the other already reads",
+                "rank 1", call.lineno, "repeats it: an error, or a half-written file that the other one already reads"
             ),
         ],
-        f"do it without looking ({remedy})"
+        f"do it without a check ({remedy})"
         if remedy
-        else "let one rank do it and the others wait, or write to a name of its own and rename it",
+        else "let one rank do it while the others wait, or write to a temporary name and rename it",
         path,
         0.65,
     )
@@ -113,7 +116,7 @@ def _tell(fn: Function, test: ast.If, call: ast.Call, path: str) -> Finding:
 RULE = Rule(
     "PC406",
     "exists-then-create",
-    "a file looked for and then made or removed, by several processes",
+    "a file checked for and then created or removed, by several processes",
     find,
     bad="""
         import os

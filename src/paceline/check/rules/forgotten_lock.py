@@ -1,23 +1,25 @@
-"""A change of something shared that forgets the lock that all others hold.
+"""A change of shared state without the lock that all other changes hold.
 
-Where an attribute is changed under one and the same lock in at least two places and in one place without, that one was
-most likely forgotten. Setting a plain value (a flag, None) is left alone: whoever is last is right.
+Where an attribute is changed under one and the same lock in at least two places, and in one place without it, the lock
+was most likely forgotten. Assigning a plain value (a flag, None) is not reported, since the last assignment wins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, ends, of_class, own_locks
-from paceline.check.declared import Class
+from paceline.check.accesses import Access
+from paceline.check.declarations import Class
 from paceline.check.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.shared_state import accesses_of_class, is_teardown, own_locks
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report changes without the lock, where most changes of the same attribute hold it."""
     for cls in facts.module.classes.values():
-        for accesses in of_class(cls, facts).values():
+        for accesses in accesses_of_class(cls, facts).values():
             yield from _changes(accesses, cls)
 
 
@@ -29,19 +31,27 @@ def _changes(accesses: list[Access], cls: Class) -> Iterator[Finding]:
         return
     common = own_locks(frozenset.intersection(*(a.locks for a in guarded)), cls)
     access = bare[0]
-    if common and not access.fn.name.startswith("_") and not access.fn.name.endswith("locked") and not ends(access.fn):
-        yield _tell(access, guarded[0], min(common))
+    if (
+        common
+        and not access.fn.name.startswith("_")
+        and not access.fn.name.endswith("locked")
+        and not is_teardown(access.fn)
+    ):
+        yield _report(access, guarded[0], min(common))
 
 
-def _tell(access: Access, guarded: Access, lock: str) -> Finding:
+def _report(access: Access, guarded: Access, lock: str) -> Finding:
     return finding(
         access.node,
         access.fn,
-        f"{access.thing} is changed here without {lock}, which is held wherever else it is changed (line "
-        f"{guarded.line})",
+        f"{access.thing} is changed here without {lock}, which all other changes of it hold (line {guarded.line})",
         [
             Step("thread A", guarded.line, f"{guarded.fn.qualname} changes {access.thing} under {lock}"),
-            Step("thread B", access.line, f"{access.fn.qualname} gets in between, since it does not hold {lock}"),
+            Step(
+                "thread B",
+                access.line,
+                f"{access.fn.qualname} changes it at the same time, since it does not hold {lock}",
+            ),
         ],
         f"hold {lock} here too",
         access.thing,
@@ -52,7 +62,7 @@ def _tell(access: Access, guarded: Access, lock: str) -> Finding:
 RULE = Rule(
     "PC403",
     "forgotten-lock",
-    "a change of something shared that forgets the lock all others hold",
+    "a change of shared state without the lock that all others hold",
     find,
     bad="""
         import threading

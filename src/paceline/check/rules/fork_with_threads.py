@@ -1,8 +1,8 @@
 """A fork of a process that has threads.
 
-`os.fork()` copies one thread. Whatever lock another one holds at that moment (of the allocator, of logging, of a
-queue) stays taken in the child for ever. A child that at once replaces itself (`exec`) or ends is safe. Reported where
-the same file starts threads.
+`os.fork()` copies one thread. Any lock that another thread holds at that moment (in the allocator, in logging, in a
+queue) stays locked in the child for ever. A child that immediately replaces itself (`exec`) or exits is safe. Reported
+where the same file starts threads.
 """
 
 from __future__ import annotations
@@ -10,33 +10,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.check.findings import Finding, Step
-from paceline.check.names import last
+from paceline.check.names import short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report forks in files that start threads, unless the child execs."""
     started = next((r for r in facts.roots if r.kind == "thread" and not r.alone), None)
-    made = [c for fn in facts.module.functions for c in fn.calls if facts.module.kind_made(c, fn) == "Thread"]
+    made = [c for fn in facts.module.functions for c in fn.calls if facts.module.constructed_kind(c, fn) == "Thread"]
     if started is None and not made:
         return
     line = started.line if started is not None else made[0].lineno
     for fn in facts.module.functions:
-        if any(last(c.func).startswith(("exec", "spawn")) and c.lineno > fn.line for c in fn.calls):
+        if any(short_name(c.func).startswith(("exec", "spawn")) and c.lineno > fn.line for c in fn.calls):
             continue
         for call in fn.calls:
             if facts.module.canonical(call.func) in ("os.fork", "os.forkpty", "pty.fork"):
                 yield finding(
                     call,
                     fn,
-                    f"this process is forked, and it has threads (line {line}): a lock that one of them holds "
-                    "stays taken in the child for ever",
+                    f"this process is forked while it has threads (line {line}): a lock that one of them holds "
+                    "stays locked in the child for ever",
                     [
-                        Step("thread B", line, "runs, and holds some lock: of logging, of the allocator, of a queue"),
+                        Step("thread B", line, "holds a lock: in logging, in the allocator, in a queue"),
                         Step(
                             "thread A",
                             call.lineno,
-                            f"{fn.qualname} forks; the child has the lock taken, but no thread B",
+                            f"{fn.qualname} forks: in the child the lock is held, but there is no thread B",
                         ),
                         Step("the child", call.lineno, "waits for it"),
                     ],

@@ -1,8 +1,8 @@
 """A child process that is joined before its queue is read.
 
-A `multiprocessing.Queue` is a pipe, and so is a `Pipe`. What does not fit into the pipe stays in the child, which
-cannot end before somebody reads it; and the parent, waiting for the end, does not read. A small result goes through, a
-large one hangs.
+A `multiprocessing.Queue` is a pipe, and so is a `Pipe`. Data that does not fit into the pipe stays in the child, which
+cannot exit until it is read; and the parent does not read while it waits for the child. A small result passes, a large
+one hangs.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import has_timeout
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import has_timeout
-from paceline.check.names import dotted, keyword, last
+from paceline.check.names import dotted, keyword, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
@@ -22,8 +22,9 @@ READS = ("get", "get_nowait", "recv", "recv_bytes")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report joins of a child before the first read of the queue or pipe that it writes to."""
     for fn in facts.module.functions:
-        started = [c for c in fn.calls if facts.module.kind_made(c, fn) == "Process"]
+        started = [c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process"]
         for queue, made in _given(started, fn, facts).items():
             join = next((c for c in fn.calls if c.lineno > made.lineno and _joins(c, fn, facts)), None)
             if join is None:
@@ -31,15 +32,17 @@ def find(facts: Facts) -> Iterator[Finding]:
             uses = [c for c in fn.calls if c not in started and _touches(c, queue)]
             reads = [c.lineno for c in uses if isinstance(c.func, ast.Attribute) and c.func.attr in READS]
             if any(
-                c.lineno <= join.lineno for c in uses if c.lineno not in reads and last(c.func) not in ("put", "close")
+                c.lineno <= join.lineno
+                for c in uses
+                if c.lineno not in reads and short_name(c.func) not in ("put", "close")
             ):
                 continue
             if reads and min(reads) > join.lineno:
-                yield _tell(fn, join, queue, made, min(reads))
+                yield _report(fn, join, queue, made, min(reads))
 
 
 def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast.Call]:
-    """Own end or queue -> the call that hands it, or the pipe's other end, to a child process."""
+    """The parent's queue or pipe end -> the call that passes it, or the other end, to a child process."""
     found: dict[str, ast.Call] = {}
     for call in started:
         for value in arguments(call, fn):
@@ -53,7 +56,7 @@ def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast
 
 
 def arguments(call: ast.Call, fn: Function) -> list[ast.expr]:
-    """What a Process or Thread is given: `args=` and `kwargs=`, also by the name of a tuple."""
+    """The arguments of a Process or Thread: `args=` and `kwargs=`, also where they name a tuple."""
     found: list[ast.expr] = []
     for name, position in (("args", 3), ("kwargs", 4)):
         given = keyword(call, name, position)
@@ -67,6 +70,7 @@ def arguments(call: ast.Call, fn: Function) -> list[ast.expr]:
 
 
 def _joins(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call joins a process without a timeout."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "join" or has_timeout(call, "join") or call.args:
         return False
     found = facts.module.resource(call.func.value, fn)
@@ -82,7 +86,7 @@ def _joins(call: ast.Call, fn: Function, facts: Facts) -> bool:
 
 
 def _holds_processes(name: str, fn: Function, facts: Facts) -> bool:
-    """Whether a list is filled with processes, here."""
+    """Whether this function fills the list with processes."""
     start = fn.bound.get(name)
     inside = [n for n in ast.walk(start) if isinstance(n, ast.Call)] if start is not None else []
     for call in fn.calls:
@@ -92,35 +96,36 @@ def _holds_processes(name: str, fn: Function, facts: Facts) -> bool:
             if found is not None and found.kind == "Process":
                 return True
             inside += [given] if isinstance(given, ast.Call) else []
-    return any(facts.module.kind_made(call, fn) == "Process" for call in inside)
+    return any(facts.module.constructed_kind(call, fn) == "Process" for call in inside)
 
 
 def _touches(call: ast.Call, queue: str) -> bool:
+    """Whether a call uses the queue."""
     if isinstance(call.func, ast.Attribute) and dotted(call.func.value) == queue:
         return True
     return any(dotted(a) == queue for a in (*call.args, *(k.value for k in call.keywords)))
 
 
-def _tell(fn: Function, join: ast.Call, queue: str, started: ast.Call, read: int) -> Finding:
+def _report(fn: Function, join: ast.Call, queue: str, started: ast.Call, read: int) -> Finding:
     return finding(
         join,
         fn,
-        f"the child is joined before {queue} is read (line {read}): it cannot end while what it put does not "
-        "fit into the pipe",
+        f"the child is joined before {queue} is read (line {read}): it cannot exit while data that does not "
+        "fit into the pipe is unread",
         [
             Step(
                 "the child",
                 started.lineno,
-                f"puts its result into {queue}, and waits at its end until that is in the pipe",
+                f"puts its result into {queue}, and at exit waits until the pipe has taken it",
             ),
-            Step("the parent", join.lineno, f"waits for the child to end, before it reads {queue} at line {read}"),
+            Step("the parent", join.lineno, f"waits for the child to exit before it reads {queue} at line {read}"),
         ],
         f"read {queue} first, then join",
         queue,
         0.85,
         [
             Wait("the child", "put its result", "read the pipe", "the parent"),
-            Wait("the parent", "started the child", "end", "the child"),
+            Wait("the parent", "started the child", "exit", "the child"),
         ],
     )
 

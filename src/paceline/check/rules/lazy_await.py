@@ -1,7 +1,7 @@
-"""Something made at its first use across an await, by two tasks at once.
+"""Something created on first use across an await, by two tasks at once.
 
 `if self.session is None: self.session = await connect()` lets the loop run other tasks while it connects. A second
-task finds None as well, and connects again; the first session is lost, and what it holds is never given back.
+task finds None as well and connects too; the first session is lost, and what it holds is never released.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import ASYNC_LOCKS
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, inside
+from paceline.check.names import dotted, enclosing
 from paceline.check.rules.lazy_start import PLAIN, absent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report `if x is None: x = await ...` that is not under a lock."""
     for fn in facts.module.functions:
         if not fn.asynchronous or fn.name.strip("_").startswith(PLAIN) or fn.name.startswith("__"):
             continue
@@ -26,7 +27,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             name = absent(test.test) if isinstance(test, ast.If) else ""
             if (
                 not name
-                or not ((name.startswith(fn.me + ".") and fn.me) or name in fn.globals)
+                or not ((name.startswith(fn.self_name + ".") and fn.self_name) or name in fn.globals)
                 or _locked(test, fn, facts)
             ):
                 continue
@@ -36,32 +37,33 @@ def find(facts: Facts) -> Iterator[Finding]:
                     and dotted(statement.targets[0]) == name
                     and isinstance(statement.value, ast.Await)
                 ):
-                    yield _tell(fn, test, statement, name)
+                    yield _report(fn, test, statement, name)
 
 
 def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
-    around = inside(test, ast.AsyncWith)
+    """Whether the test is inside a lock."""
+    around = enclosing(test, ast.AsyncWith)
     while isinstance(around, ast.AsyncWith):
         for item in around.items:
             lock = facts.module.resource(item.context_expr, fn)
             if lock is not None and (lock.kind in ASYNC_LOCKS or not lock.sure):
                 return True
-        around = inside(around, ast.AsyncWith)
+        around = enclosing(around, ast.AsyncWith)
     return bool(facts.held_at(test, fn))
 
 
-def _tell(fn: Function, test: ast.If | ast.While, made: ast.Assign, name: str) -> Finding:
+def _report(fn: Function, test: ast.If | ast.While, made: ast.Assign, name: str) -> Finding:
     return finding(
         made,
         fn,
-        f"{name} is made across an await after line {test.lineno} found it missing: a second task finds it "
-        "missing too, and makes another",
+        f"{name} is created across an await after line {test.lineno} found it missing: a second task finds it "
+        "missing too and creates another one",
         [
             Step("task A", test.lineno, f"{fn.qualname} finds no {name}"),
-            Step("task A", made.lineno, "awaits: the loop goes on with others"),
-            Step("task B", test.lineno, "finds none either, and makes another one"),
+            Step("task A", made.lineno, "awaits: the loop runs other tasks"),
+            Step("task B", test.lineno, "finds none either, and creates another one"),
         ],
-        "hold an asyncio.Lock over both, or keep the task that makes it and await that",
+        "hold an asyncio.Lock over both, or store the task that creates it and await that",
         name,
         0.65,
     )
@@ -70,7 +72,7 @@ def _tell(fn: Function, test: ast.If | ast.While, made: ast.Assign, name: str) -
 RULE = Rule(
     "PC306",
     "lazy-across-await",
-    "something made at first use across an await, by two tasks",
+    "something created on first use across an await, by two tasks",
     find,
     bad="""
         class Client:

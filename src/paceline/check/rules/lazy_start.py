@@ -1,7 +1,8 @@
-"""Something made or started at its first use, by two threads at once.
+"""Something created or started on first use, by two threads at once.
 
-Two threads find that it is not there yet, and both make it: two connections, two threads where one was meant, or
-`threads can only be started once`. A lock that is taken only after the look does not help, unless it looks again.
+Two threads find that it does not exist yet, and both create it: two connections, two threads where one was meant, or
+`threads can only be started once`. A lock that is taken only after the check does not help, unless it is checked
+again.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.accesses import BEGINNINGS, is_shared
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.shared_state import BEGINNINGS, is_shared
 from paceline.check.summaries import Facts
 
 PLAIN = (
@@ -35,6 +36,7 @@ PLAIN = (
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report tests of existence, outside a lock, that guard a creation or a start."""
     for fn in facts.module.functions:
         if fn.name in BEGINNINGS or fn is facts.module.top:
             continue
@@ -54,11 +56,15 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
         return
     for statement in test.body:
         call = statement.value if isinstance(statement, ast.Expr) else None
-        if isinstance(call, ast.Call) and dotted(call.func) == f"{fn.me}.start" and fn.cls.method("start") is None:
-            yield _tell(
+        if (
+            isinstance(call, ast.Call)
+            and dotted(call.func) == f"{fn.self_name}.start"
+            and fn.cls.method("start") is None
+        ):
+            yield _report(
                 call,
                 fn,
-                "the thread is started at its first use",
+                "the thread is started on first use",
                 f"`{ast.unparse(test.test)}`",
                 f"{fn.cls.name}.start",
                 0.65,
@@ -66,7 +72,7 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
 
 
 def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
-    """A lock taken after the look, that does not look again."""
+    """A lock that is taken after the check, without a second check."""
     name = absent(test.test)
     if not name or len(test.body) != 1 or not isinstance(test.body[0], ast.With):
         return
@@ -76,10 +82,10 @@ def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
         return
     made = next((s for s in within.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
     if made is not None and not isinstance(within.body[0], ast.If):
-        yield _tell(
+        yield _report(
             made,
             fn,
-            f"{name} is made under {lock.id}, without looking again whether it is there by now",
+            f"{name} is created under {lock.id} without checking again whether it exists by now",
             f"`{ast.unparse(test.test)}`",
             name,
             0.75,
@@ -87,7 +93,7 @@ def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
 
 
 def absent(test: ast.expr) -> str:
-    """What `x is None` or `not x` asks for."""
+    """The `x` of `x is None` or `not x`; else empty."""
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Is):
         right = test.comparators[0]
         return dotted(test.left) if isinstance(right, ast.Constant) and right.value is None else ""
@@ -97,41 +103,43 @@ def absent(test: ast.expr) -> str:
 
 
 def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
-    """A thread of an object that has a lock, started at first use without it."""
+    """A thread of an object that has a lock, started on first use without it."""
     name = absent(test.test)
-    if not name or fn.cls is None or not name.startswith(fn.me + ".") or fn.name.strip("_").startswith(PLAIN):
+    if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or fn.name.strip("_").startswith(PLAIN):
         return
     if not is_shared(fn.cls, facts) or (fn.name.startswith("_") and facts.guards(fn)):
         return
     has_lock = any(
-        (m := facts.module.made(v, f)) and m[0] in ("Lock", "RLock") for vs in fn.cls.values.values() for v, f in vs
+        (m := facts.module.constructed(v, f)) and m[0] in ("Lock", "RLock")
+        for vs in fn.cls.values.values()
+        for v, f in vs
     )
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name and has_lock:
-            made = facts.module.made(statement.value, fn)
+            made = facts.module.constructed(statement.value, fn)
             if made is not None and made[0] == "Thread":
-                yield _tell(
+                yield _report(
                     statement,
                     fn,
-                    f"{name} is made and started at its first use, without the object's lock",
+                    f"{name} is created and started on first use, without the object's lock",
                     f"`{ast.unparse(test.test)}`",
                     name,
                     0.65,
                 )
 
 
-def _tell(at: ast.AST, fn: Function, what: str, asked: str, about: str, confidence: float) -> Finding:
+def _report(at: ast.AST, fn: Function, what: str, asked: str, about: str, confidence: float) -> Finding:
     line = getattr(at, "lineno", fn.line)
     return finding(
         at,
         fn,
-        f"{what}: two threads may find {asked} true at the same time, and both do it",
+        f"{what}: two threads may find {asked} true at the same time, and then both do it",
         [
             Step("thread A", line, f"{fn.qualname} finds {asked} true"),
-            Step("thread B", line, "finds the same, before thread A has changed it"),
-            Step("both", line, "go on to make it or start it"),
+            Step("thread B", line, "finds it true as well, before thread A has changed it"),
+            Step("both", line, "create or start it"),
         ],
-        "look and make under one lock, or look again once it is held",
+        "check and create under one lock, or check again once it is held",
         about,
         confidence,
     )
@@ -140,7 +148,7 @@ def _tell(at: ast.AST, fn: Function, what: str, asked: str, about: str, confiden
 RULE = Rule(
     "PC405",
     "lazy-start",
-    "something made or started at first use, by two threads at once",
+    "something created or started on first use, by two threads at once",
     find,
     bad="""
         import threading

@@ -1,7 +1,7 @@
-"""A rank that leaves before an operation of all ranks.
+"""A rank that leaves before a collective.
 
-One rank returns, continues or raises early, because of its number, of what it holds, or of an exception that only it
-has seen; the others go on to the next collective and wait for it.
+One rank returns, continues or raises early, because of its rank, of the data it holds, or of an exception that only it
+has seen; the others go on to the next collective and wait for it there.
 """
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ import ast
 from collections.abc import Iterator
 from typing import TypeGuard
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import inside, last
+from paceline.check.names import enclosing, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.sequences import Item, flattened
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
 
-# An exception that comes on one rank alone; a missing module is missing everywhere.
+# Exceptions that may be raised on one rank alone; a missing module is missing on every rank.
 ITS_OWN = ("Exception", "BaseException", "RuntimeError", "OSError", "IOError", "FileNotFoundError", "StopIteration")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report returns, raises and handlers that let one rank skip a collective."""
     for fn in facts.module.functions:
         for difference in facts.sequences.differences(fn):
             if difference.exit and difference.missed:
                 dies = difference.exit == "raise"
-                yield _tell(
+                yield _report(
                     fn,
                     difference.test,
                     difference.missed[0],
@@ -41,7 +42,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
-    """A raise on one side of a question about the rank, under a condition of its own."""
+    """A raise inside a branch that only some ranks take."""
     sequences = facts.sequences
     if not sequences.whole(fn).items:
         return
@@ -55,12 +56,12 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
                 missed = sequences.missed(test, fn, asked[0])
                 if (
                     _leaves(node)
-                    and inside(node, ast.If) is not test
+                    and enclosing(node, ast.If) is not test
                     and missed
                     and not _is_caught(node, test)
                     and not _is_assertion(node)
                 ):
-                    yield _tell(
+                    yield _report(
                         fn,
                         node,
                         missed[0],
@@ -71,26 +72,27 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
 
 
 def _leaves(node: ast.AST) -> TypeGuard[ast.Raise | ast.Expr]:
-    """A raise, or `sys.exit()`."""
+    """Whether this is a `raise` or `sys.exit()`."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        return last(node.value.func) in ("exit", "_exit")
+        return short_name(node.value.func) in ("exit", "_exit")
     return isinstance(node, ast.Raise)
 
 
 def _is_assertion(node: ast.Raise | ast.Expr) -> bool:
-    """What can only be raised by a mistake in the program, which every rank has."""
+    """Whether only a mistake in the program can raise this, which every rank makes."""
     if isinstance(node, ast.Expr):
         return False
     raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-    return raised is None or last(raised) in ("AssertionError", "NotImplementedError", "TypeError")
+    return raised is None or short_name(raised) in ("AssertionError", "NotImplementedError", "TypeError")
 
 
 def _is_caught(node: ast.AST, test: ast.If) -> bool:
-    around = inside(node, ast.Try)
+    around = enclosing(node, ast.Try)
     return isinstance(around, ast.Try) and around.lineno > test.lineno and bool(around.handlers)
 
 
 def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """Handlers of an exception that one rank alone may see, and that then skip a collective."""
     usual = facts.sequences.operations(fn)
     if not usual:
         return
@@ -105,33 +107,34 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
         missed = [i for i in usual if getattr(i.at, "lineno", 0) > (node.end_lineno or 0) and i not in reached]
         if missed:
             how = type(final).__name__.lower()
-            yield _tell(fn, final, missed[0], f"an exception that only one rank sees makes it {how}", 0.65)
+            yield _report(fn, final, missed[0], f"an exception that only one rank sees makes it {how}", 0.65)
 
 
 def _broad(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler catches exceptions that may be raised on one rank alone."""
     if handler.type is None:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(last(kind) in ITS_OWN for kind in kinds)
+    return any(short_name(kind) in ITS_OWN for kind in kinds)
 
 
-def _tell(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Finding:
+def _report(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Finding:
     line = getattr(item.at, "lineno", at.lineno)
-    by = said(item.at) if isinstance(item.at, ast.Call) else item.name
+    by = text_of(item.at) if isinstance(item.at, ast.Call) else item.name
     return finding(
         at,
         fn,
         f"{why} before {by} at line {line}, which every rank must call: the others wait there",
         [
-            Step("rank 0", at.lineno, f"leaves {fn.qualname}, or this turn of its loop"),
+            Step("rank 0", at.lineno, f"leaves {fn.qualname}, or this iteration of its loop"),
             Step("rank 1", line, f"calls {by}, and waits for all ranks"),
         ],
-        f"let every rank reach {item.name}: tell the others of it first, or leave after it",
+        f"let every rank reach {item.name}: agree with the other ranks to leave first, or leave after it",
         item.name,
         confidence,
         [
             Wait("rank 1", f"called {item.name}", f"call {item.name}", "rank 0"),
-            Wait("rank 0", "went on", "come to the next operation", "rank 1"),
+            Wait("rank 0", "went on", "reach the next collective", "rank 1"),
         ],
     )
 
@@ -139,7 +142,7 @@ def _tell(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -
 RULE = Rule(
     "PC502",
     "left-before-collective",
-    "a rank that leaves before an operation of all ranks",
+    "a rank that leaves before a collective",
     find,
     bad="""
         import torch.distributed as dist

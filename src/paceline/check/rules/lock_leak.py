@@ -1,8 +1,8 @@
-"""A lock that stays taken on one way out of the function that takes it.
+"""A lock that is not released on one path out of the function that takes it.
 
-The function releases the lock, but not on every path: an early `return`, a `continue`, or an exception between
-`acquire()` and `release()` leaves it taken, and whoever wants it next waits for ever. Only functions that do release
-the lock somewhere are looked at; one that only takes it hands it on deliberately.
+The function releases the lock, but not on every path: after an early `return`, a `continue`, or an exception between
+`acquire()` and `release()` it stays locked, and the next thread that wants it waits for ever. Only functions that do
+release the lock somewhere are checked; one that only takes it leaves the release to others on purpose.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import Effect
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import Mark
-from paceline.check.names import inside
+from paceline.check.names import enclosing
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.check.walk import Leak
@@ -22,18 +22,19 @@ HANDS_ON = ("acquire", "lock", "enter", "grab", "take", "hold", "release_save", 
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report leaks of the walk, in functions that release the lock on another path."""
     for fn in facts.module.functions:
         if fn.name.strip("_").lower().startswith(HANDS_ON) or fn.name.lower().endswith("lock"):
             continue
         walk = facts.walk(fn)
         if walk.cut or not walk.leaks:
             continue
-        told: set[str] = set()
-        dropped = facts.drops(fn)  # taken back at the end, since the caller expects it so
+        reported: set[str] = set()
+        dropped = facts.drops(fn)  # taken again at the end, as the caller expects
         for leak in sorted(walk.leaks, key=lambda leak: (leak.raised, leak.line)):
             lock = leak.held.resource
             if (
-                lock.id in told
+                lock.id in reported
                 or (lock.id in dropped and dropped[lock.id].line < leak.held.line)
                 or (leak.raised and fn is facts.module.top)
             ):
@@ -42,35 +43,36 @@ def find(facts: Facts) -> Iterator[Finding]:
             take = next((m for m, _ in walk.events if m.kind in ("take", "try") and m.line == leak.held.line), None)
             if not frees or take is None or _depends(take, frees):
                 continue
-            told.add(lock.id)
-            yield _tell(fn, leak, take, min(m.line for m in frees))
+            reported.add(lock.id)
+            yield _report(fn, leak, take, min(m.line for m in frees))
 
 
-def _depends(take: Mark, frees: list[Mark]) -> bool:
-    """Whether it is released under a condition of its own, which may well be the one it was taken under."""
-    around = inside(take.node, ast.If, ast.While)
+def _depends(take: Effect, frees: list[Effect]) -> bool:
+    """Whether the release depends on a condition, which may be the one under which the lock was taken."""
+    around = enclosing(take.node, ast.If, ast.While)
     for free in frees:
-        condition = inside(free.node, ast.If)
+        condition = enclosing(free.node, ast.If)
         if isinstance(condition, ast.If) and condition is not around and _tests_a_flag(condition, take):
             return True
     return False
 
 
-def _tests_a_flag(condition: ast.If, take: Mark) -> bool:
-    if isinstance(inside(take.node, ast.If), ast.If) or take.kind == "try":
+def _tests_a_flag(condition: ast.If, take: Effect) -> bool:
+    """Whether a condition tests a flag for the lock being held."""
+    if isinstance(enclosing(take.node, ast.If), ast.If) or take.kind == "try":
         return True
     test = condition.test.operand if isinstance(condition.test, ast.UnaryOp) else condition.test
     name = test.id if isinstance(test, ast.Name) else test.attr if isinstance(test, ast.Attribute) else ""
     return any(word in name.lower() for word in ("lock", "acquired", "held", "owned", "taken"))
 
 
-def _tell(fn: Function, leak: Leak, take: Mark, freed: int) -> Finding:
+def _report(fn: Function, leak: Leak, take: Effect, freed: int) -> Finding:
     lock = leak.held.resource
-    way = f"an exception at line {leak.line}" if leak.raised else f"the way out at line {leak.line}"
+    way = f"an exception at line {leak.line}" if leak.raised else f"the path that leaves at line {leak.line}"
     return finding(
         take.node,
         fn,
-        f"{lock.id} is taken here and stays taken on {way}; line {freed} releases it only on other paths",
+        f"{lock.id} is taken here and not released on {way}; line {freed} releases it only on other paths",
         [
             Step("thread A", take.line, f"{fn.qualname} takes {lock.id}"),
             Step(
@@ -78,7 +80,7 @@ def _tell(fn: Function, leak: Leak, take: Mark, freed: int) -> Finding:
                 leak.line,
                 "leaves by an exception without releasing it" if leak.raised else "leaves without releasing it",
             ),
-            Step("thread B", take.line, f"waits for {lock.id}, which nobody will release"),
+            Step("thread B", take.line, f"waits for {lock.id}, which is never released"),
         ],
         f"take it with `with {leak.held.receiver}:`, or release it in a `finally`",
         lock.id,
@@ -89,7 +91,7 @@ def _tell(fn: Function, leak: Leak, take: Mark, freed: int) -> Finding:
 RULE = Rule(
     "PC102",
     "lock-leak",
-    "a lock that stays taken on one way out",
+    "a lock that is not released on one path out of the function",
     find,
     bad="""
         import threading

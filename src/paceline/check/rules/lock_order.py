@@ -1,9 +1,9 @@
 """Two locks that are taken in both orders.
 
-One path takes A and then, still holding it, B; another takes B and then A. When two threads are there at once, each
-holds what the other waits for. It does not matter that the locks are re-entrant, nor that the second one is taken
-deep inside a call. A path that gives up (a timeout, or without waiting) breaks the circle, and so does a third lock
-that both paths hold all along.
+One path takes A and then, still holding it, B; another takes B and then A. If two threads run them at once, each holds
+the lock that the other waits for. It makes no difference that the locks are re-entrant, nor that the second one is
+taken deep inside a call. A path that gives up (with a timeout, or without waiting) breaks the cycle, and so does a
+third lock that both paths hold throughout.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from paceline.check.catalogue import LOCKS
-from paceline.check.declared import Function, Resource
+from paceline.check.declarations import Function, Resource
+from paceline.check.effects import runs_now, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, led, runs_now
+from paceline.check.summaries import Facts, call_steps
 from paceline.narrative import Wait
 
-WITNESSES = 6  # ways kept from one lock to another
-LONGEST = 4  # locks of a circle
+WITNESSES = 6  # paths kept per pair of locks
+LONGEST = 4  # locks in a cycle
 
 
 class Edge(NamedTuple):
@@ -37,26 +37,28 @@ class Edge(NamedTuple):
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report cycles in the graph of locks that are taken while another is held."""
     edges = _edges(facts)
     for circle in _circles(edges):
         chosen = _together([edges[pair] for pair in circle])
         if chosen is not None:
-            yield _tell(chosen, edges)
+            yield _report(chosen, edges)
 
 
 def _edges(facts: Facts) -> dict[tuple[str, str], list[Edge]]:
+    """(held lock, taken lock) -> the paths on which that happens."""
     edges: dict[tuple[str, str], list[Edge]] = {}
     for fn in facts.module.functions:
         if fn.name in ("__init__", "__new__"):
-            continue  # nobody else has the object yet
-        for mark, held in facts.events(fn):
+            continue  # no other thread has the object yet
+        for effect, held in facts.events(fn):
             if not held:
                 continue
             reached: list[tuple[Resource, tuple[tuple[Function, ast.expr], ...]]] = []
-            if mark.kind == "take" and mark.resource is not None:
-                reached = [(mark.resource, ((fn, mark.node),))]
-            elif mark.callee is not None and runs_now(mark):
-                reached = [(t.resource, ((fn, mark.node), *t.steps)) for t in facts.takes(mark.callee).values()]
+            if effect.kind == "take" and effect.resource is not None:
+                reached = [(effect.resource, ((fn, effect.node),))]
+            elif effect.callee is not None and runs_now(effect):
+                reached = [(t.resource, ((fn, effect.node), *t.steps)) for t in facts.takes(effect.callee).values()]
             for resource, steps in reached:
                 for first in held:
                     if first.resource.id != resource.id and _counts(first.resource) and _counts(resource):
@@ -68,25 +70,27 @@ def _edges(facts: Facts) -> dict[tuple[str, str], list[Edge]]:
 
 
 def _counts(resource: Resource) -> bool:
-    return resource.kind in LOCKS and "Semaphore" not in resource.kind and not resource.many
+    """Whether a resource can be part of a cycle: semaphores and locks of containers cannot be told apart."""
+    return resource.kind in LOCKS and "Semaphore" not in resource.kind and not resource.one_of_several
 
 
 def _circles(edges: dict[tuple[str, str], list[Edge]]) -> Iterator[list[tuple[str, str]]]:
-    """The shortest circle through each edge inside a strongly connected set of locks, each set of locks once."""
+    """The shortest cycle through each lock of a strongly connected component; each set of locks once."""
     following: dict[str, list[str]] = {}
     for first, second in edges:
         following.setdefault(first, []).append(second)
-    told: set[frozenset[str]] = set()
+    reported: set[frozenset[str]] = set()
     for group in strongly_connected(following):
         for start in sorted(group):
             path = _back_to(start, following, group)
-            if path is None or frozenset(path) in told:
+            if path is None or frozenset(path) in reported:
                 continue
-            told.add(frozenset(path))
+            reported.add(frozenset(path))
             yield list(pairwise([*path, start]))
 
 
 def _back_to(start: str, following: dict[str, list[str]], group: set[str]) -> list[str] | None:
+    """The shortest path from a lock back to itself, by breadth-first search."""
     todo, seen = [[start]], {start}
     while todo:
         path = todo.pop(0)
@@ -100,7 +104,7 @@ def _back_to(start: str, following: dict[str, list[str]], group: set[str]) -> li
 
 
 def strongly_connected(following: dict[str, list[str]]) -> list[set[str]]:
-    """Tarjan's components of more than one node; without recursion, since graphs of names may be deep."""
+    """Tarjan's strongly connected components of more than one node; iterative, since the graph may be deep."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -130,7 +134,7 @@ def strongly_connected(following: dict[str, list[str]]) -> list[set[str]]:
 
 
 def _together(ways: list[list[Edge]]) -> list[Edge] | None:
-    """One path for each edge, such that no lock is held on all of them; None when there are none."""
+    """One path per edge such that no lock is held on all of them; None where there is no such choice."""
     chosen = [way[0] for way in ways]
     if not frozenset.intersection(*(edge.gates for edge in chosen)):
         return chosen
@@ -142,15 +146,15 @@ def _together(ways: list[list[Edge]]) -> list[Edge] | None:
     return None
 
 
-def _tell(circle: list[Edge], edges: dict[tuple[str, str], list[Edge]]) -> Finding:
-    """The story begins with the rarer order: it is the likelier mistake."""
+def _report(circle: list[Edge], edges: dict[tuple[str, str], list[Edge]]) -> Finding:
+    """The finding; its story begins with the rarer order, which is the likelier mistake."""
     rarest = min(range(len(circle)), key=lambda i: (len(edges[circle[i].first.id, circle[i].second.id]), i))
     circle = circle[rarest:] + circle[:rarest]
     story, waits = [], []
     for number, edge in enumerate(circle):
         who, whom = f"thread {_letter(number)}", f"thread {_letter((number + 1) % len(circle))}"
         story.append(Step(who, edge.taken, f"{edge.fn.qualname} takes {edge.first.id}"))
-        story += led(who, edge.steps, f"waits for {edge.second.id}, which {whom} holds")
+        story += call_steps(who, edge.steps, f"waits for {edge.second.id}, which {whom} holds")
         waits.append(Wait(who, f"took {edge.first.id} at line {edge.taken}", f"release {edge.second.id}", whom))
     at = circle[0]
     node = at.steps[0][1]
@@ -170,7 +174,7 @@ def _tell(circle: list[Edge], edges: dict[tuple[str, str], list[Edge]]) -> Findi
 
 
 def _how(edge: Edge) -> str:
-    return f"{edge.second.id} is taken" + ("" if len(edge.steps) == 1 else f" by {said(edge.steps[0][1])}")
+    return f"{edge.second.id} is taken" + ("" if len(edge.steps) == 1 else f" by {text_of(edge.steps[0][1])}")
 
 
 def _letter(number: int) -> str:

@@ -1,8 +1,8 @@
-"""The event loop touched from another thread.
+"""The event loop used from another thread.
 
-Apart from `call_soon_threadsafe` and `run_coroutine_threadsafe`, nothing of asyncio may be used from another thread
-than the loop's. A callback put there by `call_soon`, an `asyncio.Event` set, an item put into an `asyncio.Queue` does
-not wake the loop: it may sleep on for ever.
+Except for `call_soon_threadsafe` and `run_coroutine_threadsafe`, nothing of asyncio may be used from a thread other
+than the loop's. A callback scheduled by `call_soon`, an `asyncio.Event` that is set or an item put into an
+`asyncio.Queue` does not wake the loop: it may sleep on for ever.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import last
+from paceline.check.names import short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -22,9 +22,10 @@ OWN_LOOP = ("new_event_loop", "run_until_complete", "run_forever", "run", "set_e
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report uses of the loop, its events and queues in functions that threads run."""
     for root in facts.roots:
         fn = root.function
-        if root.kind != "thread" or fn.asynchronous or any(last(c.func) in OWN_LOOP for c in fn.calls):
+        if root.kind != "thread" or fn.asynchronous or any(short_name(c.func) in OWN_LOOP for c in fn.calls):
             continue
         for call in fn.calls:
             what = _touches(call, fn, facts)
@@ -32,40 +33,41 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     call,
                     fn,
-                    f"{said(call)} {what} from the thread started at line {root.line}: the loop is not woken, "
-                    "and may sleep on for ever",
+                    f"{text_of(call)} {what} from the thread started at line {root.line}: this does not wake the "
+                    "loop, which may sleep on for ever",
                     [
-                        Step("the loop", root.line, "sleeps until something is due"),
-                        Step("thread B", call.lineno, f"calls {said(call)}, which does not wake it"),
+                        Step("the loop", root.line, "sleeps until the next event is due"),
+                        Step("thread B", call.lineno, f"calls {text_of(call)}, which does not wake it"),
                     ],
                     "use loop.call_soon_threadsafe(...) or asyncio.run_coroutine_threadsafe(...)",
-                    said(call),
+                    text_of(call),
                     0.8,
                 )
                 break
 
 
 def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:
+    """What a call does to the loop; empty if nothing."""
     if not isinstance(call.func, ast.Attribute):
         return ""
-    name, owner = call.func.attr, last(call.func.value).lower()
+    name, owner = call.func.attr, short_name(call.func.value).lower()
     if name in OF_LOOP and "loop" in owner:
-        return "puts a callback into the loop"
+        return "schedules a callback"
     if name == "create_task" and ("loop" in owner or owner == "asyncio"):
-        return "makes a task"
+        return "creates a task"
     found = facts.module.resource(call.func.value, fn)
     if found is not None and found.sure:
         if found.kind == "AsyncEvent" and name == "set":
-            return "sets an event of the loop"
+            return "sets an asyncio.Event"
         if found.kind == "AsyncQueue" and name == "put_nowait":
-            return "puts an item into a queue of the loop"
+            return "puts an item into an asyncio.Queue"
     return ""
 
 
 RULE = Rule(
     "PC304",
     "loop-from-thread",
-    "the event loop touched from another thread",
+    "the event loop used from another thread",
     find,
     bad="""
         import asyncio

@@ -1,7 +1,7 @@
-"""A lock that nobody else can take.
+"""A lock that no other thread can take.
 
-`with threading.Lock():` makes a new lock each time, so it keeps nobody out. The same is a lock in a local variable
-that never leaves the function: every call has its own.
+`with threading.Lock():` creates a new lock each time, so it excludes no other thread. The same holds for a lock in a
+local variable that never leaves the function: every call has its own.
 """
 
 from __future__ import annotations
@@ -10,36 +10,42 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import LOCKS
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report locks that are created where they are taken, and local locks that do not leave their function."""
     module = facts.module
     for fn in module.functions:
         for statement in fn.withs:
             for item in statement.items:
-                made = module.made(item.context_expr, fn) if isinstance(item.context_expr, ast.Call) else None
+                made = module.constructed(item.context_expr, fn) if isinstance(item.context_expr, ast.Call) else None
                 if made is not None and made[0] in LOCKS and item.optional_vars is None:
-                    yield _tell(fn, item.context_expr, "a new lock is made here each time, so it keeps nobody out", "")
+                    yield _report(
+                        fn,
+                        item.context_expr,
+                        "a new lock is created here each time, so it excludes no other thread",
+                        "",
+                    )
         if fn is module.top:
             continue
         for target, value in fn.assigns:
-            made = module.made(value, fn)
+            made = module.constructed(value, fn)
             if made is None or made[0] not in ("Lock", "RLock", "AsyncLock") or not isinstance(target, ast.Name):
                 continue
             if target.id not in fn.globals and _stays(target.id, fn):
-                yield _tell(
-                    fn, value, f"the lock {target.id} never leaves {fn.qualname}: every call makes its own", target.id
+                yield _report(
+                    fn, value, f"the lock {target.id} never leaves {fn.qualname}: every call creates its own", target.id
                 )
 
 
 def _stays(name: str, fn: Function) -> bool:
-    """Used only in `with` and by its own methods, in this function alone."""
+    """Whether the name is used only in `with` and for the lock's methods, in this function alone."""
     used = False
     for node in ast.walk(fn.node):
         if isinstance(node, ast.Nonlocal) and name in node.names:
@@ -59,22 +65,23 @@ def _stays(name: str, fn: Function) -> bool:
 
 
 def _owner(node: ast.AST, fn: Function) -> ast.AST | None:
+    """The function in whose body a node is."""
     at = parent(node)
     while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         at = parent(at)
     return at
 
 
-def _tell(fn: Function, at: ast.expr, message: str, name: str) -> Finding:
+def _report(fn: Function, at: ast.expr, message: str, name: str) -> Finding:
     return finding(
         at,
         fn,
         message,
         [
-            Step("thread A", at.lineno, f"takes the lock that {said(at)} made for it"),
-            Step("thread B", at.lineno, "takes another one, and is inside at the same time"),
+            Step("thread A", at.lineno, f"takes the lock that {text_of(at)} has just created"),
+            Step("thread B", at.lineno, "takes another one, and enters at the same time"),
         ],
-        "make the lock once, where all who share the data can see it: an attribute, or a global",
+        "create the lock once, where all users of the data share it: in an attribute or a global",
         name,
         0.9,
     )
@@ -83,7 +90,7 @@ def _tell(fn: Function, at: ast.expr, message: str, name: str) -> Finding:
 RULE = Rule(
     "PC106",
     "lock-of-its-own",
-    "a lock that nobody else can take",
+    "a lock that no other thread can take",
     find,
     bad="""
         import threading

@@ -1,8 +1,8 @@
-"""An event that is cleared after what it tells of was looked at.
+"""An event that is cleared after the flag it announces was checked.
 
-A loop looks at a flag, clears the event, works, and waits. Who sets the flag and the event between the look and the
-clear is not heard: the event is cleared away, and the loop waits although the flag is set. Clear right after the wait,
-or look at the flag between the clear and the wait.
+A loop checks a flag, clears the event, works, and waits. If another thread sets the flag and the event between the
+check and the clear, the event is lost, and the loop waits although the flag is set. Clear the event right after the
+wait, or check the flag between the clear and the wait.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import has_timeout, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import has_timeout, said
 from paceline.check.names import dotted
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
@@ -22,12 +22,16 @@ DEPTH = 2
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report loops that check a flag, then clear the event that announces it, then wait."""
     for fn in facts.module.functions:
         yield from _just_before(fn, facts)
         for loop in fn.loops:
             if not isinstance(loop, ast.While):
                 continue
-            flags = {dotted(n) for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)} - {fn.me, ""}
+            flags = {dotted(n) for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)} - {
+                fn.self_name,
+                "",
+            }
             steps = list(_in_order(loop, fn, facts, 0))
             for index, (call, where) in enumerate(steps):
                 if not _is(call, "wait"):
@@ -39,12 +43,12 @@ def find(facts: Facts) -> Iterator[Finding]:
                 if event is None or clear is None or any(_is(s[0], "wait") for s in steps[: steps.index(clear)]):
                     continue
                 setter = _setter(event, flags, facts)
-                if setter is not None and not _looked_at(loop, clear[0], call, setter[1], where, clear[1]):
-                    yield _tell(fn, loop, clear, call, event, setter)
+                if setter is not None and not _checked_again(loop, clear[0], call, setter[1], where, clear[1]):
+                    yield _report(fn, loop, clear, call, event, setter)
 
 
 def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:
-    """`event.clear()` and then at once `event.wait()`, in a loop: what was set while it worked is thrown away."""
+    """`event.clear()` directly before `event.wait()` in a loop: an event set while the loop worked is lost."""
     for loop in fn.loops:
         if not isinstance(loop, ast.While):
             continue
@@ -79,13 +83,13 @@ def _told(fn: Function, clear: ast.Call, wait: ast.Call, event: str, setter: tup
     return finding(
         clear,
         fn,
-        f"{event} is cleared just before line {wait.lineno} waits for it: set while this loop was at work, it "
-        "is thrown away",
+        f"{event} is cleared just before line {wait.lineno} waits for it: if it was set while this loop was "
+        "working, that is lost",
         [
-            Step("thread A", clear.lineno, f"{fn.qualname} is at work"),
+            Step("thread A", clear.lineno, f"{fn.qualname} is working"),
             Step("thread B", sets.lineno, f"{other.qualname} sets {event}"),
-            Step("thread A", clear.lineno, f"clears {event}, unseen"),
-            Step("thread A", wait.lineno, "waits for the next one, which may never come"),
+            Step("thread A", clear.lineno, f"clears {event} without having seen it"),
+            Step("thread A", wait.lineno, "waits for it to be set again, which may never happen"),
         ],
         "wait first, then clear, then look for work",
         event,
@@ -94,13 +98,13 @@ def _told(fn: Function, clear: ast.Call, wait: ast.Call, event: str, setter: tup
 
 
 def _in_order(node: ast.AST, fn: Function, facts: Facts, depth: int) -> Iterator[tuple[ast.Call, Function]]:
-    """The calls of a loop in the order of its lines, with those of the functions it calls in their place."""
+    """The calls of a loop in the order of its lines, with those of its callees in their place."""
     inside = {id(n) for n in ast.walk(node) if isinstance(n, ast.Call)}
-    for mark in facts.walker.marks(fn):
-        if id(mark.node) in inside and isinstance(mark.node, ast.Call):
-            if mark.callee is not None and depth < DEPTH:
-                yield from _in_order(mark.callee.node, mark.callee, facts, depth + 1)
-            yield mark.node, fn
+    for effect in facts.walker.effects(fn):
+        if id(effect.node) in inside and isinstance(effect.node, ast.Call):
+            if effect.callee is not None and depth < DEPTH:
+                yield from _in_order(effect.callee.node, effect.callee, facts, depth + 1)
+            yield effect.node, fn
 
 
 def _is(call: ast.Call, method: str) -> bool:
@@ -114,7 +118,7 @@ def _event(call: ast.Call, fn: Function, facts: Facts) -> str | None:
 
 
 def _setter(event: str, flags: set[str], facts: Facts) -> tuple[Function, str, ast.Call] | None:
-    """Who changes a flag that the loop looks at and then sets the event, without a lock around both."""
+    """A function that changes a flag of the loop and then sets the event, without a lock around both."""
     for fn in facts.module.functions:
         if fn.name == "__init__":
             continue
@@ -126,8 +130,10 @@ def _setter(event: str, flags: set[str], facts: Facts) -> tuple[Function, str, a
     return None
 
 
-def _looked_at(loop: ast.While, clear: ast.Call, wait: ast.Call, flag: str, fn: Function, clearing: Function) -> bool:
-    """Whether the flag is looked at again between the clear and the wait."""
+def _checked_again(
+    loop: ast.While, clear: ast.Call, wait: ast.Call, flag: str, fn: Function, clearing: Function
+) -> bool:
+    """Whether the flag is checked again between the clear and the wait."""
     first = clear.lineno if clearing is fn else loop.lineno + 1
     return any(
         isinstance(n, ast.Attribute | ast.Name) and dotted(n) == flag and first < n.lineno <= wait.lineno
@@ -135,7 +141,7 @@ def _looked_at(loop: ast.While, clear: ast.Call, wait: ast.Call, flag: str, fn: 
     ) or (clearing is not fn and any(dotted(a) == flag and a.lineno > clear.lineno for a in clearing.attributes))
 
 
-def _tell(
+def _report(
     fn: Function,
     loop: ast.While,
     clear: tuple[ast.Call, Function],
@@ -148,15 +154,15 @@ def _tell(
     return finding(
         call,
         where,
-        f"{event} is cleared after {flag} was looked at (line {loop.lineno}): set in between, it is lost, and "
-        f"line {wait.lineno} waits although {flag} has changed",
+        f"{event} is cleared after {flag} was checked (line {loop.lineno}): if it is set in between, that is "
+        f"lost, and line {wait.lineno} waits although {flag} has changed",
         [
-            Step("thread A", loop.lineno, f"{fn.qualname} looks at {flag}: it may go on"),
+            Step("thread A", loop.lineno, f"{fn.qualname} checks {flag}: it has not changed"),
             Step("thread B", sets.lineno, f"{other.qualname} changes {flag} and sets {event}"),
-            Step("thread A", call.lineno, f"{where.qualname} clears {event} by {said(call)}"),
-            Step("thread A", wait.lineno, f"waits for {event}, which was already set and cleared away"),
+            Step("thread A", call.lineno, f"{where.qualname} clears {event} by {text_of(call)}"),
+            Step("thread A", wait.lineno, f"waits for {event}, which was set and is cleared again"),
         ],
-        "clear the event right after the wait, before looking at what it tells of",
+        "clear the event right after the wait, before the flag is checked",
         event,
         0.75,
     )
@@ -165,7 +171,7 @@ def _tell(
 RULE = Rule(
     "PC205",
     "lost-wakeup",
-    "an event cleared after what it tells of was looked at",
+    "an event cleared after the flag it announces was checked",
     find,
     bad="""
         import threading

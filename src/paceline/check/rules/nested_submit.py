@@ -1,6 +1,6 @@
 """A task that waits for another task of the same executor.
 
-When every worker runs such a task, nobody is left to run what they wait for.
+If every worker of the executor runs such a task, no worker is left to run the tasks that they wait for.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import last
+from paceline.check.names import short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
@@ -20,6 +20,7 @@ DEPTH = 3
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report tasks that submit to their own executor and wait for the result."""
     for fn in facts.module.functions:
         for call in fn.calls:
             pool = _executor(call, fn, facts)
@@ -27,39 +28,42 @@ def find(facts: Facts) -> Iterator[Finding]:
             inner = _submits(task, pool, facts, 0) if task is not None and pool is not None else None
             if task is not None and pool is not None and inner is not None:
                 where, at = inner
-                yield _tell(where, at, task, pool, call)
+                yield _report(where, at, task, pool, call)
 
 
 def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
-    if last(call.func) not in ("submit", "map") or not isinstance(call.func, ast.Attribute):
+    """The id of the executor that a call submits to."""
+    if short_name(call.func) not in ("submit", "map") or not isinstance(call.func, ast.Attribute):
         return None
     found = facts.module.resource(call.func.value, fn)
     return found.id if found is not None and found.kind == "Executor" else None
 
 
 def _submits(fn: Function, pool: str, facts: Facts, depth: int) -> tuple[Function, ast.Call] | None:
-    """Where a task submits to its own executor and then waits for a result."""
+    """The place where a task submits to its own executor and waits for a result; None if there is none."""
     calls = [c for c in fn.calls if _executor(c, fn, facts) == pool]
     waits = [
-        m for m in facts.walker.marks(fn) if last(getattr(m.node, "func", m.node)) in ("result", "wait", "as_completed")
+        m
+        for m in facts.walker.effects(fn)
+        if short_name(getattr(m.node, "func", m.node)) in ("result", "wait", "as_completed")
     ]
     if calls and waits:
         return fn, waits[0].node  # type: ignore[return-value]
     if depth < DEPTH:
-        for mark in facts.runs(fn):
-            assert mark.callee is not None
-            found = _submits(mark.callee, pool, facts, depth + 1)
+        for effect in facts.runs(fn):
+            assert effect.callee is not None
+            found = _submits(effect.callee, pool, facts, depth + 1)
             if found is not None:
                 return found
     return None
 
 
-def _tell(fn: Function, at: ast.Call, task: Function, pool: str, submitted: ast.Call) -> Finding:
+def _report(fn: Function, at: ast.Call, task: Function, pool: str, submitted: ast.Call) -> Finding:
     return finding(
         at,
         fn,
-        f"{said(at)} waits for a task of {pool} inside a task of {pool} (submitted at line "
-        f"{submitted.lineno}): when every worker does so, nobody runs what they wait for",
+        f"{text_of(at)} waits for a task of {pool} inside a task of {pool} (submitted at line "
+        f"{submitted.lineno}): if every worker does so, none is left to run the others",
         [
             Step("every worker", submitted.lineno, f"runs {task.qualname}"),
             Step("every worker", at.lineno, f"waits for another task of {pool}, which no worker is free to run"),

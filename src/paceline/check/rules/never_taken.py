@@ -1,42 +1,43 @@
 """A lock that is released and never taken.
 
-A lock is made, released, and nothing in the file takes it: the release raises `RuntimeError`, or undoes somebody
-else's. Only locks that no other file can see are judged: globals with a leading underscore in a package, locals, and
-globals of a script.
+The lock is created and released, but nothing in the file takes it: the release raises `RuntimeError`, or releases the
+lock while another thread holds it. Only locks that no other file can see are checked: globals with a leading underscore
+in a package, locals, and globals of a script.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import Effect, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import Mark, said
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    frees: dict[str, tuple[Function, Mark]] = {}
+    """Report releases of private locks that no function of the file takes."""
+    frees: dict[str, tuple[Function, Effect]] = {}
     takes: set[str] = set()
     for fn in facts.module.functions:
-        for mark, _ in facts.events(fn):
-            if mark.resource is not None and mark.resource.sure and mark.resource.kind in ("Lock", "RLock"):
-                if mark.kind == "free":
-                    frees.setdefault(mark.resource.id, (fn, mark))
-                elif mark.kind in ("take", "try"):
-                    takes.add(mark.resource.id)
-    for lock, (fn, mark) in frees.items():
+        for effect, _ in facts.events(fn):
+            if effect.resource is not None and effect.resource.sure and effect.resource.kind in ("Lock", "RLock"):
+                if effect.kind == "free":
+                    frees.setdefault(effect.resource.id, (fn, effect))
+                elif effect.kind in ("take", "try"):
+                    takes.add(effect.resource.id)
+    for lock, (fn, effect) in frees.items():
         if lock in takes or ("." in lock and lock.rpartition(".")[0] in facts.module.classes):
             continue
-        if any(c.args and said(a) == lock for f in facts.module.functions for c in f.calls for a in c.args):
+        if any(c.args and text_of(a) == lock for f in facts.module.functions for c in f.calls for a in c.args):
             continue
         yield finding(
-            mark.node,
+            effect.node,
             fn,
-            f"{lock} is released here, and nothing takes it",
-            [Step("thread A", mark.line, f"{fn.qualname} releases {lock}, which it does not hold")],
-            f"take {lock} first, best with `with`",
+            f"{lock} is released here, but never taken",
+            [Step("thread A", effect.line, f"{fn.qualname} releases {lock}, which it does not hold")],
+            f"take {lock} first, preferably in a `with`",
             lock,
             0.75,
         )

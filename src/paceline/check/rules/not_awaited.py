@@ -1,7 +1,7 @@
-"""A lock of asyncio that is not awaited.
+"""An asyncio lock that is not awaited.
 
-`lock.acquire()` of an `asyncio.Lock` only makes a coroutine. Without `await` nothing is taken, nobody is kept out, and
-the release that follows raises, or undoes somebody else's.
+`lock.acquire()` of an `asyncio.Lock` only creates a coroutine. Without `await` the lock is not taken, no other task is
+excluded, and the release that follows raises or releases the lock of another task.
 """
 
 from __future__ import annotations
@@ -10,30 +10,31 @@ import ast
 from collections.abc import Iterator
 
 from paceline.check.catalogue import ASYNC_LOCKS
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report acquires and waits of asyncio locks that are statements of their own."""
     for fn in facts.module.functions:
-        for mark in facts.walker.marks(fn):
-            resource = mark.resource
-            if mark.kind not in ("take", "try", "wait") or resource is None or not resource.sure:
+        for effect in facts.walker.effects(fn):
+            resource = effect.resource
+            if effect.kind not in ("take", "try", "wait") or resource is None or not resource.sure:
                 continue
-            if resource.kind not in ASYNC_LOCKS or not isinstance(parent(mark.node), ast.Expr):
+            if resource.kind not in ASYNC_LOCKS or not isinstance(parent(effect.node), ast.Expr):
                 continue
             yield finding(
-                mark.node,
+                effect.node,
                 fn,
-                f"{said(mark.node)} is not awaited: it takes nothing, and the next task goes in too",
+                f"{text_of(effect.node)} is not awaited: the lock is not taken, and another task enters too",
                 [
-                    Step("task A", mark.line, f"calls {said(mark.node)} without await, and goes on"),
-                    Step("task B", mark.line, "does the same: both are inside"),
+                    Step("task A", effect.line, f"calls {text_of(effect.node)} without await, and goes on"),
+                    Step("task B", effect.line, "does the same: both are in the critical section"),
                 ],
-                f"`async with {ast.unparse(mark.node.func.value)}:`",  # type: ignore[attr-defined]
+                f"use `async with {ast.unparse(effect.node.func.value)}:`",  # type: ignore[attr-defined]
                 resource.id,
                 0.9,
             )
@@ -42,7 +43,7 @@ def find(facts: Facts) -> Iterator[Finding]:
 RULE = Rule(
     "PC305",
     "lock-not-awaited",
-    "a lock of asyncio that is not awaited",
+    "an asyncio lock that is not awaited",
     find,
     bad="""
         import asyncio

@@ -1,7 +1,7 @@
-"""A message or operation that is begun and never waited for.
+"""A message or collective that is started and never waited for.
 
-`isend`, `irecv` and operations with `async_op=True` give back a handle. Until its `wait()` the buffer may not be
-touched and the message may not even have left; where the handle is thrown away, nobody can know.
+`isend`, `irecv` and collectives with `async_op=True` return a handle. Until its `wait()` returns, the buffer must not
+be used, and the message may not even have been sent; where the handle is dropped, the program cannot know.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import dotted, is_constant, keyword, last, parent
+from paceline.check.names import dotted, is_constant, keyword, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.summaries import Facts
@@ -21,26 +21,28 @@ BEGIN = ("isend", "irecv", "Isend", "Irecv", "issend", "Issend")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report calls whose handle is dropped."""
     for fn in facts.module.functions:
         for call in fn.calls:
             if isinstance(parent(call), ast.Expr) and _begins(call, fn, facts):
                 yield finding(
                     call,
                     fn,
-                    f"{said(call)} gives back a handle that nobody waits for: whether it was done is never known",
+                    f"{text_of(call)} returns a handle that is dropped: the program cannot tell when it is done",
                     [
-                        Step("rank 0", call.lineno, f"begins {said(call)} and goes on"),
-                        Step("rank 0", call.lineno, "changes or frees the buffer, or ends, before it has left"),
-                        Step("rank 1", call.lineno, "waits for it, or reads half of it"),
+                        Step("rank 0", call.lineno, f"starts {text_of(call)} and goes on"),
+                        Step("rank 0", call.lineno, "changes or frees the buffer, or exits, before the data is sent"),
+                        Step("rank 1", call.lineno, "waits for the data, or receives half of it"),
                     ],
                     "keep the handle, and wait() for it before the buffer is used again",
-                    said(call),
+                    text_of(call),
                     0.75,
                 )
 
 
 def _begins(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    if last(call.func) in BEGIN and isinstance(call.func, ast.Attribute):
+    """Whether a call starts a message or collective and returns a handle."""
+    if short_name(call.func) in BEGIN and isinstance(call.func, ast.Attribute):
         owner = dotted(call.func.value)
         mpi = any(name.startswith("mpi4py") for name in facts.module.imports.values())
         return owner in ("dist", "torch.distributed") or (mpi and "comm" in owner.lower())
@@ -50,7 +52,7 @@ def _begins(call: ast.Call, fn: Function, facts: Facts) -> bool:
 RULE = Rule(
     "PC508",
     "not-waited-for",
-    "a message or operation that is begun and never waited for",
+    "a message or collective that is started and never waited for",
     find,
     bad="""
         import torch.distributed as dist

@@ -1,8 +1,8 @@
-"""A child process that is waited for while nobody reads its output.
+"""A child process that is waited for while its output is not read.
 
-With `stdout=PIPE` the child's output goes into a pipe of some 64 KB. When it is full the child waits for a reader,
-and the parent, in `wait()`, waits for the child. `communicate()` reads both pipes while it waits. The same happens
-when both are pipes and only one is read to its end.
+With `stdout=PIPE` the output of the child goes into a pipe of some 64 KB. When it is full, the child blocks until the
+pipe is read, and the parent, in `wait()`, waits for the child. `communicate()` reads both pipes while it waits. The
+same happens when both are pipes and only one is read to its end.
 """
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, keyword, last, parent
+from paceline.check.names import dotted, keyword, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report waits for a child whose output pipes are not read before."""
     for fn in facts.module.functions:
         for call in fn.calls:
             name = facts.module.canonical(call.func)
             if name in ("subprocess.call", "subprocess.check_call") and _pipes(call):
-                yield _tell(call, call, fn, " and ".join(_pipes(call)), "subprocess.run(..., capture_output=True)")
+                yield _report(call, call, fn, " and ".join(_pipes(call)), "subprocess.run(..., capture_output=True)")
             if (
-                last(call.func) == "wait"
+                short_name(call.func) == "wait"
                 and isinstance(call.func, ast.Attribute)
                 and _makes(call.func.value, fn, facts)
             ):
-                yield _tell(call, call.func.value, fn, " and ".join(_pipes(call.func.value)), "communicate()")  # type: ignore[arg-type]
+                yield _report(call, call.func.value, fn, " and ".join(_pipes(call.func.value)), "communicate()")  # type: ignore[arg-type]
         for target, value in fn.assigns:
             made = value.value if isinstance(value, ast.Await) else value
             if isinstance(made, ast.Call) and _makes(made, fn, facts):
@@ -37,29 +38,33 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
-    """A child process with a pipe for its output."""
+    """Whether this starts a child process with a pipe for its output."""
     if not isinstance(node, ast.Call) or not _pipes(node):
         return False
-    return facts.module.kind_made(node, fn) == "Popen" or last(node.func) in (
+    return facts.module.constructed_kind(node, fn) == "Popen" or short_name(node.func) in (
         "create_subprocess_exec",
         "create_subprocess_shell",
     )
 
 
 def _pipes(call: ast.Call) -> list[str]:
+    """The streams of a call that are pipes."""
     return [
-        name for name in ("stdout", "stderr") if (given := keyword(call, name)) is not None and last(given) == "PIPE"
+        name
+        for name in ("stdout", "stderr")
+        if (given := keyword(call, name)) is not None and short_name(given) == "PIPE"
     ]
 
 
 def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """Report the waits for one child process."""
     name, pipes = dotted(target), _pipes(made)
     if not name:
         return
     local = isinstance(target, ast.Name)
     functions = [fn] if local or fn.cls is None else list(fn.cls.methods.values())
     if local and any(_is(a, name) for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords))):
-        return  # somebody else may read it
+        return  # the function that it is passed to may read it
     reads = [
         a
         for f in functions
@@ -74,17 +79,17 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
                 continue
             before = [a for a in reads if not local or _earlier(a, call, made)]
             if not before and not _timeout(call):
-                yield _tell(call, made, f, " and ".join(pipes), f"{name}.communicate()")
+                yield _report(call, made, f, " and ".join(pipes), f"{name}.communicate()")
                 return
     polled = _polled(name, fn, made, reads) if local else None
     if polled is not None:
-        yield _tell(polled, made, fn, " and ".join(pipes), f"{name}.communicate()")
+        yield _report(polled, made, fn, " and ".join(pipes), f"{name}.communicate()")
     if local and len(pipes) == 2 and (first := _one_only(reads, made)) is not None:
         yield _one(first, made, fn, name)
 
 
 def _polled(name: str, fn: Function, made: ast.Call, reads: list[ast.Attribute]) -> ast.Call | None:
-    """`while p.poll() is None:` with nobody reading before or inside."""
+    """`while p.poll() is None:` where the pipe is read neither before nor inside."""
     for loop in fn.loops:
         if isinstance(loop, ast.While) and loop.lineno > made.lineno:
             for node in ast.walk(loop.test):
@@ -106,7 +111,7 @@ def _timeout(call: ast.Call) -> bool:
 
 
 def _one_only(reads: list[ast.Attribute], made: ast.Call) -> ast.Attribute | None:
-    """The first pipe is read to its end before the other is looked at."""
+    """The first read of a pipe to its end, where the other pipe is not read before; else None."""
     after = sorted((a for a in reads if a.lineno >= made.lineno), key=lambda a: (a.lineno, a.col_offset))
     if not after or any(a.attr == "communicate" for a in after):
         return None
@@ -128,10 +133,10 @@ def _one(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Findin
     return finding(
         read,
         fn,
-        f"{name}.{read.attr} is read to its end while nobody reads {other}, which is a pipe too (line "
-        f"{made.lineno}): a child that fills it never ends",
+        f"{name}.{read.attr} is read to its end while {other}, which is a pipe too (line {made.lineno}), is not "
+        "read: a child that fills it never exits",
         [
-            Step("the child", made.lineno, f"fills the pipe of {other}, and waits for a reader"),
+            Step("the child", made.lineno, f"fills the pipe of {other}, and blocks until it is read"),
             Step("the parent", read.lineno, f"reads {read.attr} until the child closes it"),
         ],
         f"use {name}.communicate(), or send {other} elsewhere (STDOUT, DEVNULL, a file)",
@@ -144,15 +149,15 @@ def _one(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Findin
     )
 
 
-def _tell(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str) -> Finding:
+def _report(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str) -> Finding:
     return finding(
         at,
         fn,
-        f"the child is waited for while nobody reads its {pipes} (a pipe since line {made.lineno}): when the "
-        "pipe is full, neither goes on",
+        f"waits for the child without reading its {pipes} (piped at line {made.lineno}): once a pipe is full, "
+        "parent and child wait for each other",
         [
-            Step("the child", made.lineno, f"fills the pipe of {pipes}, and waits for a reader"),
-            Step("the parent", at.lineno, "waits for the child to end, and does not read"),
+            Step("the child", made.lineno, f"fills the pipe of {pipes}, and blocks until it is read"),
+            Step("the parent", at.lineno, "waits for the child to exit, and does not read"),
         ],
         f"use {instead}, which reads while it waits",
         dotted(made.func) + str(_order(made, fn)),
@@ -165,14 +170,14 @@ def _tell(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str) 
 
 
 def _order(made: ast.Call, fn: Function) -> int:
-    """Which of the function's calls of that name it is: lines move, the order seldom."""
+    """The index among the function's calls of that name, which changes less often than the line."""
     return [c for c in fn.calls if dotted(c.func) == dotted(made.func)].index(made)
 
 
 RULE = Rule(
     "PC202",
     "pipe-not-read",
-    "a child process waited for while nobody reads its output",
+    "a child process waited for while its output is not read",
     find,
     bad="""
         import subprocess

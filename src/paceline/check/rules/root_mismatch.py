@@ -1,7 +1,7 @@
-"""An operation whose ranks do not agree on its root or group.
+"""A collective whose ranks do not agree on its root or group.
 
-Every rank must name the same root. `src=rank` names a different one on each; and the two sides of a condition on the
-rank may call the same operation with different roots or groups.
+Every rank must name the same root. `src=rank` names a different one on each; and the two branches of a condition on
+the rank may call the same collective with different roots or groups.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import inside
+from paceline.check.names import enclosing
 from paceline.check.ranks import Collective, of_rank
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
@@ -32,14 +32,15 @@ ROOTED = (
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report rooted collectives with the own rank as root, and branches that differ in root or group."""
     for fn in facts.module.functions:
         for call in fn.calls:
             found = facts.sequences.collective(call, fn)
             if found is not None and found.name in ROOTED and found.root and not found.group and _own(found, fn, facts):
-                yield _tell(
+                yield _report(
                     fn,
                     call,
-                    f"{said(call)} names the rank itself as its root ({found.root}): every rank names another one",
+                    f"{text_of(call)} names the calling rank as its root ({found.root}): each rank names another one",
                     call,
                 )
         for test in fn.tests:
@@ -53,45 +54,47 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             for one, two in zip(yes, no, strict=False):
                 if any("ROOT" in r or "PROC_NULL" in r for r in (one.root, two.root)):
-                    continue  # of an intercommunicator: the root's own group says so by these
+                    continue  # an intercommunicator: the root's own group passes these
                 differ = [
                     w
                     for w, a, b in (("root", one.root, two.root), ("group", one.group, two.group))
                     if a != b and _plain(a) and _plain(b)
                 ]
                 if differ and isinstance(one.at, ast.Call) and isinstance(two.at, ast.Call):
-                    yield _tell(
+                    yield _report(
                         fn,
                         two.at,
-                        f"{said(two.at)} has another {differ[0]} than on the other side of `if "
+                        f"{text_of(two.at)} has a different {differ[0]} than in the other branch of `if "
                         f"{ast.unparse(test.test)}` (line {one.at.lineno})",
                         one.at,
                     )
 
 
 def _plain(text: str) -> bool:
+    """Whether two such texts can be compared: a name, a number or nothing."""
     return not text or text.isdigit() or text.replace(".", "").replace("_", "").isidentifier()
 
 
 def _own(found: Collective, fn: Function, facts: Facts) -> bool:
+    """Whether the root is the own rank, on every rank."""
     root = ast.parse(found.root, mode="eval").body
     who = of_rank(root, fn, facts.module) if isinstance(root, ast.Name | ast.Call | ast.Attribute) else None
     if who is None or who[2] or (isinstance(root, ast.Name) and root.id in fn.parameters):
         return False
-    return inside(found.call, ast.If) is None  # under a condition it may be one rank's own call
+    return enclosing(found.call, ast.If) is None  # under a condition it may be the call of one rank only
 
 
-def _tell(fn: Function, at: ast.Call, message: str, other: ast.Call) -> Finding:
+def _report(fn: Function, at: ast.Call, message: str, other: ast.Call) -> Finding:
     return finding(
         at,
         fn,
-        message + "; the ranks wait for each other, or read what was never sent",
+        message + "; the ranks wait for each other, or read data that was never sent",
         [
-            Step("rank 0", other.lineno, f"calls {said(other)} with one"),
-            Step("rank 1", at.lineno, f"calls {said(at)} with another"),
+            Step("rank 0", other.lineno, f"calls {text_of(other)} with one root or group"),
+            Step("rank 1", at.lineno, f"calls {text_of(at)} with another one"),
         ],
         "give every rank the same root and group",
-        said(at),
+        text_of(at),
         0.8,
     )
 
@@ -99,7 +102,7 @@ def _tell(fn: Function, at: ast.Call, message: str, other: ast.Call) -> Finding:
 RULE = Rule(
     "PC505",
     "root-mismatch",
-    "an operation whose ranks do not agree on its root or group",
+    "a collective whose ranks do not agree on its root or group",
     find,
     bad="""
         import torch.distributed as dist

@@ -1,4 +1,7 @@
-"""A rule: what it looks for, why, an example of it and of its remedy, and the function that finds it."""
+"""What a rule is: its code and name, the function that finds it, and an example with its remedy.
+
+The docstring of a rule's file explains what goes wrong and why; it becomes the documentation of the rule.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,22 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
 from paceline.check.summaries import Facts
 from paceline.narrative import Wait
 
 
 class Rule(NamedTuple):
+    """One rule of the checker."""
+
     code: str
     name: str
     summary: str  # one line, for tables
     find: Callable[[Facts], Iterator[Finding]]
     bad: str
     good: str
-    needs: tuple[str, ...] = ()  # words of which a file must have one, or the rule does not look
-    confidence: float = 0.8
-    default: bool = True
+    needs: tuple[str, ...] = ()  # a file without any of these words is skipped
 
 
 def finding(
@@ -34,7 +37,7 @@ def finding(
     confidence: float = 0.8,
     waits: list[Wait] | None = None,
 ) -> Finding:
-    """A finding at a place of a function; the engine adds the rule and the path."""
+    """A finding at an expression of a function; the engine adds the rule and the path."""
     return Finding(
         "",
         getattr(at, "lineno", 1),

@@ -1,8 +1,8 @@
 """A signal handler that takes a lock, prints or logs.
 
-Python runs a signal handler in the main thread between any two steps of it: also while that thread holds the lock
-that the handler wants, or is in the middle of writing to the same buffered stream, which then raises `reentrant call`.
-A handler that sets a flag, writes to a descriptor with `os.write`, or ends the process, is safe.
+Python runs a signal handler in the main thread between any two bytecode instructions: also while that thread holds the
+lock that the handler wants, or is writing to the same buffered stream, which then raises `reentrant call`. A handler
+that sets a flag, writes to a descriptor with `os.write`, or ends the process is safe.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import dotted, last
+from paceline.check.names import dotted, short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, led
+from paceline.check.summaries import Facts, call_steps
 
 Steps = tuple[tuple[Function, ast.expr], ...]
 DEPTH = 3
@@ -24,21 +24,22 @@ LOGS = ("debug", "info", "warning", "warn", "error", "exception", "critical", "l
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report locks, queues, prints and logging in functions that handle signals."""
     for root in facts.roots:
         if root.kind != "signal":
             continue
         for take in facts.takes(root.function).values():
-            if take.resource.once and take.resource.sure:
+            if take.resource.non_reentrant and take.resource.sure:
                 where, node = take.steps[-1]
                 lock = take.resource.id
                 yield finding(
                     node,
                     where,
-                    f"{lock} is taken in a signal handler; if the main thread holds it when the signal comes, "
-                    "it waits for itself",
+                    f"{lock} is taken in a signal handler: if the main thread holds it when the signal arrives, it "
+                    "waits for itself",
                     [
-                        Step("main thread", take.resource.line or root.line, f"holds {lock} when the signal comes"),
-                        *led("main thread", take.steps, f"waits for {lock}, which its own thread holds"),
+                        Step("main thread", take.resource.line or root.line, f"holds {lock} when the signal arrives"),
+                        *call_steps("main thread", take.steps, f"waits for {lock}, which its own thread holds"),
                     ],
                     "let the handler set a flag or write a byte, and do the work in the main loop",
                     lock,
@@ -50,8 +51,9 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """Uses of a queue.Queue in the handler."""
     for call in fn.calls:
-        if last(call.func) not in ("put", "get", "put_nowait", "get_nowait") or not isinstance(
+        if short_name(call.func) not in ("put", "get", "put_nowait", "get_nowait") or not isinstance(
             call.func, ast.Attribute
         ):
             continue
@@ -60,18 +62,18 @@ def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
             yield finding(
                 call,
                 fn,
-                f"{said(call)} in a signal handler: the queue has a lock inside, which the main thread may "
-                "hold when the signal comes",
+                f"{text_of(call)} in a signal handler: the queue has an internal lock, which the main thread "
+                "may hold when the signal arrives",
                 [
                     Step(
                         "main thread",
                         found.line or call.lineno,
-                        f"is inside a method of {found.id} when the signal comes",
+                        f"is inside a method of {found.id} when the signal arrives",
                     ),
                     Step(
                         "main thread",
                         call.lineno,
-                        f"{fn.qualname} waits for the queue's lock, which its own thread holds",
+                        f"{fn.qualname} waits for the lock of the queue, which its own thread holds",
                     ),
                 ],
                 "use queue.SimpleQueue, or write a byte to a descriptor that the main loop reads",
@@ -81,14 +83,15 @@ def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
 
 
 def _ends(fn: Function) -> bool:
-    """Whether the handler ends the process or unwinds: nothing goes on that could be disturbed."""
+    """Whether the handler ends the process or raises, so that no interrupted code continues."""
     final = fn.body[-1] if fn.body else None
     if isinstance(final, ast.Raise):
         return True
-    return isinstance(final, ast.Expr) and isinstance(final.value, ast.Call) and last(final.value.func) in ENDS
+    return isinstance(final, ast.Expr) and isinstance(final.value, ast.Call) and short_name(final.value.func) in ENDS
 
 
 def _writes(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[Finding]:
+    """The first write to a buffered stream, in the handler or its callees."""
     if len(way) >= DEPTH or id(fn) in seen:
         return
     seen.add(id(fn))
@@ -99,7 +102,7 @@ def _writes(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[
             name == "print"
             or buffered
             or (
-                last(call.func) in LOGS
+                short_name(call.func) in LOGS
                 and name.split(".")[0].lower() in ("logging", "log", "logger", "_log", "_logger")
             )
         ):
@@ -107,20 +110,20 @@ def _writes(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[
             yield finding(
                 call,
                 fn,
-                f"{said(call)} in a signal handler: if the signal comes while the main thread is writing to "
+                f"{text_of(call)} in a signal handler: if the signal arrives while the main thread is writing to "
                 "the same stream, it raises or waits for itself",
                 [
-                    Step("main thread", call.lineno, "is writing to the stream when the signal comes"),
-                    *led("main thread", steps, f"writes to the same stream by {said(call)}"),
+                    Step("main thread", call.lineno, "is writing to the stream when the signal arrives"),
+                    *call_steps("main thread", steps, f"writes to the same stream by {text_of(call)}"),
                 ],
                 "set a flag and print in the main loop, or write to the descriptor with os.write",
-                said(call),
+                text_of(call),
                 0.55,
             )
             return
-    for mark in facts.runs(fn):
-        assert mark.callee is not None
-        yield from _writes(mark.callee, (*way, (fn, mark.node)), facts, seen)
+    for effect in facts.runs(fn):
+        assert effect.callee is not None
+        yield from _writes(effect.callee, (*way, (fn, effect.node)), facts, seen)
 
 
 RULE = Rule(

@@ -1,8 +1,8 @@
 """A lock that its holder takes again.
 
-A `threading.Lock`, `multiprocessing.Lock` or `asyncio.Lock` does not know who holds it: taken a second time by the
-same thread, it waits for itself. Usually the second take hides in a method that is called with the lock held. Only
-locks that were seen being made are judged, and only where both takes are on the same object.
+A `threading.Lock`, `multiprocessing.Lock` or `asyncio.Lock` does not record who holds it: when the same thread takes it
+a second time, it waits for itself. Usually the second take is hidden in a method that is called while the lock is held.
+Only locks whose creation is seen are judged, and only where both takes are on the same object.
 """
 
 from __future__ import annotations
@@ -10,55 +10,60 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import runs_now, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.names import dotted
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, led, runs_now, same_object
+from paceline.check.summaries import Facts, call_steps, same_object
 from paceline.check.walk import Held
 from paceline.narrative import Wait
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report takes of a held lock on the same object, directly or through calls."""
     for fn in facts.module.functions:
-        told: set[tuple[str, int]] = set()
-        for mark, held in facts.events(fn):
+        reported: set[tuple[str, int]] = set()
+        for effect, held in facts.events(fn):
             for first in held:
                 lock = first.resource
-                if not lock.once or not lock.sure or lock.many:
+                if not lock.non_reentrant or not lock.sure or lock.one_of_several:
                     continue
                 steps: tuple[tuple[Function, ast.expr], ...] | None = None
-                if mark.kind == "take" and mark.resource is not None and mark.resource.id == lock.id:
-                    node = mark.node.func.value if isinstance(mark.node, ast.Call) else mark.node  # type: ignore[attr-defined]
-                    if dotted(node) == first.receiver and mark.line != first.line:
-                        steps = ((fn, mark.node),)
-                elif mark.callee is not None and runs_now(mark) and same_object(mark, fn):
-                    take = facts.takes(mark.callee).get(lock.id)
-                    mine = first.receiver.startswith((fn.me + ".", "cls.")) if fn.me else "." not in first.receiver
+                if effect.kind == "take" and effect.resource is not None and effect.resource.id == lock.id:
+                    node = effect.node.func.value if isinstance(effect.node, ast.Call) else effect.node  # type: ignore[attr-defined]
+                    if dotted(node) == first.receiver and effect.line != first.line:
+                        steps = ((fn, effect.node),)
+                elif effect.callee is not None and runs_now(effect) and same_object(effect, fn):
+                    take = facts.takes(effect.callee).get(lock.id)
+                    mine = (
+                        first.receiver.startswith((fn.self_name + ".", "cls."))
+                        if fn.self_name
+                        else "." not in first.receiver
+                    )
                     same = take is not None and take.same and (mine or "." not in first.receiver)
                     if take is not None and same and not any(lock.id in facts.drops(f) for f, _ in take.steps):
-                        steps = ((fn, mark.node), *take.steps)
-                if steps is not None and (lock.id, mark.line) not in told:
-                    told.add((lock.id, mark.line))
-                    yield _tell(fn, first, steps)
+                        steps = ((fn, effect.node), *take.steps)
+                if steps is not None and (lock.id, effect.line) not in reported:
+                    reported.add((lock.id, effect.line))
+                    yield _report(fn, first, steps)
 
 
-def _tell(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], ...]) -> Finding:
+def _report(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], ...]) -> Finding:
     lock = first.resource
     where, _last = steps[-1]
-    by = "" if len(steps) == 1 else f" by {said(steps[0][1])}"
+    by = "" if len(steps) == 1 else f" by {text_of(steps[0][1])}"
     return finding(
         steps[0][1],
         fn,
-        f"{lock.id} is taken again{by} while it is held since line {first.line}: it is no RLock, so the "
-        "thread waits for itself",
+        f"{lock.id} is taken again{by} while it is held (since line {first.line}): it is not an RLock, so "
+        "the thread waits for itself",
         [
             Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
-            *led("thread A", steps, f"waits for {lock.id}, which it holds itself"),
+            *call_steps("thread A", steps, f"waits for {lock.id}, which it holds itself"),
         ],
-        f"call it after the lock is released, split off a part of {where.qualname} that expects the lock "
-        "held, or make it an RLock",
+        f"call it after the lock is released, split off the part of {where.qualname} that needs the lock "
+        "to be held, or use an RLock",
         lock.id,
         0.9,
         [Wait("thread A", f"took {lock.id} at line {first.line}", f"release {lock.id}", "thread A")],

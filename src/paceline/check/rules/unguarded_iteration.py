@@ -1,44 +1,53 @@
-"""Something gone through while another thread changes its size.
+"""An iteration while another thread changes the size of the container.
 
-A `for` over a dictionary, set or deque raises when it changes size on the way; over a list it skips or repeats. So it
-is with a view (`.items()`) that a method hands out. `list(self.d.items())` copies in one step and is safe on the
-default build. Reported where the changes are made under a lock that the loop does not hold, or in a thread, or in a
-callback of a weak reference, which may run in the middle of the loop.
+A `for` over a dictionary, set or deque raises when its size changes during the iteration; over a list it skips or
+repeats items. The same holds for a view (`.items()`) that a method returns. `list(self.d.items())` copies in one step
+and is safe with the GIL. Reported where the changes are made under a lock that the loop does not hold, in another
+thread, or in a callback of a weak reference, which may run in the middle of the loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.check.accesses import Access, catches, ends, is_shared, iterates, of_class, of_globals, own_locks
-from paceline.check.declared import Class
+from paceline.check.accesses import Access, iterates
+from paceline.check.declarations import Class
 from paceline.check.findings import Finding, Step
-from paceline.check.names import last
+from paceline.check.names import short_name
 from paceline.check.rules.rule import Rule, finding
+from paceline.check.shared_state import (
+    accesses_of_class,
+    accesses_of_globals,
+    is_caught,
+    is_shared,
+    is_teardown,
+    own_locks,
+)
 from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report loops over attributes and globals whose size another thread may change."""
     for cls in facts.module.classes.values():
-        for accesses in of_class(cls, facts).values():
+        for accesses in accesses_of_class(cls, facts).values():
             yield from _of_one(accesses, facts, cls)
-    for accesses in of_globals(facts).values():
+    for accesses in accesses_of_globals(facts).values():
         yield from _of_one(accesses, facts, None)
 
 
 def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator[Finding]:
-    loops = [a for a in accesses if iterates(a) and not ends(a.fn) and not catches(a.node, "RuntimeError")]
+    loops = [a for a in accesses if iterates(a) and not is_teardown(a.fn) and not is_caught(a.node, "RuntimeError")]
     changes = [a for a in accesses if a.kind in ("grow", "shrink")] if loops else []
-    told: set[int] = set()
+    reported: set[int] = set()
     for loop in loops:
         why = _meets(loop, changes, facts, cls) if loop.fn.name not in ("__repr__", "__str__") else None
-        if why is not None and id(loop.fn) not in told:
-            told.add(id(loop.fn))
-            yield _tell(loop, *why)
+        if why is not None and id(loop.fn) not in reported:
+            reported.add(id(loop.fn))
+            yield _report(loop, *why)
 
 
 def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None) -> tuple[Access, str, float] | None:
-    """The change that may come in between, who makes it, and how sure that is."""
+    """A change that may happen during the loop, where it happens, and the confidence; None if there is none."""
     for change in changes:
         if change.fn is loop.fn:
             continue
@@ -46,7 +55,7 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
             any(r.kind in ("del", "gc") and r.function is change.fn for r in facts.roots)
             and change.fn.name != "__del__"
         ):
-            return change, "a weak reference's callback, which runs wherever an object dies,", 0.7
+            return change, "a callback of a weak reference, which runs wherever an object dies,", 0.7
     guarded = [c for c in changes if c.locks]
     if guarded and len(guarded) == len(changes) and (cls is None or is_shared(cls, facts)):
         common = frozenset(own_locks(frozenset.intersection(*(c.locks for c in guarded)), cls))
@@ -64,23 +73,23 @@ def _meets(loop: Access, changes: list[Access], facts: Facts, cls: Class | None)
 
 
 def _may_come_later(change: Access, facts: Facts) -> bool:
-    """A public method that does not itself start the threads: it may be called while they run."""
+    """Whether this is a public method that does not itself start the threads, so may be called while they run."""
     name = change.fn.name
-    starts = any(last(call.func) == "start" for call in change.fn.calls)
-    return not name.startswith("_") and not starts and not ends(change.fn) and change.fn is not facts.module.top
+    starts = any(short_name(call.func) == "start" for call in change.fn.calls)
+    return not name.startswith("_") and not starts and not is_teardown(change.fn) and change.fn is not facts.module.top
 
 
-def _tell(loop: Access, change: Access, who: str, confidence: float) -> Finding:
+def _report(loop: Access, change: Access, who: str, confidence: float) -> Finding:
     return finding(
         loop.node,
         loop.fn,
-        f"{loop.thing} is gone through here, while {who} changes its size (line {change.line})",
+        f"{loop.thing} is iterated over here, while {who} changes its size (line {change.line})",
         [
-            Step("thread A", loop.line, f"{loop.fn.qualname} goes through {loop.thing}"),
+            Step("thread A", loop.line, f"{loop.fn.qualname} iterates over {loop.thing}"),
             Step("thread B", change.line, f"{change.fn.qualname} adds or removes an item"),
             Step("thread A", loop.line, "RuntimeError: changed size during iteration"),
         ],
-        "go through a copy, list(...), taken under the lock",
+        "iterate over a copy, list(...), that is made under the lock",
         loop.thing,
         confidence,
     )
@@ -89,7 +98,7 @@ def _tell(loop: Access, change: Access, who: str, confidence: float) -> Finding:
 RULE = Rule(
     "PC404",
     "unguarded-iteration",
-    "something gone through while another thread changes its size",
+    "an iteration while another thread changes the container's size",
     find,
     bad="""
         import threading

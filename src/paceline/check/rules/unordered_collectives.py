@@ -1,8 +1,8 @@
-"""Operations of all ranks in the order of something that has none.
+"""Collectives in the order of an unordered container.
 
-Ranks match their collectives by order. In a loop over a set the order differs between processes (hashes of strings
-are random); in a loop over a dictionary that each rank fills by itself, the keys and their number may differ too. Then
-one rank's third call meets another's second.
+Ranks match their collectives by order. In a loop over a set, the order differs between processes (string hashes are
+randomized); in a loop over a dictionary that each rank fills for itself, the keys and their number may differ too. Then
+the third call of one rank is matched with the second of another.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import dotted, last
+from paceline.check.names import dotted, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.rules.some_ranks import RANK_WORDS
 from paceline.check.sequences import flattened
@@ -21,6 +21,7 @@ from paceline.check.summaries import Facts
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report collectives in loops over sets, directories and per-rank dictionaries."""
     for fn in facts.module.functions:
         if not facts.sequences.whole(fn).items:
             continue
@@ -32,21 +33,22 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             inside = [i for item in facts.sequences.body(loop.body, fn, None).items for i in flattened(item)]
             if inside and isinstance(inside[0].at, ast.Call):
-                yield _tell(fn, loop, inside[0].at, why)
+                yield _report(fn, loop, inside[0].at, why)
 
 
 def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
-    ordered = isinstance(over, ast.Call) and last(over.func) == "sorted"
+    """Why the order of an iterable differs between ranks; empty if it does not."""
+    ordered = isinstance(over, ast.Call) and short_name(over.func) == "sorted"
     while (
         isinstance(over, ast.Call)
-        and last(over.func) in ("sorted", "list", "tuple", "enumerate", "reversed")
+        and short_name(over.func) in ("sorted", "list", "tuple", "enumerate", "reversed")
         and over.args
     ):
         over = over.args[0]
     if (
         not ordered
         and isinstance(over, ast.Call)
-        and last(over.func) in ("listdir", "glob", "iglob", "iterdir", "scandir")
+        and short_name(over.func) in ("listdir", "glob", "iglob", "iterdir", "scandir")
     ):
         return "the files of a folder, whose order differs between machines"
     if not ordered and _is_set(over, fn):
@@ -58,11 +60,12 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
     ):
         owner = over.func.value
         if isinstance(owner, ast.Name) and _filled_here(owner.id, fn, facts):
-            return f"{owner.id}, a dictionary that every rank fills by itself"
+            return f"{owner.id}, a dictionary that every rank fills for itself"
     return ""
 
 
 def _is_set(node: ast.expr, fn: Function) -> bool:
+    """Whether an expression is a set."""
     if isinstance(node, ast.Set | ast.SetComp):
         return True
     if isinstance(node, ast.Call):
@@ -76,31 +79,29 @@ def _is_set(node: ast.expr, fn: Function) -> bool:
 
 
 def _filled_here(name: str, fn: Function, facts: Facts) -> bool:
-    """A dictionary of the module that functions fill while they run."""
+    """Whether this is a dictionary of the module that functions fill while they run."""
     top = facts.module.top
     start = top.bound.get(name)
     if start is None or any(name in scope.bound for scope in fn.scopes() if scope is not top):
         return False
     empty = (isinstance(start, ast.Dict) and not start.keys) or (
-        isinstance(start, ast.Call) and last(start.func) in ("dict", "defaultdict", "OrderedDict")
+        isinstance(start, ast.Call) and short_name(start.func) in ("dict", "defaultdict", "OrderedDict")
     )
     return empty and any(dotted(s.value) == name for f in facts.module.functions if f is not top for s in f.subscripts)
 
 
-def _tell(fn: Function, loop: ast.For | ast.AsyncFor, call: ast.Call, why: str) -> Finding:
+def _report(fn: Function, loop: ast.For | ast.AsyncFor, call: ast.Call, why: str) -> Finding:
     return finding(
         call,
         fn,
-        f"{said(call)} is called in a loop over {why} (line {loop.lineno}): the ranks' calls do not match",
+        f"{text_of(call)} is called in a loop over {why} (line {loop.lineno}): the ranks' calls do not match",
         [
-            Step("rank 0", loop.lineno, "goes through it in one order"),
-            Step("rank 1", loop.lineno, "goes through it in another, or finds other keys"),
-            Step(
-                "rank 0", call.lineno, f"calls {said(call)} for one item, while rank 1 does for another, or not at all"
-            ),
+            Step("rank 0", loop.lineno, "iterates over it in one order"),
+            Step("rank 1", loop.lineno, "iterates in another order, or over other keys"),
+            Step("rank 0", call.lineno, f"calls {text_of(call)} for one item, rank 1 for another one or not at all"),
         ],
-        "gather the keys of all ranks first and go through them sorted",
-        said(call),
+        "gather the keys of all ranks first, and iterate over them sorted",
+        text_of(call),
         0.7,
     )
 
@@ -108,7 +109,7 @@ def _tell(fn: Function, loop: ast.For | ast.AsyncFor, call: ast.Call, why: str) 
 RULE = Rule(
     "PC503",
     "unordered-collectives",
-    "operations of all ranks in the order of something that has none",
+    "collectives in the order of an unordered container",
     find,
     bad="""
         import torch.distributed as dist

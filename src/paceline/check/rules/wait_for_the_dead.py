@@ -1,8 +1,8 @@
 """A wait without a timeout for a child process that may be dead.
 
-A process can end without a word: out of memory, a signal, an exception. Who then waits for its event or its result
-without a timeout waits for ever. Wait with a timeout and look whether the child is alive, or wait for its `sentinel`
-too.
+A process can die without sending anything: out of memory, by a signal, by an exception. A parent that then waits for
+its event or its result without a timeout waits for ever. Wait with a timeout and check that the child is alive, or
+wait for its `sentinel` too.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
 from paceline.check.names import dotted
 from paceline.check.rules.join_before_drain import arguments
 from paceline.check.rules.rule import Rule, finding
@@ -22,11 +22,12 @@ LOOKS = ("is_alive", "exitcode", "sentinel", "sentinels")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report waits for what a child process must send, in functions that never check the child."""
     module = facts.module
     shared: dict[str, ast.Call] = {}
     for fn in module.functions:
         for call in fn.calls:
-            if module.kind_made(call, fn) == "Process":
+            if module.constructed_kind(call, fn) == "Process":
                 for value in arguments(call, fn):
                     found = module.resource(value, fn)
                     if found is not None and found.kind in ("ProcessEvent", "ProcessQueue"):
@@ -38,28 +39,34 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         if any(a.attr in LOOKS for a in fn.attributes):
             continue
-        told: set[str] = set()
-        for mark in facts.walker.marks(fn):
-            found = mark.resource
-            if mark.kind != "wait" or mark.timeout or found is None or found.id not in shared or found.id in told:
+        reported: set[str] = set()
+        for effect in facts.walker.effects(fn):
+            found = effect.resource
+            if (
+                effect.kind != "wait"
+                or effect.timeout
+                or found is None
+                or found.id not in shared
+                or found.id in reported
+            ):
                 continue
-            if not dotted(mark.node).endswith(("get()", "wait()")):
+            if not dotted(effect.node).endswith(("get()", "wait()")):
                 continue
-            told.add(found.id)
-            yield _tell(fn, mark.node, found.id, mark.waits_for, shared[found.id])
+            reported.add(found.id)
+            yield _report(fn, effect.node, found.id, effect.waits_for, shared[found.id])
 
 
-def _tell(fn: Function, at: ast.expr, resource: str, what: str, started: ast.Call) -> Finding:
+def _report(fn: Function, at: ast.expr, resource: str, what: str, started: ast.Call) -> Finding:
     return finding(
         at,
         fn,
-        f"{said(at)} waits without a timeout for the process started at line {started.lineno}; if that dies, "
-        "nobody will ever answer",
+        f"{text_of(at)} waits without a timeout for the process started at line {started.lineno}: if that "
+        "dies, the wait never ends",
         [
-            Step("the child", started.lineno, "dies: out of memory, a signal, an exception"),
+            Step("the child", started.lineno, "dies: out of memory, by a signal, by an exception"),
             Step("the parent", at.lineno, f"waits for {what}, without a timeout"),
         ],
-        "wait with a timeout in a loop that looks whether the child is alive",
+        "wait with a timeout, in a loop that checks that the child is alive",
         resource,
         0.6,
     )

@@ -1,8 +1,8 @@
-"""A condition that is waited for once.
+"""A condition that is waited for outside a loop.
 
-`Condition.wait()` may return although what is waited for is not so: somebody else was faster, or the notification was
-for something else; and when the notification came before the wait, it never returns. The condition belongs into a
-`while` around the wait, or into `wait_for`.
+`Condition.wait()` may return although the awaited state does not hold: another thread was faster, or the notification
+was meant for something else; and if the notification came before the wait, it never returns. The state must be checked
+in a `while` around the wait, or with `wait_for`.
 """
 
 from __future__ import annotations
@@ -10,68 +10,70 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.catalogue import NOTIFY
+from paceline.check.declarations import Function
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import said
-from paceline.check.names import inside
+from paceline.check.names import enclosing
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, in_loop
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report waits for a condition that neither the function nor its callers repeat in a loop."""
     for fn in facts.module.functions:
         if fn.name.startswith("wait"):
-            continue  # a wait of its own, which its callers put into a loop
-        for mark in facts.walker.marks(fn):
-            if mark.kind != "wait" or mark.waits_for != "somebody to notify" or mark.timeout or mark.resource is None:
+            continue  # its callers put it into a loop
+        for effect in facts.walker.effects(fn):
+            if effect.kind != "wait" or effect.waits_for != NOTIFY or effect.timeout or effect.resource is None:
                 continue
-            if any(in_loop(event.mark.node, caller) for caller, event in facts.callers.get(id(fn), ())):
-                continue  # the caller's loop looks again
-            call = mark.node
+            if any(in_loop(event.effect.node, caller) for caller, event in facts.callers.get(id(fn), ())):
+                continue  # the loop of the caller checks again
+            call = effect.node
             assert isinstance(call, ast.Call)
             assert isinstance(call.func, ast.Attribute)
-            if call.func.attr != "wait" or not mark.resource.sure:
+            if call.func.attr != "wait" or not effect.resource.sure:
                 continue
-            if inside(call, ast.While, ast.For, ast.AsyncFor) is not None:
-                if _asked_outside(call):
-                    yield _outside(fn, call, mark.resource.id)
+            if enclosing(call, ast.While, ast.For, ast.AsyncFor) is not None:
+                if _checked_outside(call):
+                    yield _outside(fn, call, effect.resource.id)
                 continue
             yield finding(
                 call,
                 fn,
-                f"{said(call)} is not in a loop that looks again: it may return too early, and waits for ever "
-                "when the notification came before it",
+                f"{text_of(call)} is not in a loop that checks again: it may return too early, and waits for ever "
+                "if the notification came before it",
                 [
-                    Step("thread B", mark.line, f"notifies {mark.resource.id} before anybody waits"),
-                    Step("thread A", mark.line, f"{fn.qualname} waits for a notification that has been"),
+                    Step("thread B", effect.line, f"notifies {effect.resource.id} before any thread waits"),
+                    Step("thread A", effect.line, f"{fn.qualname} waits for a notification that has already been sent"),
                 ],
-                "wait in `while not <what is waited for>:`, or use wait_for()",
-                mark.resource.id,
+                "wait in a `while` loop that checks the awaited state, or use wait_for()",
+                effect.resource.id,
                 0.75,
             )
 
 
-def _asked_outside(call: ast.Call) -> bool:
-    """The loop's question is asked before the condition is taken."""
-    around = inside(call, ast.With, ast.AsyncWith, ast.While, ast.For, ast.AsyncFor)
+def _checked_outside(call: ast.Call) -> bool:
+    """Whether the loop checks the state before it takes the condition."""
+    around = enclosing(call, ast.With, ast.AsyncWith, ast.While, ast.For, ast.AsyncFor)
     if not isinstance(around, ast.With | ast.AsyncWith) or len(around.body) != 1:
         return False
-    loop = inside(around, ast.With, ast.AsyncWith, ast.While, ast.If)
+    loop = enclosing(around, ast.With, ast.AsyncWith, ast.While, ast.If)
     return isinstance(loop, ast.While) and not isinstance(loop.test, ast.Constant)
 
 
 def _outside(fn: Function, call: ast.Call, condition: str) -> Finding:
-    loop = inside(call, ast.While)
+    loop = enclosing(call, ast.While)
     line = getattr(loop, "lineno", call.lineno)
     return finding(
         call,
         fn,
-        f"what {said(call)} waits for is looked at (line {line}) before {condition} is taken: a notification "
-        "in between is lost",
+        f"the state that {text_of(call)} waits for is checked (line {line}) before {condition} is taken: a "
+        "notification in between is lost",
         [
-            Step("thread A", line, f"{fn.qualname} looks: it must wait"),
-            Step("thread B", call.lineno, f"changes it and notifies {condition}, where nobody waits yet"),
-            Step("thread A", call.lineno, "waits for a notification that has been"),
+            Step("thread A", line, f"{fn.qualname} checks: it must wait"),
+            Step("thread B", call.lineno, f"changes the state and notifies {condition}, for which no thread waits yet"),
+            Step("thread A", call.lineno, "waits for a notification that has already been sent"),
         ],
         "take the condition around the whole loop",
         condition,
@@ -82,7 +84,7 @@ def _outside(fn: Function, call: ast.Call, condition: str) -> Finding:
 RULE = Rule(
     "PC204",
     "wait-outside-loop",
-    "a condition waited for once, without looking again",
+    "a condition waited for outside a loop",
     find,
     bad="""
         import threading

@@ -1,8 +1,8 @@
-"""A wait for somebody who first needs the lock that the waiter holds.
+"""A wait for a thread that first needs a lock which the waiting thread holds.
 
-A thread that is joined, a task whose result is awaited, an event that must be set, an item that must be put: when
-whoever does that takes the same lock on the way, and the waiter holds it, both wait for ever. It is reported only
-where that way is seen; a wait under a lock that nobody else needs is merely slow.
+A thread is joined, the result of a task is awaited, an event must be set, an item must be put: if the thread that does
+so takes the same lock on the way, and the waiting thread holds it, both wait for ever. Reported only where that path is
+seen; a wait under a lock that no other thread needs is merely slow.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declared import Function
+from paceline.check.declarations import Function
+from paceline.check.effects import Effect, runs_now, text_of
 from paceline.check.findings import Finding, Step
-from paceline.check.marks import Mark, said
-from paceline.check.names import is_constant, keyword, last
+from paceline.check.names import is_constant, keyword, short_name
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts, led, runs_now
+from paceline.check.summaries import Facts, call_steps
 from paceline.check.walk import Held
 from paceline.narrative import Wait
 
@@ -24,52 +24,55 @@ DOES = {"Event": "set", "ProcessEvent": "set", "Queue": "put", "SimpleQueue": "p
 
 
 def find(facts: Facts) -> Iterator[Finding]:
+    """Report waits under a lock that the awaited thread takes first."""
     for fn in facts.module.functions:
-        told: set[str] = set()
-        for mark, held in facts.events(fn):
+        reported: set[str] = set()
+        for effect, held in facts.events(fn):
             if not held:
                 continue
-            for wait, steps in _waits(mark, fn, facts):
+            for wait, steps in _waits(effect, fn, facts):
                 for first in held:
                     lock = first.resource.id
-                    if lock in told or (wait.resource is not None and wait.resource.id == lock):
+                    if lock in reported or (wait.resource is not None and wait.resource.id == lock):
                         continue
                     way = _needed(wait, lock, fn, facts)
                     if way is not None:
-                        told.add(lock)
-                        yield _tell(fn, first, wait, steps, way)
+                        reported.add(lock)
+                        yield _report(fn, first, wait, steps, way)
 
 
-def _waits(mark: Mark, fn: Function, facts: Facts) -> Iterator[tuple[Mark, Steps]]:
-    if mark.kind == "wait":
-        if not mark.timeout:
-            yield mark, ((fn, mark.node),)
-    elif mark.callee is not None and runs_now(mark):
-        for wait in facts.waits(mark.callee).values():
-            yield wait.mark, ((fn, mark.node), *wait.steps)
-    elif _maps(mark.node, fn, facts):
-        yield Mark("wait", mark.node, None, None, "every task to end"), ((fn, mark.node),)
-    elif _shuts_down(mark.node):
-        yield Mark("wait", mark.node, None, None, "every submitted task to end"), ((fn, mark.node),)
+def _waits(effect: Effect, fn: Function, facts: Facts) -> Iterator[tuple[Effect, Steps]]:
+    """The waits without a timeout that a call leads to."""
+    if effect.kind == "wait":
+        if not effect.timeout:
+            yield effect, ((fn, effect.node),)
+    elif effect.callee is not None and runs_now(effect):
+        for wait in facts.waits(effect.callee).values():
+            yield wait.effect, ((fn, effect.node), *wait.steps)
+    elif _maps(effect.node, fn, facts):
+        yield Effect("wait", effect.node, None, None, "every task to end"), ((fn, effect.node),)
+    elif _shuts_down(effect.node):
+        yield Effect("wait", effect.node, None, None, "every submitted task to end"), ((fn, effect.node),)
 
 
 def _maps(call: ast.expr, fn: Function, facts: Facts) -> bool:
-    """`executor.map` in the executor's own `with`, which ends only when all tasks have."""
-    if not isinstance(call, ast.Call) or last(call.func) != "map" or not isinstance(call.func, ast.Attribute):
+    """Whether this is `executor.map`, whose results or `with` block end only when all tasks have ended."""
+    if not isinstance(call, ast.Call) or short_name(call.func) != "map" or not isinstance(call.func, ast.Attribute):
         return False
     found = facts.module.resource(call.func.value, fn)
     return found is not None and found.kind == "Executor"
 
 
 def _shuts_down(call: ast.expr) -> bool:
-    if not isinstance(call, ast.Call) or last(call.func) != "shutdown":
+    """Whether this is `shutdown(wait=True)`."""
+    if not isinstance(call, ast.Call) or short_name(call.func) != "shutdown":
         return False
     wait = keyword(call, "wait", 0)
     return wait is not None and not is_constant(wait, False)
 
 
-def _needed(wait: Mark, lock: str, fn: Function, facts: Facts) -> tuple[str, Steps] | None:
-    """Who must do something first, and the way on which that one waits for the lock."""
+def _needed(wait: Effect, lock: str, fn: Function, facts: Facts) -> tuple[str, Steps] | None:
+    """The function that must act first, and the path on which it waits for the lock; None if there is none."""
     kind = wait.resource.kind if wait.resource is not None else "Executor"
     if kind in ("Thread", "Future", "Executor"):
         for root in facts.roots:
@@ -81,9 +84,9 @@ def _needed(wait: Mark, lock: str, fn: Function, facts: Facts) -> tuple[str, Ste
     assert wait.resource is not None
     does = "notify" if kind == "Condition" else DOES.get(kind, "")
     for other in facts.module.functions:
-        for mark, held in facts.events(other):
-            call = mark.node
-            if not does or not isinstance(call, ast.Call) or not last(call.func).startswith(does) or other is fn:
+        for effect, held in facts.events(other):
+            call = effect.node
+            if not does or not isinstance(call, ast.Call) or not short_name(call.func).startswith(does) or other is fn:
                 continue
             found = facts.module.resource(call.func.value, other) if isinstance(call.func, ast.Attribute) else None
             if found is None or found.id != wait.resource.id:
@@ -100,7 +103,7 @@ def _at(held: Held, call: ast.Call) -> ast.expr:
 
 
 def _submitting(lock: str, fn: Function, facts: Facts) -> tuple[str, Steps] | None:
-    """An executor that wraps another one: its tasks or their callbacks submit again, under the same lock."""
+    """The same for an executor that wraps another one and whose tasks submit again, under the same lock."""
     if fn.cls is None:
         return None
     submit = fn.cls.method("submit")
@@ -108,16 +111,16 @@ def _submitting(lock: str, fn: Function, facts: Facts) -> tuple[str, Steps] | No
     return None if submit is None or take is None else (submit.qualname, take.steps)
 
 
-def _tell(fn: Function, first: Held, wait: Mark, steps: Steps, way: tuple[str, Steps]) -> Finding:
+def _report(fn: Function, first: Held, wait: Effect, steps: Steps, way: tuple[str, Steps]) -> Finding:
     lock, (other, needed) = first.resource, way
     return finding(
         steps[0][1],
         fn,
-        f"{said(steps[0][1])} waits for {wait.waits_for} with {lock.id} held, and {other} needs {lock.id} to get there",
+        f"{text_of(steps[0][1])} waits for {wait.waits_for} while {lock.id} is held, and {other} needs {lock.id} first",
         [
             Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
-            *led("thread A", steps, f"waits for {wait.waits_for}"),
-            *led("thread B", needed, f"waits for {lock.id}, which thread A holds"),
+            *call_steps("thread A", steps, f"waits for {wait.waits_for}"),
+            *call_steps("thread B", needed, f"waits for {lock.id}, which thread A holds"),
         ],
         f"release {lock.id} before waiting, or wait with a timeout and release it in between",
         lock.id,
@@ -137,7 +140,7 @@ def _tell(fn: Function, first: Held, wait: Mark, steps: Steps, way: tuple[str, S
 RULE = Rule(
     "PC105",
     "wait-under-lock",
-    "a wait for somebody who needs the lock that the waiter holds",
+    "a wait for a thread that needs a lock which the waiting thread holds",
     find,
     bad="""
         import threading

@@ -1,4 +1,4 @@
-"""Meetings: where workers meet. A collective is a table; a server is a place (its machines are in `core.server`).
+"""Collectives: how all workers, or neighbours on a graph, exchange a vector.
 
 A collective's table lists, for one worker, what it sends and receives, step by step, over a vector cut into as many
 segments as it says. The same table is executed by the local engine, timed by the virtual one, drawn as a picture and
@@ -8,11 +8,7 @@ proved free of deadlock by `core.proof`. One file per published method.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
-
-from paceline.core.server.gathering import Gathering
-from paceline.core.server.machines import Shard
 
 
 class Part(NamedTuple):
@@ -38,25 +34,28 @@ class Step(NamedTuple):
 SIT_OUT = Step(None, None)
 
 
+class Round(NamedTuple):
+    """Steps in a row that take the same time: in each of them every worker takes a part from the same other one."""
+
+    steps: int
+    sources: Sequence[int]  # whom each worker takes from; itself: from none
+    sends: Sequence[int]  # segments that each worker sends
+
+
 class Collective(Protocol):
     def segments(self, workers: int) -> int: ...
 
     def steps(self, worker: int, workers: int) -> Iterator[Step]:
         """As many steps for every worker of a world."""
 
+    def rounds(self, workers: int) -> Iterator[Round]:
+        """Closed form of the table for all workers at once: who sends how much to whom, without saying which part.
+
+        Bytes, waiting and the time of workers that do not come together follow from it in worlds of any size.
+        """
+
     def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
         """Closed form of the table's time: `size` bytes over links of `latency` seconds and `bandwidth` bytes/s."""
-
-
-@dataclass(frozen=True)
-class Shards:
-    """The parameters lie in `count` shards, each updated under one lock (or by one server)."""
-
-    count: int = 1
-    gathers: int = 0  # gradients that together make a version; 0: each makes one, however old it is
-
-    def machine(self, workers: int, ghosts: int = 0) -> Shard | Gathering:
-        return Gathering(workers, self.gathers) if self.gathers else Shard(workers, ghosts)
 
 
 def segment_cuts(length: int, count: int, bytes_per_number: int) -> list[int]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.core.collectives import SIT_OUT, Part, Step
+from paceline.core.collectives import SIT_OUT, Part, Round, Step
 
 ALL = (0, 1)  # the vector is not cut
 
@@ -42,6 +42,16 @@ class Central:
                 yield Step(Part(other, *ALL), None, False)
             else:
                 yield Step(None, Part(0, *ALL), False) if worker == other else SIT_OUT
+
+    def rounds(self, workers: int) -> Iterator[Round]:
+        for other in range(1, workers):
+            sends = [0] * workers
+            sends[other] = 1
+            yield Round(1, [other, *range(1, workers)], sends)
+        for other in range(1, workers):
+            sources = list(range(workers))
+            sources[other] = 0
+            yield Round(1, sources, [1] + [0] * (workers - 1))
 
     def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
         return 2 * latency + 2 * (workers - 1) * size / bandwidth if workers > 1 else 0.0

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.core.collectives import SIT_OUT, Part, Step
+from paceline.core.collectives import SIT_OUT, Part, Round, Step
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,18 @@ class HalvingDoubling:
                 yield Step(None, Part(worker - core, 0, core), False)
             else:
                 yield SIT_OUT if guest is None else Step(Part(guest, 0, core), None, False)
+
+    def rounds(self, workers: int) -> Iterator[Round]:
+        core = _core(workers)
+        guests = workers - core
+        if guests:
+            yield Round(1, [*range(core, workers), *range(guests, workers)], [0] * core + [core] * guests)
+        away = [1 << bit for bit in range(core.bit_length() - 1)]
+        for distance in (*reversed(away), *away):  # as many segments as the partner is away
+            partners = [worker ^ distance for worker in range(core)]
+            yield Round(1, [*partners, *range(core, workers)], [distance] * core + [0] * guests)
+        if guests:
+            yield Round(1, [*range(core), *range(guests)], [core] * guests + [0] * (workers - guests))
 
     def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
         core, send = _core(workers), size / bandwidth

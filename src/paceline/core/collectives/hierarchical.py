@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from paceline.core.collectives import Part, Step
+from paceline.core.collectives import Part, Round, Step
 from paceline.core.collectives.ring import all_gather, reduce_scatter
 from paceline.errors import PlanError
 
@@ -43,6 +43,14 @@ class Hierarchical:
                 yield _moved(step, lambda other: other * members + place, 1, mine)
         for step in all_gather(place, members):
             yield _moved(step, lambda other: first + other, self.groups, 0)
+
+    def rounds(self, workers: int) -> Iterator[Round]:
+        members = self._members(workers)
+        near = [worker - 1 if worker % members else worker + members - 1 for worker in range(workers)]
+        inside = Round(members - 1, near, [self.groups] * workers)
+        yield inside
+        yield Round(2 * (self.groups - 1), [(worker - members) % workers for worker in range(workers)], [1] * workers)
+        yield inside
 
     def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
         members, send = self._members(workers), size / bandwidth

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.core.collectives import Part, Step
+from paceline.core.collectives import Part, Round, Step
 
 ALL = (0, 1)  # the vector is not cut
 GRAPHS = ("ring", "exponential", "complete")
@@ -42,6 +42,10 @@ class Neighbours:
         distances = self._distances(workers)
         share = 1.0 / (len(distances) + 1)
         return [(worker, share), *(((worker - away) % workers, share) for away in distances)]
+
+    def rounds(self, workers: int) -> Iterator[Round]:
+        for away in self._distances(workers):
+            yield Round(1, [(worker - away) % workers for worker in range(workers)], [1] * workers)
 
     def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
         return len(self._distances(workers)) * (latency + size / bandwidth)

@@ -11,10 +11,10 @@ The table is executed with symbols: a segment is the set of workers whose contri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
-from paceline.core.collectives import Collective, Part, Step, advance
+from paceline.core.collectives import Collective, Part, Round, Step, advance
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.errors import PlanError
 
@@ -126,3 +126,19 @@ def table_seconds(meeting: Collective, workers: int, size: float, latency: float
     for row in zip(*(meeting.steps(worker, workers) for worker in range(workers)), strict=True):
         clocks = advance(clocks, row, piece, latency, bandwidth)
     return max(clocks)
+
+
+def table_rounds(meeting: Collective, workers: int) -> Iterator[Round]:
+    """The table's steps, each as a round: what `Collective.rounds` must equal when it is told step by step."""
+    for row in zip(*(meeting.steps(worker, workers) for worker in range(workers)), strict=True):
+        sources = [worker if step.receive is None else step.receive.other for worker, step in enumerate(row)]
+        yield Round(1, sources, [0 if step.send is None else step.send.stop - step.send.first for step in row])
+
+
+def has_its_rounds(meeting: Collective, workers: int) -> bool:
+    """Whether the closed form says of every step who takes how much from whom, as the table does."""
+    said = (each._replace(steps=1) for each in meeting.rounds(workers) for _ in range(each.steps))
+    return all(
+        mine is not None and theirs is not None and list(map(list, mine[1:])) == list(map(list, theirs[1:]))
+        for mine, theirs in zip_longest(said, table_rounds(meeting, workers))
+    )

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.core.collectives import Part, Step
+from paceline.core.collectives import Part, Round, Step
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ class Ring:
     def steps(self, worker: int, workers: int) -> Iterator[Step]:
         yield from reduce_scatter(worker, workers)
         yield from all_gather(worker, workers)
+
+    def rounds(self, workers: int) -> Iterator[Round]:
+        yield Round(2 * (workers - 1), [(worker - 1) % workers for worker in range(workers)], [1] * workers)
 
     def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
         return 2 * (workers - 1) * (latency + size / workers / bandwidth) if workers > 1 else 0.0

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.core.collectives import SIT_OUT, Part, Step
+from paceline.core.collectives import SIT_OUT, Part, Round, Step
 
 ALL = (0, 1)
 
@@ -43,6 +43,16 @@ class Tree:
                 yield Step(Part(child, *ALL), None, False)
             else:
                 yield Step(None, Part(parent, *ALL), False) if parent is not None else SIT_OUT
+
+    def rounds(self, workers: int) -> Iterator[Round]:
+        depth = (workers - 1).bit_length()
+        levels = [[_edge(worker, workers, level) for worker in range(workers)] for level in range(depth)]
+        for edges in levels:
+            children = [worker if child is None else child for worker, (child, _) in enumerate(edges)]
+            yield Round(1, children, [int(parent is not None) for _, parent in edges])
+        for edges in reversed(levels):
+            parents = [worker if parent is None else parent for worker, (_, parent) in enumerate(edges)]
+            yield Round(1, parents, [int(child is not None) for child, _ in edges])
 
     def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
         """Down, a 1 in a worker's number is a message on its way from worker 0, and a 0 a message that its forebear

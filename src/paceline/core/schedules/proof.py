@@ -33,7 +33,7 @@ from paceline.core.schedules import (
 )
 from paceline.core.schedules.clock import Channel, Walk, channel_of, clocked, sends, takes
 from paceline.errors import PlanError
-from paceline.narrative import Scene, Wait, tell, tell_waits
+from paceline.narrative import Scene, Wait, format_story, format_waits
 
 
 @dataclass
@@ -258,7 +258,7 @@ class _Watch:
 
     def fault(self, scenes: list[Work], moral: str) -> PlanError:
         told = [Scene(_who(self.table, work), _does(work)) for work in scenes]
-        return PlanError(tell(f"The table of {self.table.name} is wrong:", told, moral))
+        return PlanError(format_story(f"The table of {self.table.name} is wrong:", told, moral))
 
 
 def _stuck(table: Table, walk: Walk) -> str:
@@ -277,7 +277,7 @@ def _stuck(table: Table, walk: Walk) -> str:
             f"send {_message(work)}" if takes(work) else f"take a message: {walk.slots} from stage {source} lie there"
         )
         waits.append(Wait(f"worker {worker}", did, wants, f"worker {other}"))
-    return tell_waits(f"The table of {table.name} gets stuck:", waits)
+    return format_waits(f"The table of {table.name} gets stuck:", waits)
 
 
 def _who(table: Table, work: Work) -> str:

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.core.server.desk import NONE, Desk
 from paceline.core.server.gathering import Gathering
-from paceline.core.server.machines import NONE, Desk, Shard
+from paceline.core.server.shard import Shard
 
 if TYPE_CHECKING:
     from paceline.core.state import State

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core.server.actions import Apply, Drop, Held, Late, Noted
+from paceline.core.server.desk import NONE
 from paceline.core.server.events import Pull, Push
-from paceline.core.server.machines import NONE, Taken
+from paceline.core.server.shard import Taken
 
 if TYPE_CHECKING:
     from paceline.core.state import State

@@ -12,7 +12,7 @@ newest version lies in its own, because it must stay whole until the next one is
 
 The room that a killed worker was changing is nobody's.
 
-**Replicas**, a replica per worker that the others may change: three rooms each. One holds the newest version; the
+**ReplicaSlots**, a replica per worker that the others may change: three rooms each. One holds the newest version; the
 owner may still be computing with an older one in another; the next is made in one that is neither.
 """
 
@@ -58,7 +58,7 @@ class VersionSlots:
         return state[self.at]
 
 
-class Replicas:
+class ReplicaSlots:
     """state, from `at`: per replica, the newest version's room | the room its owner computes with"""
 
     def __init__(self, workers: int, at: int = 0) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from paceline.core.server.actions import Action, Done, Late, Lease, Wait
 from paceline.core.server.events import Ask, Command, Compute, Finish, Pull, Push
 
-ASK, PULL, COMPUTE, PUSH, HOME = 0, 1, 2, 3, -1
+ASK, PULL, COMPUTE, PUSH, FINISHED = 0, 1, 2, 3, -1
 
 
 class Worker:
@@ -32,7 +32,7 @@ class Worker:
     def command(self) -> Command | None:
         """What this worker does next; None when it has gone home."""
         stage = self.stage
-        if stage == HOME:
+        if stage == FINISHED:
             return None
         if stage == ASK:
             return Ask(self.number)
@@ -53,7 +53,7 @@ class Worker:
         elif isinstance(action, Lease):
             self.stage, self.batch, self.again = self._leased, action.batch, action.again
         elif isinstance(action, Done):
-            self.stage = HOME
+            self.stage = FINISHED
         else:
             assert isinstance(action, Wait), action
             self.stage = ASK

@@ -1,31 +1,31 @@
-"""What everybody's arithmetic shares: the learner of one process, snapshots on the way."""
+"""What the arithmetic of all methods shares: making a worker's learner and encoders, and keeping snapshots."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from paceline.data.source import Reader
-from paceline.engines.setup import Setup, Snapshot
+from paceline.engines.outcome import Snapshot
+from paceline.engines.setup import Setup
 from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.learner import Learner
 
 
 class Snapshots:
-    """Kept on the way, for evaluation afterwards."""
+    """The parameters after some updates, kept for evaluation afterwards; `values` gives the present ones."""
 
-    setup: Setup
-    snapshots: list[Snapshot]
-
-    def values(self) -> list[Tensor]:
-        raise NotImplementedError
+    def __init__(self, setup: Setup, values: Callable[[], list[Tensor]]) -> None:
+        self.setup, self.values = setup, values
+        self.kept: list[Snapshot] = []
 
     def keep(self, updates: int, seconds: float) -> None:
+        """Keep a snapshot, if one is due after so many updates."""
         if self.setup.agenda.reaches(updates, self.setup.snapshots_every):
             values = self.values()
-            self.snapshots.append(Snapshot(updates, seconds, lambda: values))
+            self.kept.append(Snapshot(updates, seconds, lambda: values))
 
 
 def make_learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:

@@ -5,22 +5,21 @@ bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic
 
 import torch
 from torch import Tensor, nn
 
 from paceline.data.source import TensorSource
 from paceline.engines.setup import Setup
-from paceline.gradients.fused_replica import Whole
+from paceline.gradients.fused_replica import FusedNetwork
 from paceline.jobs.job import Job
 from paceline.parameters.layout import trainable
 
 
-class Team(Generic[Whole]):
+class Team:
     """The network of this process alone, or of all ranks, which then call everything here together."""
 
-    def __init__(self, setup: Setup, make: Callable[[Job, nn.Module], Whole]) -> None:
+    def __init__(self, setup: Setup, make: Callable[[Job, nn.Module], FusedNetwork]) -> None:
         assert isinstance(setup.source, TensorSource)
         self.setup, self.order = setup, setup.order()
         self.x, self.y = setup.source.tensors

@@ -15,8 +15,8 @@ from paceline.core.schedules import MEET, Table, Work
 from paceline.core.schedules.clock import Channel, Walk, channel_of, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.data.source import Reader
-from paceline.engines.arithmetic.common import Snapshots
-from paceline.engines.setup import Setup, Snapshot
+from paceline.engines.outcome import Snapshot
+from paceline.engines.setup import Setup
 from paceline.stages.segment import Message, Segment, skeleton
 from paceline.stages.stage import Sums
 
@@ -29,9 +29,9 @@ class Done(NamedTuple):
     sums: Sums
 
 
-class StagedPipeline(Snapshots):
+class StagedPipeline:
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.snapshots = setup, []
+        self.setup, self.snapshots = setup, list[Snapshot]()
         plan = setup.blueprint
         assert plan is not None
         self.segments = []
@@ -44,9 +44,9 @@ class StagedPipeline(Snapshots):
 
     def passes(self, stop: int | None = None) -> Iterator[tuple[Pass, Table]]:
         """One table after the other, up to an update; each begun."""
-        schedule = self.setup.plan.schedule
-        assert schedule is not None
-        for passing in passes(schedule.span, self.setup.agenda, stop=stop):
+        pipeline = self.setup.pipeline
+        assert pipeline is not None
+        for passing in passes(pipeline.schedule.span, self.setup.agenda, stop=stop):
             table = self.setup.table(passing.counts)
             for segment in self.segments:
                 segment.begin(passing)

@@ -1,4 +1,4 @@
-"""Plans whose workers keep step, and those where nobody meets."""
+"""All workers of a plan without a server in one process: alone, all-reduce, local steps, coordinated."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from torch import Tensor
 
 from paceline.core.agenda import Chunk
 from paceline.core.collectives import Collective, Part, segment_cuts
-from paceline.core.collectives.neighbours import Neighbours
 from paceline.core.rules import Arrival
+from paceline.core.rules.plain import Plain
 from paceline.engines.arithmetic.common import Snapshots, make_encoders, make_learner
 from paceline.engines.setup import Setup
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.parameters.replicas import AveragingReplica, middle, mix
-from paceline.parameters.store import (
-    LocalStore,
-)
+from paceline.parameters.store import LocalStore
 from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
+from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.coordinated import Coordinated
+from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after
 
 
-class Together(Snapshots):
-    """All workers hold the same values: `sequential`, and every collective that adds up gradients."""
+class SharedParameters:
+    """All workers hold the same values: `Alone`, and `AllReduce`, whose collective adds gradients up."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.snapshots = setup, []
+        self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         self.learner, optimizer = make_learner(setup)
-        parameters, rule = self.learner.replica.parameters, setup.plan.rule
-        self.home = LocalStore(parameters, optimizer, setup.job.schedule, rule)
-        self.meeting = _Meeting(setup) if setup.plan.synchronous else None
+        parameters, method = self.learner.replica.parameters, setup.plan.method
+        self.store = LocalStore(parameters, optimizer, setup.job.schedule, Plain())
+        self.payloads = Payloads(setup, method.collective) if isinstance(method, AllReduce) else None
         self.encoders = make_encoders(setup, parameters)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
@@ -41,9 +42,9 @@ class Together(Snapshots):
         return computed
 
     def apply(self, update: int, shares: list[GradientSum]) -> None:
-        """Meet, then let the rule apply the whole batch's gradient."""
-        whole = shares[0] if self.meeting is None else self.meeting.sum(shares)
-        self.setup.plan.rule.update(self.home, Arrival(self.learner.settle(whole)))
+        """Add the shares up, then let the optimizer apply the whole batch's gradient."""
+        whole = shares[0] if self.payloads is None else self.payloads.sum(shares)
+        Plain().update(self.store, Arrival(self.learner.settle(whole)))
 
     def values(self) -> list[Tensor]:
         return [value.clone() for value in self.learner.replica.values()]
@@ -52,64 +53,61 @@ class Together(Snapshots):
         return all(bool(p.isfinite().all()) for p in self.learner.replica.parameters)
 
 
-class LocalSteps(Snapshots):
-    """Each worker steps a replica of its own; now and then all meet."""
+class SteppedReplicas:
+    """Each worker steps a replica of its own; now and then replicas are averaged."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup, self.snapshots = setup, []
-        rule, workers = setup.plan.averaging, setup.plan.workers
-        assert rule is not None
-        self.rule = rule
-        self.meeting, self.averaging_replicas = _Meeting(setup), list[AveragingReplica]()
-        for _ in range(workers):
+    def __init__(self, setup: Setup, method: LocalSteps | Gossip) -> None:
+        self.setup, self.snapshots = setup, Snapshots(setup, self.values)
+        self.averaging = method.averaging
+        self.payloads = Payloads(setup, method.collective if isinstance(method, LocalSteps) else method.graph)
+        self.mean = self.payloads.mean if isinstance(method, LocalSteps) else self.payloads.mixtures
+        self.replicas = list[AveragingReplica]()
+        for _ in range(setup.plan.workers):
             learner, optimizer = make_learner(setup)
-            home = LocalStore(learner.replica.parameters, optimizer, setup.job.schedule, rule)
-            self.averaging_replicas.append(AveragingReplica(learner, home, rule))
+            store = LocalStore(learner.replica.parameters, optimizer, setup.job.schedule, self.averaging)
+            self.replicas.append(AveragingReplica(learner, store, self.averaging))
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
-        return self.averaging_replicas[worker].learner.compute(chunks)
+        return self.replicas[worker].learner.compute(chunks)
 
     def apply(self, update: int, shares: list[GradientSum]) -> None:
-        """Everyone's own step and, where it is due, the meeting."""
-        due = self.setup.plan.meets_after(update, self.setup.agenda.updates)
-        if due and self.rule.mixes_first:
-            self._meet()
-        for replica_averaging, share in zip(self.averaging_replicas, shares, strict=True):
-            replica_averaging.step(share)
-        if due and not self.rule.mixes_first:
-            self._meet()
+        """Every worker's own step and, where it is due, the average."""
+        due = averages_after(self.averaging, update, self.setup.agenda.updates)
+        if due and self.averaging.mixes_first:
+            self._average()
+        for replica, share in zip(self.replicas, shares, strict=True):
+            replica.step(share)
+        if due and not self.averaging.mixes_first:
+            self._average()
 
-    def _meet(self) -> None:
-        means = self.meeting.means([replica_averaging.bring() for replica_averaging in self.averaging_replicas])
-        for replica_averaging, mean in zip(self.averaging_replicas, means, strict=True):
-            replica_averaging.take(mean)
+    def _average(self) -> None:
+        means = self.mean([replica.bring() for replica in self.replicas])
+        for replica, mean in zip(self.replicas, means, strict=True):
+            replica.take(mean)
 
     def values(self) -> list[Tensor]:
-        return middle([w.result() for w in self.averaging_replicas[: self.setup.plan.results]])
+        return middle([replica.result() for replica in self.replicas[: self.setup.plan.results]])
 
     def finite(self) -> bool:
-        return all(bool(v.isfinite().all()) for w in self.averaging_replicas for v in w.home.values)
+        return all(bool(v.isfinite().all()) for replica in self.replicas for v in replica.home.values)
 
 
+#: Called after each further exchange of an update: (update, bytes, every worker's loss where it computed for it).
 Heard = Callable[[int, int, list[float]], None]
 
 
-class Coordinated(CommandExecutor, Snapshots):
-    """A coordinator commands the workers, each of whom has a replica and a slice of every vector.
+class CommandedWorkers(CommandExecutor):
+    """A coordinator commands the workers, each of which has a replica and a slice of every vector.
 
-    An update's first evaluation is handed in, as under any plan whose workers keep step. `heard` is told of what
-    follows: (update, bytes of a meeting, everyone's loss where they computed for it).
+    An update's first evaluation is handed in, as under any synchronous plan; `heard` is called for what follows.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup, self.snapshots, plan = setup, [], setup.plan
-        coordinator, workers = plan.coordinator, plan.workers
-        assert coordinator is not None
-        hands = [
-            VectorSlice(make_learner(setup)[0], setup.layout, coordinator, worker, workers) for worker in range(workers)
-        ]
+    def __init__(self, setup: Setup, method: Coordinated) -> None:
+        self.setup, self.snapshots = setup, Snapshots(setup, self.values)
+        coordinator, workers = method.coordinator, setup.plan.workers
+        hands = [VectorSlice(make_learner(setup)[0], setup.layout, coordinator, w, workers) for w in range(workers)]
         super().__init__(coordinator, hands)
-        self.meeting = _Meeting(setup)
+        self.payloads = Payloads(setup, method.collective)
         self.numbers = [torch.zeros(1, dtype=torch.float64) for _ in hands]
         self.doing, self.first = 0, list[GradientSum]()
         self.encoders = make_encoders(setup, hands[0].learner.replica.parameters)
@@ -128,8 +126,8 @@ class Coordinated(CommandExecutor, Snapshots):
         if not shares:
             mine = [self.setup.agenda.mine(self.doing, worker) for worker in range(len(self.hands))]
             shares = [self.compute(worker, chunks) for worker, chunks in enumerate(mine)]
-            self.heard(self.doing, self.meeting.flats[0].nbytes, [share.mean for share in shares])
-        together = self.meeting.sum(shares)
+            self.heard(self.doing, self.payloads.flats[0].nbytes, [share.mean for share in shares])
+        together = self.payloads.sum(shares)
         for hand in self.hands:
             hand.settle(together)
         return together.mean
@@ -137,18 +135,18 @@ class Coordinated(CommandExecutor, Snapshots):
     def total(self, parts: list[float]) -> float:
         for number, part in zip(self.numbers, parts, strict=True):
             number[0] = part
-        self._meet(self.numbers)
+        self._exchange(self.numbers)
         return float(self.numbers[0])
 
     def share(self) -> None:
-        for hand, flat in zip(self.hands, self.meeting.flats, strict=True):
+        for hand, flat in zip(self.hands, self.payloads.flats, strict=True):
             hand.offer(flat)
-        self._meet(self.meeting.flats)
-        for hand, flat in zip(self.hands, self.meeting.flats, strict=True):
+        self._exchange(self.payloads.flats)
+        for hand, flat in zip(self.hands, self.payloads.flats, strict=True):
             hand.take(flat)
 
-    def _meet(self, flats: list[Tensor]) -> None:
-        execute(self.meeting.collective, flats)  # type: ignore[arg-type]
+    def _exchange(self, flats: list[Tensor]) -> None:
+        execute(self.payloads.collective, flats)
         self.heard(self.doing, flats[0].nbytes, [])
 
     def values(self) -> list[Tensor]:
@@ -158,47 +156,49 @@ class Coordinated(CommandExecutor, Snapshots):
         return all(bool(p.isfinite().all()) for p in self.hands[0].parameters)
 
 
-InStep = Together | LocalSteps | Coordinated
+Synchronous = SharedParameters | SteppedReplicas | CommandedWorkers
 
 
-def in_step(setup: Setup) -> InStep:
-    """The arithmetic of a plan whose workers keep step."""
-    if setup.plan.coordinator is not None:
-        return Coordinated(setup)
-    return Together(setup) if setup.plan.averaging is None else LocalSteps(setup)
+def synchronous(setup: Setup) -> Synchronous:
+    """The arithmetic of a method without a server and without stages."""
+    method = setup.plan.method
+    if isinstance(method, Coordinated):
+        return CommandedWorkers(setup, method)
+    return SteppedReplicas(setup, method) if isinstance(method, LocalSteps | Gossip) else SharedParameters(setup)
 
 
-class _Meeting:
-    """Every worker's payload, and what the plan's table makes of them."""
+class Payloads:
+    """Every worker's payload, and what a collective makes of them."""
 
-    def __init__(self, setup: Setup) -> None:
-        self.layout, self.collective = setup.layout, setup.plan.meeting
+    def __init__(self, setup: Setup, collective: Collective) -> None:
+        self.layout, self.collective = setup.layout, collective
         length = Payload.length(setup.layout)
         self.flats = [torch.zeros(length, dtype=setup.layout.dtype) for _ in range(setup.plan.workers)]
         self.payloads = [Payload(setup.layout, flat) for flat in self.flats]
 
     def sum(self, shares: list[GradientSum]) -> GradientSum:
         self._write(shares)
-        execute(self.collective, self.flats)  # type: ignore[arg-type]
+        execute(self.collective, self.flats)
         return self.payloads[0].read(sum(share.samples for share in shares))
+
+    def mean(self, shares: list[GradientSum]) -> list[GradientSum]:
+        """For each worker the mean over all."""
+        return [self.sum(shares).scaled(1.0 / len(shares))] * len(shares)
+
+    def mixtures(self, shares: list[GradientSum]) -> list[GradientSum]:
+        """For each worker the mean over its neighbours and itself."""
+        self._write(shares)
+        found = []
+        for worker, share in enumerate(shares):
+            mixture = torch.zeros_like(self.flats[worker])
+            payload = Payload(self.layout, mixture)
+            mix(self.flats, self.collective.weights(worker, len(shares)), mixture)  # type: ignore[attr-defined]
+            found.append(payload.read(share.samples))
+        return found
 
     def _write(self, shares: list[GradientSum]) -> None:
         for payload, share in zip(self.payloads, shares, strict=True):
             payload.write(share)
-
-    def means(self, shares: list[GradientSum]) -> list[GradientSum]:
-        """For each worker, the mean of what those it meets have brought."""
-        workers = len(shares)
-        if not isinstance(self.collective, Neighbours):
-            return [self.sum(shares).scaled(1.0 / workers)] * workers
-        self._write(shares)
-        found = []
-        for worker in range(workers):
-            mixture = torch.zeros_like(self.flats[worker])
-            payload = Payload(self.layout, mixture)
-            mix(self.flats, self.collective.weights(worker, workers), mixture)
-            found.append(payload.read(shares[worker].samples))
-        return found
 
 
 def execute(meeting: Collective, flats: list[Tensor]) -> None:

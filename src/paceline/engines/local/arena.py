@@ -1,6 +1,6 @@
 """The memory that the parent and its workers share. Both build it by the same steps, so they agree on every place.
 
-    control     abort, go, wanted, taken | per worker: what it does now, when it ended, asleep, offers of the collective
+    control     abort, go, wanted, taken | per worker: what it does now, when it ended, its doorbell, its offers
     traces      a ring of rows per worker
     desk        the desk's integers, twice
     per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare |
@@ -27,20 +27,27 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from paceline.core.collectives import Shards
-from paceline.core.rules import Exchanging, Rule
-from paceline.core.rules.ad_psgd import AdPsgd
+from paceline.core.server.desk import Desk
 from paceline.core.server.gathering import Gathering
-from paceline.core.server.machines import Desk, Shard
-from paceline.core.server.version_slots import Replicas, VersionSlots
 from paceline.engines.checkpoints import Checkpoint
+from paceline.engines.local.channels import mail_of
+from paceline.engines.servers.ports import put_version_0, restore, version_shapes
+from paceline.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
 from paceline.gradients.payload import Payload
-from paceline.links.mailbox import Mailbox, MailShape, mail_of
-from paceline.links.shared_memory import DoorbellDescriptor, DoubleBuffer, Locks, Memory
+from paceline.links.doorbell import Doorbell
+from paceline.links.double_buffer import DoubleBuffer
+from paceline.links.locks import Locks
+from paceline.links.mailbox import MailShape, MailSlots
+from paceline.links.memory import Memory
+from paceline.links.shared_memory_link import SharedVectors
+from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import Layout
 from paceline.parameters.replicas import middle
 from paceline.parameters.rows import Journal
-from paceline.parameters.store import Optimizer, ShardVersion, VersionShape, optimizer_over, version_shape
+from paceline.parameters.store import Optimizer, ShardVersion, VersionShape
+from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.native import NativeDdp
+from paceline.plans.methods.server import Server
 from paceline.plans.plan import Plan
 from paceline.runs.trace import TraceRing
 from paceline.stages.segment import Blueprint
@@ -55,13 +62,16 @@ DESK_LOCK = 0  # shard s has lock s + 1
 class ArenaShape:
     workers: int
     layout: Layout
-    kind: str  # "alone", "collective", "pipeline" or "shards"
-    desk: Desk | None
-    place: Shards
-    rooms: tuple[VersionShape, ...]  # per shard
-    places: type[VersionSlots] | type[Replicas]  # which room is whose
-    results: int  # workers whose replicas make the result
-    ghosts: int = 0  # leases that were under way when an earlier life of the run ended
+    #: What workers exchange vectors by: "alone", "collective", "pipeline" or "shards".
+    kind: str
+    #: Workers whose replicas make the result.
+    results: int
+    server: Server | None = None
+    desk: Desk | None = None
+    #: What lies in every version of each shard.
+    versions: tuple[VersionShape, ...] = ()
+    #: Leases that were under way when an earlier part of the run ended.
+    ghosts: int = 0
     mail: tuple[MailShape, ...] = ()
 
     @staticmethod
@@ -76,105 +86,64 @@ class ArenaShape:
         blueprint: Blueprint | None = None,
     ) -> ArenaShape:
         """What a plan needs for these parameters."""
+        method, workers = plan.method, plan.workers
         if blueprint is not None:
-            mail = tuple(mail_of(blueprint))
-            return ArenaShape(plan.workers, layout, "pipeline", None, Shards(), (), VersionSlots, 1, 0, mail)
-        if plan.gate is None:
-            kind = "alone" if plan.meeting is None else "collective"
-            return ArenaShape(plan.workers, layout, kind, None, Shards(), (), VersionSlots, plan.results)
-        rule = plan.exchanging or plan.rule
-        rooms = []
-        for shard in layout.shards:
-            mine = [named[place.name] for place in shard.parameters]
-            twin = optimizer_over(optimizer, {p: p for p in mine}) if plan.steps_at_shards else None
-            rooms.append(version_shape(shard, layout.dtype, mine, twin, rule, tables))
-        desk = Desk(plan.workers, leases, plan.gate, ghosts)
-        assert isinstance(plan.meeting, Shards)
-        places = VersionSlots if plan.pairing is None else Replicas
-        return ArenaShape(plan.workers, layout, "shards", desk, plan.meeting, tuple(rooms), places, 0, ghosts)
-
-
-@dataclass
-class ShardMemory:
-    """The machine's integers and the rooms' lie in the same twin, so one store commits both."""
-
-    machine: Shard | Gathering
-    places: VersionSlots | Replicas
-    twin: DoubleBuffer
-    rooms: list[ShardVersion]
-    journal: Journal
-
-    @property
-    def newest(self) -> ShardVersion:
-        return self.rooms[self.places.newest(self.twin.current)]
-
-    @property
-    def all_newest(self) -> list[ShardVersion]:
-        """Of every replica, where each worker has one."""
-        assert isinstance(self.places, Replicas)
-        return [self.rooms[self.places.newest(self.twin.current, r)] for r in range(self.places.workers)]
+            return ArenaShape(workers, layout, "pipeline", plan.results, mail=tuple(mail_of(blueprint)))
+        if isinstance(method, Server):
+            desk = Desk(workers, leases, method.gate, ghosts)
+            versions = tuple(version_shapes(method, layout, named, optimizer, tables))
+            return ArenaShape(workers, layout, "shards", plan.results, method, desk, versions, ghosts)
+        kind = "alone" if isinstance(method, Alone | NativeDdp) else "collective"
+        return ArenaShape(workers, layout, kind, plan.results)
 
 
 class Arena:
-    def __init__(self, shape: ArenaShape, memory: Memory, locks: Locks, doorbells: list[DoorbellDescriptor]) -> None:
-        self.shape, self.memory, self.locks, self.doorbells = shape, memory, locks, doorbells
+    def __init__(self, shape: ArenaShape, memory: Memory, locks: Locks) -> None:
+        self.shape, self.memory, self.locks = shape, memory, locks
         workers = shape.workers
         self.control = memory.ints(CONTROL)
         self.doing = memory.ints(workers)  # update or batch, -1 before the first
         self.ended = memory.ints(workers)  # perf_counter_ns when it went home
-        self.asleep = [memory.ints(1) for _ in range(workers)]
-        self.offers = [memory.ints(1) for _ in range(workers)]
+        self.doorbells = [Doorbell.of(memory) for _ in range(workers)]
         self.traces = [TraceRing(memory.take(TraceRing.size())) for _ in range(workers)]
-        self.desk = DoubleBuffer(memory, shape.desk.ints) if shape.desk else None
+        self.desk = DeskMemory(shape.desk, DoubleBuffer(memory, shape.desk.ints)) if shape.desk else None
         self.shards = [self._shard(number) for number in range(len(shape.layout.shards))] if shape.desk else []
-        length = Payload.length(shape.layout) if shape.kind == "collective" else 0
-        self.payloads = [[memory.tensor(length, shape.layout.dtype) for _ in range(2)] for _ in range(workers)]
+        length, dtype = Payload.length(shape.layout) if shape.kind == "collective" else 0, shape.layout.dtype
+        #: What collectives add up: whole payloads, and one number of each worker.
+        self.payloads, self.numbers = [
+            SharedVectors(memory, workers, count, kind) for count, kind in ((length, dtype), (1, torch.float64))
+        ]
         held = [shard.machine.slots for shard in self.shards if isinstance(shard.machine, Gathering)]
         length = Payload.length(shape.layout) if held else 0
         self.slots = [memory.tensor(length, shape.layout.dtype) for _ in range(sum(held))]
-        count = 1 if shape.kind in ("collective", "pipeline") else 0
-        self.numbers = [[memory.tensor(count, torch.float64) for _ in range(2)] for _ in range(workers)]
-        self.mail = {mail.channel: Mailbox(memory, mail) for mail in shape.mail}
+        self.mail = {mail.channel: MailSlots(memory, mail) for mail in shape.mail}
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
 
-    def put_version_0(
-        self, module: nn.Module, rule: Rule | Exchanging, remembered: Mapping[Tensor, dict[str, Any]]
-    ) -> None:
-        """What every worker starts from, into every room of every shard; and what the optimizer already remembers."""
-        named = dict(module.named_parameters()) | dict(module.named_buffers())
-        for layout, memory in zip(self.shape.layout.shards, self.shards, strict=True):
-            parameters, buffers = [named[p.name] for p in layout.parameters], [named[p.name] for p in layout.buffers]
-            for room in memory.rooms:
-                room.start(parameters, buffers, rule)
-                for number, parameter in enumerate(parameters if room.shape.remembers else ()):
-                    if parameter in remembered:
-                        room.state.keep(number, remembered[parameter])
+    def offers(self, worker: int) -> int:
+        """How many parts of vectors a worker has offered to its peers so far."""
+        return sum(self.payloads.counters[worker]) + sum(self.numbers.counters[worker])
 
-    def copy_into(self, begin: Checkpoint, pairing: AdPsgd | None) -> None:
-        """Every worker holds the newest version of each shard, and what was under way is handed out again."""
+    def put_version_0(self, module: nn.Module, remembered: Mapping[Tensor, dict[str, Any]]) -> None:
+        """What every worker starts from, into every version of every shard; with what the optimizer remembers."""
+        assert self.shape.server is not None
+        put_version_0(self.shards, self.shape.layout, module, self.shape.server, remembered)
+
+    def resume(self, begin: Checkpoint) -> None:
+        """Every worker holds the newest version of each shard, and what was under way is leased again."""
         assert begin.cut is not None
-        assert self.shape.desk is not None
+        assert self.shape.server is not None
         assert self.desk is not None
-        machine, states = self.shards[0].machine, [shard.twin.current for shard in self.shards]
-        begin.cut.go_on(self.shape.desk, self.desk.current, machine, states)
-        if pairing is not None:
-            flats = [mine.tensors["values"] for name, mine in begin.holders.items() if name.startswith("replica")]
-            for number, room in enumerate(self.shards[0].rooms):
-                room.values.copy_(pairing.go_on(flats, number // 3, self.shape.workers))
-            return
+        states = [shard.integers.current for shard in self.shards]
+        begin.cut.go_on(self.desk.desk, self.desk.integers.current, self.shards[0].machine, states)
+        replicas = [mine for name, mine in begin.holders.items() if name.startswith("replica")]
         for number, memory in enumerate(self.shards):
-            for room in memory.rooms:
-                room.restore(begin.holders[f"shard.{number}"])
+            restore(memory, self.shape.server, replicas or [begin.holders[f"shard.{number}"]])
 
     def values(self, names: Sequence[str]) -> list[Tensor]:
         """What the training has made of the tensors so called, when everybody is home."""
         collect = self.shape.layout.collect
-        if not self.shards:
-            found = middle([collect([result], names) for result in self.results])
-        elif self.shape.places is Replicas:
-            found = middle([collect([room.values], names) for room in self.shards[0].all_newest])
-        else:
-            found = collect([memory.newest.values for memory in self.shards], names)
+        flats = newest_values(self.shards) if self.shards else [[result] for result in self.results]
+        found = middle([collect(each, names) for each in flats])
         return [value.clone() for value in found]
 
     def remembered(self, named: dict[str, nn.Parameter]) -> dict[Tensor, dict[str, Any]]:
@@ -190,30 +159,28 @@ class Arena:
 
     def close(self) -> None:
         """Let go of every descriptor. The memory goes with the last tensor that looks at it."""
-        for doorbell in self.doorbells:
-            os.close(doorbell.descriptor)
         os.close(self.locks.descriptor)
         self.memory.close()
 
     def _shard(self, number: int) -> ShardMemory:
-        memory, workers = self.memory, self.shape.workers
-        machine = self.shape.place.machine(workers, self.shape.ghosts)
-        places = self.shape.places(workers, at=machine.ints)
-        twin = DoubleBuffer(memory, machine.ints + places.ints)
-        shape = self.shape.rooms[number]
-        rooms = [ShardVersion(shape, memory.tensor(shape.size, torch.uint8)) for _ in range(places.count)]
-        heights, count = shape.heights, places.count
+        memory, shape, server = self.memory, self.shape.versions[number], self.shape.server
+        assert server is not None
+        machine = server.machine(self.shape.workers, self.shape.ghosts)
+        slots = server.slots(self.shape.workers, at=machine.ints)
+        integers = DoubleBuffer(memory, machine.ints + slots.ints)
+        versions = [ShardVersion(shape, memory.tensor(shape.size, torch.uint8)) for _ in range(slots.count)]
+        heights, count = shape.heights, slots.count
         journal = Journal(heights, count, memory.tensor(Journal.size(heights, count), torch.int64))
-        return ShardMemory(machine, places, twin, rooms, journal)
+        return ShardMemory(machine, slots, integers, versions, journal)
 
     @staticmethod
     def create(shape: ArenaShape) -> Arena:
-        arena = Arena(shape, Memory(_size(shape)), Locks(), [DoorbellDescriptor() for _ in range(shape.workers)])
-        if shape.desk and arena.desk:
-            shape.desk.init(arena.desk.current)
+        require_store_order("the local engine")
+        arena = Arena(shape, Memory(_size(shape)), Locks())
+        if arena.desk is not None:
+            arena.desk.desk.init(arena.desk.integers.current)
         for shard in arena.shards:
-            shard.machine.init(shard.twin.current)
-            shard.places.init(shard.twin.current)
+            shard.init()
         for worker in range(shape.workers):
             arena.doing[worker] = -1
         arena.control[WANTED] = -1
@@ -221,28 +188,28 @@ class Arena:
 
     def __reduce__(self) -> tuple[object, ...]:
         # The shape holds the gate, which may be a class of the user's own script: it travels by value.
-        return _arena, (cloudpickle.dumps(self.shape), self.memory, self.locks, self.doorbells)
+        return _arena, (cloudpickle.dumps(self.shape), self.memory, self.locks)
 
 
-def _arena(shape: bytes, memory: Memory, locks: Locks, doorbells: list[DoorbellDescriptor]) -> Arena:
-    return Arena(pickle.loads(shape), memory, locks, doorbells)
+def _arena(shape: bytes, memory: Memory, locks: Locks) -> Arena:
+    return Arena(pickle.loads(shape), memory, locks)
 
 
 def _size(shape: ArenaShape) -> int:
     """An upper bound of what `Arena` takes."""
     number, workers = shape.layout.bytes_per_number, shape.workers
     size = workers * (TraceRing.size() + 64 * 8) + 16 * workers * 4
-    if shape.desk:
+    if shape.desk and shape.server:
         size += 2 * 8 * shape.desk.ints
-        places = shape.places(workers)
-        for room in shape.rooms:
-            size += places.count * (room.size + 64)
-            size += 2 * 8 * (shape.place.machine(workers, shape.ghosts).ints + places.ints + 8) + 64 * 4
-            size += 8 * Journal.size(room.heights, places.count) + 64
-        if shape.place.gathers:
-            size += (workers + shape.place.gathers) * (Payload.length(shape.layout) * number + 64)
+        machine, slots = shape.server.machine(workers, shape.ghosts), shape.server.slots(workers)
+        for version in shape.versions:
+            size += slots.count * (version.size + 64)
+            size += 2 * 8 * (machine.ints + slots.ints + 8) + 64 * 4
+            size += 8 * Journal.size(version.heights, slots.count) + 64
+        if isinstance(machine, Gathering):
+            size += machine.slots * (Payload.length(shape.layout) * number + 64)
     size += shape.results * (shape.layout.bytes + 64)
-    size += 2 * workers * 64 + sum(mail.size for mail in shape.mail)
-    if shape.kind == "collective":
-        size += 2 * workers * (Payload.length(shape.layout) * number + 64 + 64)
+    size += sum(mail.size for mail in shape.mail)
+    length = Payload.length(shape.layout) if shape.kind == "collective" else 0
+    size += SharedVectors.size(workers, length, shape.layout.dtype) + SharedVectors.size(workers, 1, torch.float64)
     return size + 64 * 1024

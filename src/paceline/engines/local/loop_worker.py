@@ -13,11 +13,8 @@ others; each keeps its own part of the trace.
 from __future__ import annotations
 
 import math
-import os
-import select
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns as now
 
 import numpy as np
@@ -25,14 +22,19 @@ from torch import Tensor, nn
 
 from paceline.core.agenda import Agenda
 from paceline.core.server.events import Death
-from paceline.engines.local.arena import Arena
-from paceline.engines.local.plan_runner import PlanRunner
+from paceline.engines.local.arena import DESK_LOCK, Arena
+from paceline.engines.local.methods import walk_of
+from paceline.engines.local.methods.runner import PlanRunner
 from paceline.engines.local.state_buffers import ResumePoint
+from paceline.engines.local.worker_context import WorkerContext
 from paceline.errors import RunFailed
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
-from paceline.links.shared_memory import Cancelled
+from paceline.links.membership import LocalProcesses
+from paceline.links.waiting import Cancelled
 from paceline.parameters.store import Optimizer
+from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.alone import Alone
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, Kind, Row, Trace
 
@@ -40,75 +42,63 @@ FAILED = -1  # in `arena.ended`: left by an exception
 PATIENCE = 0.05  # seconds between two looks at who is home
 
 
-@dataclass
-class PeerProcesses:
-    """The processes of the other ranks, and which of them have ended."""
+class LoopWorker:
+    """A rank in a loop of the user's own, and the `Host` of its runner."""
 
-    pids: Sequence[int]
-    rank: int
-
-    def __post_init__(self) -> None:
-        self._lives = {os.pidfd_open(pid): other for other, pid in enumerate(self.pids) if other != self.rank}
-        self._poll = select.poll()
-        for descriptor in self._lives:
-            self._poll.register(descriptor, select.POLLIN)
-
-    def gone(self) -> list[int]:
-        return [self._lives[descriptor] for descriptor, _ in self._poll.poll(0)]
-
-    def close(self) -> None:
-        for descriptor in self._lives:
-            os.close(descriptor)
-
-
-class LoopWorker(PlanRunner):
     def __init__(
         self, arena: Arena, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer,
-        followers: list[Optimizer], others: PeerProcesses, deadline: float,
+        followers: list[Optimizer], others: LocalProcesses, deadline: float,
     ) -> None:  # fmt: skip
-        self.others, self.followers, self.home = others, followers, False
+        self.number, self.arena, self.plan = others.rank, arena, plan
+        self.others, self.followers = others, followers
+        #: This rank has left the block.
+        self.left = False
+        #: Why no rank has to wait any longer, once that is so.
         self.trouble: str | None = None
         self.rows: list[Columns] = []
+        #: Ranks whose death the desk knows of.
         self.dead_workers: set[int] = set()
-        super().__init__(others.rank, arena, plan, agenda, learner, optimizer, deadline, ResumePoint())
-        self.steps = self.algorithm()
-        self.due = next(self.steps)
+        resume = ResumePoint()
+        self.runner = PlanRunner(self.number, arena, plan, agenda, learner, optimizer, deadline, resume, self)
+        self.desk_lock = self.runner.lock(DESK_LOCK, "the desk")
+        self.walk = walk_of(self.runner)
+        self.due = next(self.walk)
         self.since = now()
 
     def step(self) -> None:
         """The user's loop has left its gradients in the parameters: go on, until the next ones are due."""
-        self._lead()
-        self.arena.doing[self.number] = self.due.update
-        computed = self.sender.sent(self._computed())
-        self.record(
-            Kind.COMPUTE, self.due.update, -1, self.due.version, -1, self.since, now(), self.waited, 1, 0, math.nan
-        )
-        self.waited = 0
+        runner, due = self.runner, self.due
+        self._follow_settings()
+        self.arena.doing[self.number] = due.update
+        computed = runner.encoder.sent(self._computed())
+        runner.record(Kind.COMPUTE, due.update, -1, due.version, -1, self.since, now(), runner.waited, 1, 0, math.nan)
+        runner.waited = 0
         try:
-            self.due = self.steps.send(computed)
+            self.due = self.walk.send(computed)
         except Cancelled:
             raise RunFailed(self.trouble) from None
         self.since = now()
 
-    def _lead(self) -> None:
-        """Those who step in the place of the user's optimizer follow what he or his schedule has set."""
+    def _follow_settings(self) -> None:
+        """Give the settings of the user's optimizer, which a schedule may have changed, to those that step for it."""
+        optimizer = self.runner.optimizer
         for follower in self.followers:
-            if follower is not self.optimizer:
-                for own, group in zip(self.optimizer.param_groups, follower.param_groups, strict=True):
+            if follower is not optimizer:
+                for own, group in zip(optimizer.param_groups, follower.param_groups, strict=True):
                     group.update({key: value for key, value in own.items() if key != "params"})
 
     def _computed(self) -> GradientSum:
-        """Where gradients are added up, this worker's share of their mean."""
-        share = 1.0 / self.plan.workers if self.plan.synchronous and self.plan.averaging is None else 1.0
-        dtype = self.replica.parameters[0].dtype
-        buffers = [b.to(dtype, copy=True) for b in self.replica.moving]
-        computed = GradientSum(self.replica.take(), buffers, 0.0, 1.0, 1)
-        return computed if share == 1.0 else computed.scaled(share)
+        """This worker's gradient; where gradients are added up, its share of their mean."""
+        replica = self.runner.replica
+        dtype = replica.parameters[0].dtype
+        buffers = [b.to(dtype, copy=True) for b in replica.moving]
+        computed = GradientSum(replica.take(), buffers, 0.0, 1.0, 1)
+        return computed.scaled(1.0 / self.plan.workers) if isinstance(self.plan.method, AllReduce) else computed
 
     def conclude(self) -> None:
         """No more gradients will come: meet once more, where the plan says so."""
         try:
-            self.steps.send(None)
+            self.walk.send(None)
         except StopIteration:
             return
         except Cancelled:
@@ -117,7 +107,7 @@ class LoopWorker(PlanRunner):
     def leave(self) -> None:
         """And wait until all are."""
         self._mark_left(now())
-        while not self.called_off():
+        while not self.cancelled():
             if all(ended or other in self.dead_workers for other, ended in enumerate(self.arena.ended)):
                 return
             time.sleep(PATIENCE)
@@ -128,25 +118,24 @@ class LoopWorker(PlanRunner):
         self._mark_left(FAILED)
 
     def _mark_left(self, when: int) -> None:
-        self.home = True
-        if self.plan.gate is not None:
+        self.left = True
+        if not self.plan.traits.keeps_step:
             self._handle_death(self.number)
         self.arena.ended[self.number] = when
-        for doorbell in self.doorbells:
+        for doorbell in self.runner.doorbells:
             doorbell.ring()
 
-    def called_off(self) -> bool:
-        """Looks after the others. Where a plan can do without one of them it does; else nobody need wait."""
-        gone = [other for other in self.others.gone() if self.arena.ended[other] <= 0]
-        if self.plan.gate is not None:
-            for other in gone:
-                if other not in self.dead_workers:
-                    self._handle_death(other)
+    def cancelled(self) -> bool:
+        """Watch the other ranks: a plan that can go on without one of them does, any other is cancelled."""
+        if not self.plan.traits.keeps_step:
+            for change in self.others.changes():
+                if self.arena.ended[change.rank] <= 0 and change.rank not in self.dead_workers:
+                    self._handle_death(change.rank)
             return False
-        self.trouble = self._what_is_wrong(gone)
+        self.trouble = self._what_is_wrong({other for other in self.others.gone() if self.arena.ended[other] <= 0})
         return self.trouble is not None
 
-    def _what_is_wrong(self, gone: list[int]) -> str | None:
+    def _what_is_wrong(self, gone: set[int]) -> str | None:
         doing = self.arena.doing
         where = f"worker {self.number} cannot go on after its step {doing[self.number] + 1}"
         for other, ended in enumerate(self.arena.ended):
@@ -155,7 +144,7 @@ class LoopWorker(PlanRunner):
                 return f"{where}: worker {other} has left with an exception {at}; its own message says which"
             if other in gone:
                 return f"{where}: the process {self.others.pids[other]} of worker {other} has ended {at}"
-            if ended and not self.home and self.plan.synchronous:
+            if ended and not self.left and not isinstance(self.plan.method, Alone):
                 return (
                     f"{where}: worker {other} has left the block after {doing[other] + 1} steps. Under plan "
                     f"{self.plan.name} all make as many steps: give every worker as many batches"
@@ -163,24 +152,22 @@ class LoopWorker(PlanRunner):
         return None
 
     def _handle_death(self, worker: int) -> None:
-        """Nobody waits for this worker at the gate any more."""
+        """Let no rank wait at the gate for this worker any longer."""
         self.dead_workers.add(worker)
-        desk, twin = self.arena.shape.desk, self.arena.desk
-        assert desk is not None
-        assert twin is not None
-        with self.desk_lock:
-            draft = twin.begin()
-            desk.handle(draft, Death(worker))
-            twin.commit()
-        for doorbell in self.doorbells:
+        assert self.arena.desk is not None
+        self.arena.desk.handle(Death(worker), self.desk_lock)
+        for doorbell in self.runner.doorbells:
             doorbell.ring()
 
-    def make_room(self) -> None:
-        self.rows.append(self.trace.drain())
+    def make_room(self, worker: WorkerContext) -> None:
+        self.rows.append(worker.trace.drain())
+
+    def snapshot(self, worker: WorkerContext, updates: int, values: Callable[[], list[Tensor]]) -> None:
+        """The user's loop evaluates when it likes."""
 
     def told(self) -> Columns:
         """This worker's part of the trace."""
-        self.make_room()
+        self.make_room(self.runner)
         return np.concatenate(self.rows)
 
     def death_rows(self) -> Columns:

@@ -1,55 +1,74 @@
-"""A worker's post in the arena: what every worker has, whatever it holds of the model."""
+"""What every worker has in the arena, whatever it holds of the model: its waits, its trace, its plan."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
 
 from paceline.core.agenda import Agenda
 from paceline.core.rules import Memory
-from paceline.engines.local.arena import ABORT, Arena
+from paceline.engines.local.arena import Arena
 from paceline.engines.local.process import memory
-from paceline.links.shared_memory import Doorbell, Waiter
+from paceline.engines.local.state_buffers import ResumePoint
+from paceline.links import Link
+from paceline.links.locks import RecordLock
+from paceline.links.shared_memory_link import SharedMemoryLink, SharedVectors
+from paceline.links.waiting import Waiter
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
 
-if TYPE_CHECKING:
-    from paceline.engines.local.state_buffers import ResumePoint
+
+class Host(Protocol):
+    """The process that a worker runs in: one that the local engine started, or the user's own script."""
+
+    def cancelled(self) -> bool:
+        """Whether no worker has to wait any longer."""
+
+    def make_room(self, worker: WorkerContext) -> None:
+        """Return when the worker's trace can take another row."""
+
+    def snapshot(self, worker: WorkerContext, updates: int, values: Callable[[], list[Tensor]]) -> None:
+        """So many updates are done: a moment to look at the parameters."""
 
 
 class WorkerContext:
     def __init__(
-        self, number: int, arena: Arena, plan: Plan, agenda: Agenda, deadline: float, life: ResumePoint
+        self, number: int, arena: Arena, plan: Plan, agenda: Agenda, deadline: float, resume: ResumePoint, host: Host
     ) -> None:
-        self.number, self.arena, self.plan, self.agenda, self.life = number, arena, plan, agenda, life
-        self.doorbells = [Doorbell(a, b.descriptor) for a, b in zip(arena.asleep, arena.doorbells, strict=True)]
+        self.number, self.arena, self.plan, self.agenda, self.life = number, arena, plan, agenda, resume
+        self.host = host
+        self.doorbells = arena.doorbells
         self.waiter = Waiter(
             number,
             self.doorbells[number],
-            self.called_off,
+            host.cancelled,
             deadline,
             lambda: f"in update {arena.doing[number]}",
             crowded=plan.workers * plan.threads > len(os.sched_getaffinity(0)),
         )
         self.trace = arena.traces[number]
-        self.peak = 0  # bytes of memory that it has had at most, besides what is shared; 0: not looked at yet
-        self.carried: list[Memory] = []  # what a codec owes each parameter
+        #: The most bytes of memory that training took, besides what is shared; 0 until `measure_memory`.
+        self.peak = 0
+        #: What a codec owes each parameter.
+        self.carried: list[Memory] = []
 
-    def look_back(self) -> None:
-        """At the memory that the training took, without what is shared or libraries' files; before its result goes to
-        memory that is shared.
+    def measure_memory(self) -> None:
+        """Note the memory that training took, without shared memory and libraries' files; to be called before the
+        result goes to shared memory.
         """
         self.peak = memory("VmHWM") - memory("RssShmem") - memory("RssFile")
 
-    def called_off(self) -> bool:
-        """Whether nobody need wait any more."""
-        return bool(self.arena.control[ABORT])
+    def lock(self, number: int, what: str, shared: bool = False) -> RecordLock:
+        return RecordLock(self.arena.locks, number, self.waiter, what, shared)
+
+    def link(self, vectors: SharedVectors) -> Link:
+        """This worker's end of a link to all others."""
+        return SharedMemoryLink(vectors, self.number, self.doorbells, self.waiter)
 
     def record(self, kind: Kind, *rest: float) -> None:
         if self.trace.full:
-            self.make_room()
+            self.host.make_room(self)
         self.trace.write(kind, self.number, *rest)
-
-    def make_room(self) -> None:
-        """The trace's ring is full."""
-        self.waiter.until(lambda: not self.trace.full, lambda: "the parent to read the trace")

@@ -17,14 +17,16 @@ import numpy as np
 import torch
 
 from paceline.core.agenda import Chunk
-from paceline.core.server.events import Push
+from paceline.core.server.events import Pull, Push
 from paceline.engines.arithmetic.fused_team import Team
 from paceline.engines.arithmetic.pipeline import Done, StagedPipeline
-from paceline.engines.arithmetic.servers import Apart, Commuting, Gathered, Paired, Unlocked, by_shards
-from paceline.engines.arithmetic.synchronous import in_step
+from paceline.engines.arithmetic.servers import ServerArithmetic
+from paceline.engines.arithmetic.synchronous import synchronous
 from paceline.engines.setup import Setup
 from paceline.gradients.fused_replica import by_one
 from paceline.gradients.payload import GradientSum
+from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.server import GatheringServer
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, Kind, Trace
 
@@ -59,9 +61,9 @@ class InStep:
     """Synchronous plans, and the first worker of a plan where nobody meets."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.sums = setup, in_step(setup)
+        self.setup, self.sums = setup, synchronous(setup)
         plan, updates = setup.plan, setup.agenda.updates
-        self.alone = not plan.synchronous
+        self.alone = isinstance(plan.method, Alone)
         self.updates = list(range(0, updates, plan.workers if self.alone else 1))
         self.done, self.last = 0, len(self.updates)
 
@@ -143,10 +145,11 @@ class ByTable:
 class ByTrace:
     """Plans with a server: every shard takes the pushes in the recorded order."""
 
-    def __init__(self, setup: Setup, rows: Columns, sums: Apart | Commuting | Paired) -> None:
-        self.setup, self.sums, self.agenda = setup, sums, setup.agenda
+    def __init__(self, setup: Setup, rows: Columns) -> None:
+        self.setup, self.agenda = setup, setup.agenda
         resumed = rows[rows["kind"] == Kind.RESUME]["version"]
         self.versions = [int(v) for v in resumed] if len(resumed) else [0] * len(setup.layout.shards)
+        self.sums = ServerArithmetic(setup, self.versions)
         self.last = self.agenda.leases // self.agenda.shares
         self.lines = [self.line(rows, worker) for worker in range(setup.plan.workers)]
         # A worker killed between writing a row and making its version leaves a row too many: the later one is true.
@@ -195,13 +198,13 @@ class ByTrace:
         return True
 
     def push(self, row: Any) -> Iterator[ReplayedVersion]:
-        shard, version = int(row["shard"]), int(row["version"])
-        self.sums.push(Push(int(row["worker"]), shard, int(row["update"])), version)
+        shard = int(row["shard"])
+        self.sums.push(Push(int(row["worker"]), shard, int(row["update"])))
         yield self.made(shard, self.losses[int(row["worker"])].finite)
 
     def made(self, shard: int, from_finite: bool) -> ReplayedVersion:
         self.versions[shard] += 1
-        finite = from_finite and bool(self.sums.newest(shard).values.isfinite().all())
+        finite = from_finite and all(bool(version.values.isfinite().all()) for version in self.sums.newest(shard))
         return ReplayedVersion(shard, self.versions[shard], finite)
 
     def _ready(self, row: Any, until: int | None) -> bool:
@@ -229,10 +232,8 @@ class ByTrace:
 class ByRounds(ByTrace):
     """Where a shard gathers: a version is made of several pushes, and what came too late was computed for nothing."""
 
-    sums: Gathered
-
-    def __init__(self, setup: Setup, rows: Columns, sums: Gathered) -> None:
-        super().__init__(setup, rows, sums)
+    def __init__(self, setup: Setup, rows: Columns) -> None:
+        super().__init__(setup, rows)
         self.round: list[Any] = []
 
     def line(self, rows: Columns, worker: int) -> Columns:
@@ -256,13 +257,13 @@ class ByRounds(ByTrace):
         return self.versions[0] == int(row["base"])
 
     def compute(self, row: Any) -> Loss:
-        self.sums.pull(int(row["worker"]))
+        self.sums.pull(Pull(int(row["worker"]), 0))
         return super().compute(row)
 
     def push(self, row: Any) -> Iterator[ReplayedVersion]:
-        self.sums.push(Push(int(row["worker"]), 0, int(row["update"])), int(row["version"]))
+        self.sums.push(Push(int(row["worker"]), 0, int(row["update"])))
         self.round.append(row)
-        if len(self.round) == self.setup.plan.gathers:
+        if len(self.round) == self.agenda.shares:
             yield self.made(0, all(self.losses[int(row["worker"])].finite for row in self.round))
             self.round.clear()
 
@@ -284,7 +285,7 @@ class ByLives:
             following, before = _by_trace(setup, rows), self.now
             if before.versions != following.versions:
                 return  # it was to stop on the way
-            following.sums.go_on(before.sums)  # type: ignore[arg-type]
+            following.sums.resume(before.sums)
             self.now = following
             yield from following.play(until)
 
@@ -301,7 +302,7 @@ def make_player(setup: Setup, trace: Trace, plans: list[Plan]) -> InTeam | InSte
         return InTeam(setup)
     if setup.blueprint is not None:
         return ByTable(setup)
-    if setup.plan.gate is None:
+    if setup.plan.traits.keeps_step:
         return InStep(setup)
     if len(plans) == 1:
         return _by_trace(setup, trace.rows)
@@ -309,9 +310,7 @@ def make_player(setup: Setup, trace: Trace, plans: list[Plan]) -> InTeam | InSte
 
 
 def _by_trace(setup: Setup, rows: Columns) -> ByTrace:
-    sums = by_shards(setup)
-    assert not isinstance(sums, Unlocked)  # it has no order to replay
-    return ByRounds(setup, rows, sums) if isinstance(sums, Gathered) else ByTrace(setup, rows, sums)
+    return (ByRounds if isinstance(setup.plan.method, GatheringServer) else ByTrace)(setup, rows)
 
 
 def _line(rows: Columns, worker: int, *kinds: Kind) -> Columns:

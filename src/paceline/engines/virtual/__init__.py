@@ -3,10 +3,9 @@
 clock.py     what happens next, and when
 world.py     the workers' speeds, the network, the faults
 simulate.py  a plan in a world, in time only or with real arithmetic
-explore.py   every interleaving of a small world
 """
 
-from paceline.engines.virtual.explore import explore
+from paceline.core.server.explore import explore
 from paceline.engines.virtual.simulate import simulate, train
 from paceline.engines.virtual.world import World
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 
 from paceline.core.agenda import Agenda
-from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, MEET, UPDATE, WEIGHTS, Work
+from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, MEET, UPDATE, WEIGHTS, Table, Work
 from paceline.core.schedules.clock import clocked, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.engines.arithmetic.pipeline import Done, StagedPipeline
-from paceline.engines.virtual.world import Fate, World
+from paceline.engines.virtual.world import Fate, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Place
+from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind, Row
 
@@ -23,9 +24,11 @@ PART = {FORWARD: 1 / 3, BACKWARD: 2 / 3, INPUTS: 1 / 3, WEIGHTS: 1 / 3}
 ACTIVATIONS = 1024  # bytes a sample, where there is no model to ask
 
 
-def by_schedule(plan: Plan, agenda: Agenda, world: World, sums: StagedPipeline | None) -> list[Row]:
-    run = _Run(plan, agenda, world, sums)
-    for passing in passes(plan.schedule.span, agenda) if sums is None else ():  # type: ignore[union-attr]
+def run_pipeline(
+    plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, sums: StagedPipeline | None
+) -> list[Row]:
+    run = _Run(plan, pipeline, agenda, world, sums)
+    for passing in passes(pipeline.schedule.span, agenda) if sums is None else ():
         run.through(passing)
     for passing, _ in sums.passes() if sums is not None else ():
         run.through(passing)
@@ -33,15 +36,18 @@ def by_schedule(plan: Plan, agenda: Agenda, world: World, sums: StagedPipeline |
 
 
 class _Run:
-    def __init__(self, plan: Plan, agenda: Agenda, world: World, sums: StagedPipeline | None) -> None:
-        self.plan, self.agenda, self.world, self.sums = plan, agenda, world, sums
+    def __init__(
+        self, plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, sums: StagedPipeline | None
+    ) -> None:
+        self.workers, self.pipeline = plan.workers, pipeline
+        self.agenda, self.world, self.sums = agenda, world, sums
         self.fate, self.rows, self.free = Fate(world, plan.workers), list[Row](), [0.0] * plan.workers
         self.recomputed: tuple[int, ...] = ()
 
     def through(self, passing: Pass) -> None:
         """One table. A message is on its way while its receiver waits; its bytes stand with what it was sent by."""
-        table = self.sums.setup.table(passing.counts) if self.sums is not None else self.plan.table(passing.counts)
-        self.recomputed = self.plan.recomputing
+        table = self.sums.setup.table(passing.counts) if self.sums is not None else self._table(passing)
+        self.recomputed = self.pipeline.recomputing(self.workers)
         bases: dict[tuple[int, int], int] = {}  # (stage, update): version that its first forward read
         waited, sent = [0.0] * table.workers, [0] * table.workers
         for worker, work, start, end, wait in clocked(
@@ -59,7 +65,7 @@ class _Run:
                 sent[worker] += self._bytes(work, passing)
                 continue
             update = passing.update(work.micro)
-            times = _ns(start), _ns(end), _ns(waited[worker])
+            times = nanoseconds(start), nanoseconds(end), nanoseconds(waited[worker])
             waited[worker] = 0.0
             if work.what == FORWARD and passing.opens(work.micro):
                 bases[work.stage, update] = passing.first + work.version
@@ -81,6 +87,9 @@ class _Run:
             if made is not None and self.sums is not None:
                 self.sums.look(Done(work.stage, update, made), end)
 
+    def _table(self, passing: Pass) -> Table:
+        return self.pipeline.table(self.workers, passing.counts)
+
     def _seconds(self, worker: int, work: Work, passing: Pass, stages: int) -> float:
         if work.what == UPDATE:
             return self.world.update
@@ -99,7 +108,3 @@ class _Run:
         if plan is None:
             return ACTIVATIONS * passing.chunk(work.micro).samples
         return plan.bytes_on[work.stage] if work.what == "S>" else plan.bytes_back[work.stage - 1]
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)

@@ -50,3 +50,8 @@ class Fate:
         seconds = samples * world.compute / world.speed(worker) * (1 + world.jitter * draw.random())
         probability, factor = world.straggle
         return seconds * factor if draw.random() < probability else seconds
+
+
+def nanoseconds(seconds: float) -> int:
+    """Virtual time as the trace has it."""
+    return round(seconds * 1e9)

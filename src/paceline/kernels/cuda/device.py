@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.kernels.build import ABI, CannotCompile, keep, kept, place_of
+from paceline.kernels.build import ABI, CannotCompile, keep, kept, path_of
 from paceline.kernels.layers.base import CannotFuse
 
 OPTIONS = {"std": "c++17", "fma": True, "diag_suppress": [177]}  # a text does not use every word that it has
@@ -23,12 +23,12 @@ OPTIONS = {"std": "c++17", "fma": True, "diag_suppress": [177]}  # a text does n
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is started."""
+    """The blocks that a kernel is started with."""
 
     blocks: int
     threads: int
     shared: int = 0  # bytes of a block's own memory
-    together: bool = False  # all blocks are there at once, and may wait for each other
+    together: bool = False  # all blocks are resident at once, and may wait for each other
     cluster: bool = False  # and they are one cluster
 
 
@@ -46,13 +46,15 @@ class Program(Protocol):
 
 
 class Device(Protocol):
+    """What compiles texts and launches their kernels."""
+
     where: torch.device
     shared: int  # bytes of memory that a block may have for itself
 
     def load(self, text: str) -> Program: ...
 
     def capture(self, record: Callable[[], None]) -> Callable[[], None]:
-        """What `record` launches, as one thing that can be launched again and again."""
+        """A function that launches again what `record` launches now."""
         ...
 
     def wait(self) -> None: ...
@@ -61,7 +63,7 @@ class Device(Protocol):
 
 
 def lacking() -> str:
-    """What is missing for a GPU to be used here; nothing, if it can be."""
+    """The reason why no GPU can be used here; empty if one can."""
     if not torch.cuda.is_available():
         return "PyTorch finds no GPU here"
     try:
@@ -73,10 +75,13 @@ def lacking() -> str:
 
 @cache
 def nvidia(index: int) -> Nvidia:
+    """The NVIDIA device of this number."""
     return Nvidia(index)
 
 
 class Nvidia:
+    """An NVIDIA GPU, by the driver and PyTorch's context."""
+
     def __init__(self, index: int) -> None:
         try:
             import cuda.core as core
@@ -114,6 +119,8 @@ class Nvidia:
 
 
 class NvidiaProgram:
+    """A text compiled for an NVIDIA GPU."""
+
     def __init__(self, device: Nvidia, core: Any, code: Any, file: Path, cached: bool) -> None:
         self.file, self.cached = file, cached
         self._device, self._core, self._code = device, core, code
@@ -144,7 +151,10 @@ class NvidiaProgram:
         return self._configs[how]
 
     def kernel(self, name: str, shared: int) -> Any:
-        """Loaded, since a graph that is being captured is no time for it, and allowed the memory that it asks for."""
+        """A kernel that is loaded and may use so much shared memory.
+
+        It is loaded here since nothing may be loaded while a graph is being captured.
+        """
         if (name, shared) not in self._kernels:
             from cuda.bindings import driver
 
@@ -161,7 +171,7 @@ class NvidiaProgram:
 
 
 def launch_config(kind: Any, how: Launch) -> Any:
-    """In cuda-core's words: where there are clusters, a grid is counted in them."""
+    """The launch as cuda-core describes it: where there are clusters, a grid is counted in them."""
     shape = {"grid": 1, "cluster": how.blocks} if how.cluster else {"grid": how.blocks}
     together = "is_cooperative" if hasattr(kind, "is_cooperative") else "cooperative_launch"  # before version 1
     alike = {together: True} if how.together and not how.cluster else {}
@@ -169,7 +179,7 @@ def launch_config(kind: Any, how: Launch) -> Any:
 
 
 def cubin(text: str, architecture: str) -> tuple[bytes, Path, bool]:
-    """(machine code of a text, its file, whether it was in the cache); no GPU is needed to make it."""
+    """Compiles a text, for which no GPU is needed: (machine code, its file, whether it was in the cache)."""
     import cuda.core as core
     from cuda.bindings import nvrtc
 
@@ -181,7 +191,7 @@ def cubin(text: str, architecture: str) -> tuple[bytes, Path, bool]:
             "nvidia-cuda-nvrtc, for the CUDA that PyTorch was built for; compute='autograd' does without"
         ) from error
     key = "\0".join((str(ABI), text, architecture, version, str(OPTIONS)))
-    file = place_of(f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin")
+    file = path_of(f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin")
     if (found := kept(file)) is not None:
         return found, file, True
     try:

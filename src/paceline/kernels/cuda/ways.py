@@ -17,47 +17,49 @@ from dataclasses import dataclass, replace
 from paceline.kernels.cuda.device import Device, Launch, Program
 
 CAPTURED = 16  # updates in a graph
-UPDATES = 1000  # of one launch: a screen's watchdog, and whoever shares the device, wait for it
+UPDATES = 1000  # of one launch: a screen's watchdog, and others who share the device, wait for it
 CLUSTER = 8  # blocks that any device with clusters takes
 
 
 @dataclass
 class Updates:
-    """What a way needs to know."""
+    """The kernels of a call's updates, as each way of launching needs them."""
 
     device: Device
     program: Program
-    how: Launch  # of a phase: a block per chunk
+    phase: Launch  # a block per chunk
     change: Launch
     phases: int
-    call: int  # the address of the call
+    call: int  # the address of the call, in the device's memory
     captured: Callable[[], None] | None = None
 
     def one(self, number: int) -> None:
         """An update, kernel by kernel."""
         for phase in range(self.phases):
-            self.program.launch("paceline_phase", self.how, self.call, number, phase)
+            self.program.launch("paceline_phase", self.phase, self.call, number, phase)
         self.program.launch("paceline_change", self.change, self.call, number)
 
     def together(self) -> Launch:
-        """As many blocks as can wait for each other."""
-        how = replace(self.how, together=True)
-        return replace(how, blocks=min(how.blocks, self.program.resident("paceline_updates", how)))
+        """A launch of as many blocks as can wait for each other."""
+        wanted = replace(self.phase, together=True)
+        return replace(wanted, blocks=min(wanted.blocks, self.program.resident("paceline_updates", wanted)))
 
     def cluster(self) -> Launch:
-        return replace(self.how, blocks=min(CLUSTER, self.how.blocks), together=True, cluster=True)
+        """A launch of one cluster."""
+        return replace(self.phase, blocks=min(CLUSTER, self.phase.blocks), together=True, cluster=True)
 
 
 Way = Callable[[Updates, int], None]
 
 
 def kernels(updates: Updates, count: int) -> None:
+    """Launches every kernel of every update on its own."""
     for number in range(count):
         updates.one(number)
 
 
 def graph(updates: Updates, count: int) -> None:
-    """A graph says the same each time, so its numbers count from where the last one ended."""
+    """A graph launches the same each time, so updates are counted from where the last graph ended."""
 
     def record() -> None:
         for number in range(CAPTURED):
@@ -74,16 +76,19 @@ def graph(updates: Updates, count: int) -> None:
 
 
 def waiting(updates: Updates, count: int) -> None:
+    """Launches one cooperative kernel for many updates."""
     for first, last in _stretches(count):
         updates.program.launch("paceline_updates", updates.together(), updates.call, first, last)
 
 
 def cluster(updates: Updates, count: int) -> None:
+    """Launches one cluster of blocks for many updates."""
     for first, last in _stretches(count):
         updates.program.launch("paceline_updates_of_cluster", updates.cluster(), updates.call, first, last)
 
 
 def _stretches(count: int) -> Iterator[tuple[int, int]]:
+    """The updates of each launch: (the first, the one after the last)."""
     for first in range(0, count, UPDATES):
         yield first, min(first + UPDATES, count)
 
@@ -94,7 +99,7 @@ WAYS: dict[str, Way] = {"kernels": kernels, "graph": graph, "waiting": waiting, 
 def possible(updates: Updates) -> list[str]:
     """The ways that this device has."""
     found = ["kernels", "graph"]
-    if updates.program.resident("paceline_updates", replace(updates.how, together=True)):
+    if updates.program.resident("paceline_updates", replace(updates.phase, together=True)):
         found.append("waiting")
     if updates.program.resident("paceline_updates_of_cluster", updates.cluster()):
         found.append("cluster")

@@ -67,6 +67,7 @@ LOWER: dict[str, Callable[[Program, Layer, list[str], int], str]] = {
 
 
 def of_function(node: fx.Node, seen: Seen) -> Found | None:
+    """What a traced function is, or None if it has no kernel."""
     target = node.target
     if target in NAMED:
         name = "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else NAMED[target]

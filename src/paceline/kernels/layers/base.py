@@ -24,6 +24,8 @@ class CannotFuse(JobError):
 
 @dataclass(frozen=True)
 class Layer:
+    """A layer as data."""
+
     name: str
     kind: str  # a row of lower.LOWER
     inputs: tuple[str, ...]
@@ -38,6 +40,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Graph:
+    """All layers of a module, and what goes in and comes out."""
+
     layers: tuple[Layer, ...]
     inputs: Shape
     tokens: bool  # the input is whole numbers
@@ -49,7 +53,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a row of the tables below has to go by."""
+    """A module or function as a row of the tables sees it."""
 
     name: str
     what: str  # as a message names it
@@ -58,7 +62,7 @@ class Seen:
 
 
 def trains(part: nn.Module, seen: Seen) -> None:
-    """Kernels are for training: what computes otherwise meanwhile is refused when it is told not to."""
+    """Refuses layers in evaluation mode that compute something else then: kernels are for training."""
     if not part.training:
         raise CannotFuse(f"{seen.what} is in evaluation mode, and kernels are for training: call model.train() before")
 
@@ -70,10 +74,12 @@ Found = tuple[str, Shape, dict[str, Any], tuple[str, ...]]  # kind, shape, optio
 
 
 def pair(value: Any, count: int) -> tuple[int, ...]:
+    """A value for each dimension."""
     return tuple(value) if isinstance(value, tuple | list) else (value,) * count
 
 
 def image_shape(seen: Seen, dimensions: int) -> tuple[int, ...]:
+    """The shape of the samples, which need to be images of so many dimensions."""
     shape = seen.shapes[0]
     if len(shape) != dimensions + 1:
         raise CannotFuse(f"{seen.what} gets samples of shape {shape}; it wants {dimensions + 1} dimensions")
@@ -81,6 +87,7 @@ def image_shape(seen: Seen, dimensions: int) -> tuple[int, ...]:
 
 
 def windows(seen: Seen, sizes: Shape, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape) -> Shape:
+    """The sizes of the images that result where a window moves over images of `sizes`."""
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     for size, span, pad in zip(sizes, reach, padding, strict=True):
         if span > size + 2 * pad:
@@ -92,6 +99,7 @@ def windows(seen: Seen, sizes: Shape, kernel: Shape, stride: Shape, padding: Sha
 
 
 def weights_of(part: nn.Module, *words: str) -> tuple[str, ...]:
+    """Those of the words that the module has a parameter for."""
     return tuple(word for word in words if getattr(part, word, None) is not None)
 
 
@@ -99,6 +107,7 @@ def weights_of(part: nn.Module, *words: str) -> tuple[str, ...]:
 
 
 def loops_of(names: str, extents: Shape) -> Loops:
+    """Loops by name."""
     return tuple(Loop(name, extent) for name, extent in zip(names.split(), extents, strict=True))
 
 
@@ -110,6 +119,7 @@ def everywhere(program: Program, name: str) -> tuple[Loops, Ref]:
 
 
 def start_of(layer: Layer, word: str, *place: str | tuple[str | int, ...]) -> Ref | None:
+    """The place that sums begin with, if the layer has such a parameter."""
     return Ref(layer.weights[word], at(*place)) if word in layer.weights else None
 
 

@@ -23,6 +23,7 @@ from paceline.kernels.layers.base import (
 
 
 def _padding(part: Any, kernel: Shape, dilation: Shape) -> Shape:
+    """The padding in numbers."""
     if part.padding == "valid":
         return (0,) * len(kernel)
     if part.padding == "same":
@@ -33,6 +34,7 @@ def _padding(part: Any, kernel: Shape, dilation: Shape) -> Shape:
 
 
 def recognise(part: Any, seen: Seen) -> Found:
+    """What a convolution is, if it has a kernel."""
     count = len(part.kernel_size)
     channels, *sizes = image_shape(seen, count)
     if part.padding_mode != "zeros":
@@ -51,6 +53,7 @@ def recognise(part: Any, seen: Seen) -> Found:
 
 
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """One contraction, over groups if there are several."""
     source, words = as_images(program, layer, sources[0])
     groups: int = layer.options["groups"]
     (outputs, height, width), place = maps(layer)

@@ -9,6 +9,7 @@ from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, start_o
 
 
 def recognise(part: nn.Linear, seen: Seen) -> Found:
+    """What a dense layer is, if it has a kernel."""
     *rest, size = seen.shapes[0] or (0,)
     if size != part.in_features:
         raise CannotFuse(f"{seen.what} gets {size} features, and wants {part.in_features}")
@@ -18,6 +19,7 @@ def recognise(part: nn.Linear, seen: Seen) -> Found:
 
 
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """One contraction."""
     source, weight = sources[0], layer.weights["weight"]
     outputs, inputs = program.shape(weight)
     *rest, _ = program.shape(source)

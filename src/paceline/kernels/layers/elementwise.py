@@ -1,4 +1,4 @@
-"""What is done number by number: activations, sums, dropout; and what only names numbers anew."""
+"""Layers that work number by number: activations, sums, dropout; and those that only rename numbers."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from typing import Any
 
 from torch import nn
 
-from paceline.kernels.ir import Apply, Call, Loop, Noise, Op, Program, Ref, at
+from paceline.kernels.ir import Apply, Call, DropoutMask, Loop, Op, Program, Ref, at
 from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, Shape, everywhere, trains
 
 
 def function(name: str) -> Callable[[Any, Seen], Found]:
+    """A row for an activation of this name."""
     return lambda part, seen: ("activation", seen.shapes[0], {"function": name}, ())
 
 
 def gelu(part: nn.GELU, seen: Seen) -> Found:
+    """The exact GELU, or its approximation by tanh."""
     return "activation", seen.shapes[0], {"function": "gelu" if part.approximate == "none" else "gelu_tanh"}, ()
 
 
 def same(part: nn.Module, seen: Seen) -> Found:
+    """A layer that does nothing."""
     return "same", seen.shapes[0], {}, ()
 
 
 def dropout(part: nn.Dropout, seen: Seen) -> Found:
+    """Dropout, or nothing if its rate is 0."""
     if part.p == 0:
         return same(part, seen)
     trains(part, seen)
@@ -32,10 +36,12 @@ def dropout(part: nn.Dropout, seen: Seen) -> Found:
 
 
 def flatten(part: nn.Flatten, seen: Seen) -> Found:
+    """A reshape."""
     return "reshape", flat(seen, part.start_dim, part.end_dim), {}, ()
 
 
 def flat(seen: Seen, start: int, end: int) -> Shape:
+    """The shape that results when dimensions `start` to `end` become one."""
     shape = seen.shapes[0]
     last = end if end >= 0 else len(shape) + 1 + end
     if start < 1:
@@ -44,6 +50,7 @@ def flat(seen: Seen, start: int, end: int) -> Shape:
 
 
 def unflatten(part: nn.Unflatten, seen: Seen) -> Found:
+    """A reshape."""
     shape, dimension = seen.shapes[0], part.dim if part.dim >= 0 else len(seen.shapes[0]) + 1 + part.dim
     if not isinstance(dimension, int) or dimension < 1:
         raise CannotFuse(f"{seen.what}: the first dimension is the samples'")
@@ -63,6 +70,7 @@ def step(place: Any, seen: Seen) -> Found | None:
 
 
 def lower_activation(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """A function at every place."""
     loops, place = everywhere(program, sources[0])
     target = Ref(program.new(layer.name, layer.shape), place.index)
     program.forward.append(Apply(loops, target, Call(layer.options["function"], place), layer=layer.name))
@@ -70,6 +78,7 @@ def lower_activation(program: Program, layer: Layer, sources: list[str], number:
 
 
 def lower_add(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """A sum of two branches."""
     loops, one = everywhere(program, sources[0])
     target = Ref(program.new(layer.name, layer.shape), one.index)
     both = Op("+", one, Ref(sources[1], one.index))
@@ -78,10 +87,12 @@ def lower_add(program: Program, layer: Layer, sources: list[str], number: int) -
 
 
 def lower_reshape(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """Another view of the same memory."""
     return program.view(layer.name, sources[0], layer.shape)
 
 
 def lower_step(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """A view of one step."""
     loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(layer.shape))
     place = at(*(loop.name for loop in loops))
     target = Ref(program.new(layer.name, layer.shape), place)
@@ -91,9 +102,10 @@ def lower_step(program: Program, layer: Layer, sources: list[str], number: int) 
 
 
 def lower_dropout(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """A product with a mask that every update draws."""
     loops, place = everywhere(program, sources[0])
     mask = program.new(f"{layer.name}.mask", layer.shape)
-    program.forward.append(Noise(mask, layer.options["rate"], number, layer.name))
+    program.forward.append(DropoutMask(mask, layer.options["rate"], number, layer.name))
     target = Ref(program.new(layer.name, layer.shape), place.index)
     kept = Op("*", place, Ref(mask, place.index))
     program.forward.append(Apply(loops, target, kept, layer=layer.name))

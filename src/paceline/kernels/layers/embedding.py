@@ -9,6 +9,7 @@ from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen
 
 
 def recognise(part: nn.Embedding, seen: Seen) -> Found:
+    """What an embedding is, if it has a kernel."""
     if part.max_norm is not None or part.scale_grad_by_freq or part.sparse:
         raise CannotFuse(f"{seen.what}: max_norm, scale_grad_by_freq and sparse have no kernel")
     options = {"rows": part.num_embeddings, "padding": part.padding_idx}
@@ -16,6 +17,7 @@ def recognise(part: nn.Embedding, seen: Seen) -> Found:
 
 
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """One lookup."""
     loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(layer.shape))
     target = Ref(program.new(layer.name, layer.shape), at(*(loop.name for loop in loops)))
     rows, padding = layer.options["rows"], layer.options["padding"]

@@ -6,11 +6,25 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from paceline.kernels.ir import Apply, Call, Contract, Expression, Meet, Number, Op, Program, Ref, Track, at
+from paceline.kernels.ir import (
+    Apply,
+    BatchSum,
+    Call,
+    Contract,
+    Expression,
+    Number,
+    Op,
+    Program,
+    Ref,
+    RunningStatistic,
+    at,
+)
 from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, everywhere, trains, weights_of
 
 
 def recognise(count: int) -> Callable[[Any, Seen], Found]:
+    """A row for batch-norm of images of so many dimensions."""
+
     def row(part: Any, seen: Seen) -> Found:
         shape = seen.shapes[0]
         if count and len(shape) != count + 1:
@@ -28,16 +42,16 @@ def recognise(count: int) -> Callable[[Any, Seen], Found]:
 
 
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
-    """Sums over the samples are two meetings; what lies between them is of one sample, as everything else.
+    """Mean and variance are two sums over the whole batch; all the rest is computed sample by sample.
 
-    `meet` sums over the samples of the batch and `share` is 1 / (samples x places); mean and variance are the same in
-    all lanes.
+    `BatchSum` sums over the samples of the batch and `share` is 1 / (samples x places); mean and variance are the same
+    in all lanes.
     """
     source, name = sources[0], layer.name
     loops, place = everywhere(program, source)
     channels, *sizes = program.shape(source)
     if prod(sizes) == 1:
-        program.meets = name
+        program.batch_norm = name
     channel, here = (loops[0],), at("q0")
     steps = program.forward
 
@@ -45,7 +59,7 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
         local = program.new(f"{name}.{of}.sum", (channels,))
         steps.append(Contract(loops, Ref(local, here), None, Ref(value, place.index), layer=name))
         total = program.new(f"{name}.{of}.total", (channels,))
-        steps.append(Meet(total, local, layer=name))
+        steps.append(BatchSum(total, local, layer=name))
         result = program.new(f"{name}.{of}", (channels,))
         share = Op("*", Ref(total, here), Op("*", Ref("share", ()), Number(1.0 / prod(sizes))))
         steps.append(Apply(channel, Ref(result, here), share, layer=name))
@@ -72,6 +86,6 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
     steps.append(Apply(loops, Ref(program.new(name, layer.shape), place.index), result, layer=name))
     if "running_mean" in layer.weights:
         momentum, places = layer.options["momentum"], prod(sizes)
-        steps.append(Track(layer.weights["running_mean"], centre, momentum, False, places, name))
-        steps.append(Track(layer.weights["running_var"], variance, momentum, True, places, name))
+        steps.append(RunningStatistic(layer.weights["running_mean"], centre, momentum, False, places, name))
+        steps.append(RunningStatistic(layer.weights["running_var"], variance, momentum, True, places, name))
     return name

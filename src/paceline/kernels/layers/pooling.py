@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.jobs.modules import Subsampling
-from paceline.kernels.ir import Apply, Contract, Highest, Number, Op, Program, Ref, at
+from paceline.kernels.ir import Apply, Contract, MaxPool, Number, Op, Program, Ref, at
 from paceline.kernels.layers.base import (
     CannotFuse,
     Found,
@@ -22,6 +22,8 @@ from paceline.kernels.layers.base import (
 
 
 def fixed(kind: str, count: int) -> Callable[[Any, Seen], Found]:
+    """A row for a pooling of windows."""
+
     def row(part: Any, seen: Seen) -> Found:
         channels, *sizes = image_shape(seen, count)
         kernel = pair(part.kernel_size, count)
@@ -39,6 +41,8 @@ def fixed(kind: str, count: int) -> Callable[[Any, Seen], Found]:
 
 
 def adaptive(count: int) -> Callable[[Any, Seen], Found]:
+    """A row for an average over whole images."""
+
     def row(part: Any, seen: Seen) -> Found:
         channels, *sizes = image_shape(seen, count)
         wanted = [o or n for o, n in zip(pair(part.output_size, count), sizes, strict=True)]
@@ -52,6 +56,7 @@ def adaptive(count: int) -> Callable[[Any, Seen], Found]:
 
 
 def trainable(part: Subsampling, seen: Seen) -> Found:
+    """What a trainable pooling is."""
     channels, *sizes = image_shape(seen, 2)
     kernel = tuple(part.weight.shape[2:])
     shape = windows(seen, tuple(sizes), kernel, kernel, (0, 0), (1, 1))
@@ -59,6 +64,7 @@ def trainable(part: Subsampling, seen: Seen) -> Found:
 
 
 def lower_average(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """A contraction without a left factor."""
     source, words = as_images(program, layer, sources[0])
     extents, place = maps(layer)
     (sy, sx), (ky, kx) = words["stride"], words["kernel"]
@@ -73,17 +79,19 @@ def lower_average(program: Program, layer: Layer, sources: list[str], number: in
 
 
 def lower_highest(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """A maximum over windows."""
     source, words = as_images(program, layer, sources[0])
     extents, place = maps(layer)
     (sy, sx), (dy, dx), (py, px) = words["stride"], words["dilation"], words["padding"]
     window = Ref(source, at("c", ("y", sy, "ky", dy, -py), ("x", sx, "kx", dx, -px)))
     target = Ref(program.new(layer.name, layer.shape), place("c"))
     loops = loops_of("c y x", extents)
-    program.forward.append(Highest(loops, loops_of("ky kx", words["kernel"]), target, window, layer.name))
+    program.forward.append(MaxPool(loops, loops_of("ky kx", words["kernel"]), target, window, layer.name))
     return layer.name
 
 
 def lower_trainable(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """A contraction whose left factor all maps share."""
     (ky, kx), (channels, height, width) = layer.options["kernel"], layer.shape
     loops = loops_of("c y x ky kx", (channels, height, width, ky, kx))
     weight = program.view(f"{layer.weights['weight']}.taps", layer.weights["weight"], (ky, kx))

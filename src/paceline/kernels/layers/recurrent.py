@@ -10,6 +10,8 @@ from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen, loops_o
 
 
 def recognise(kind: str) -> Callable[[Any, Seen], Found]:
+    """A row for a recurrent layer of this kind."""
+
     def row(part: Any, seen: Seen) -> Found:
         if part.bidirectional or part.num_layers > 1 or getattr(part, "proj_size", 0) or not part.batch_first:
             raise CannotFuse(
@@ -24,8 +26,10 @@ def recognise(kind: str) -> Callable[[Any, Seen], Found]:
 
 
 def _gates(program: Program, layer: Layer, source: str, gates: int) -> tuple[str, str, Loops, Contract]:
-    """What all steps have in common: the input's part of the gates, for all steps at once; the hidden states, which
-    begin with zeros; and the contraction of one step.
+    """The gates of all steps and how a step computes its own.
+
+    The input's part is computed for all steps at once; a step adds a contraction of the hidden state, which begins with
+    zeros.
     """
     name, (steps, hidden) = layer.name, layer.shape
     features = program.shape(source)[1]
@@ -62,6 +66,7 @@ def _outputs(program: Program, layer: Layer, states: str) -> str:
 
 
 def lower_lstm(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """The four gates of every step, and its cell."""
     name, (steps, hidden) = layer.name, layer.shape
     given, states, loops, step = _gates(program, layer, sources[0], 4)
     body: list[Contract | Apply] = [step]
@@ -87,6 +92,7 @@ def lower_lstm(program: Program, layer: Layer, sources: list[str], number: int) 
 
 
 def lower_gru(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """The three gates of every step."""
     name, (steps, hidden) = layer.name, layer.shape
     given, states, loops, step = _gates(program, layer, sources[0], 3)
     recalled, here = step.target.buffer, at("t", "j")

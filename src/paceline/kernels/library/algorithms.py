@@ -20,6 +20,8 @@ from paceline.kernels.library.shapes import Shape
 
 
 class Algorithm(NamedTuple):
+    """A way to convolve: which shapes it fits, the memory it needs, how it is run."""
+
     fits: Callable[[Shape], bool]
     workspace: Callable[[Shape, int], int]  # numbers beside x, filters and y, with so many threads
     run: Callable[[Shape, Tensor, Tensor, int], Tensor]
@@ -39,7 +41,7 @@ def _native(name: str, threaded: bool = True) -> tuple[Callable[[Shape, int], in
 
 
 def _fft_sizes(shape: Shape) -> tuple[int, int]:
-    """Of a transform that holds the padded image, products of small primes."""
+    """The sizes of a transform that holds the padded image, products of small primes."""
     return _smooth(shape.h + 2 * shape.pad), _smooth(shape.w + 2 * shape.pad)
 
 

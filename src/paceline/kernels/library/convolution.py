@@ -30,9 +30,10 @@ def conv2d(
     memory: int | None = None,
     threads: int | None = None,
 ) -> Tensor:
-    """As torch.nn.functional.conv2d does, in float32 on the CPU. Without `algorithm` the tuner chooses, for the way
-    back too, among those that need at most `memory` bytes beside. So it does for what `algorithm` does not take of the
-    way back.
+    """Convolves as torch.nn.functional.conv2d does, in float32 on the CPU.
+
+    Without `algorithm` the tuner chooses, for the way back too, among those that need at most `memory` bytes beside. It
+    also chooses for the shapes of the way back that `algorithm` does not take.
     """
     if algorithm is not None and algorithm not in ALGORITHMS:
         raise JobError(f"there is no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
@@ -77,7 +78,7 @@ def _to_input(dy: Tensor, x: Tensor, filters: Tensor, ctx: Any) -> Tensor:
 
 
 def _to_filters(dy: Tensor, x: Tensor, filters: Tensor, ctx: Any) -> Tensor:
-    """What each filter saw, weighted by dy: a convolution of whole images, cut to as many places as it has taps."""
+    """The inputs that each filter saw, weighted by dy: a convolution of whole images, cut to the filter's taps."""
     r, s = filters.shape[2:]
     spread = _spread(dy, ctx.stride)
     padded = functional.pad(x, [ctx.pad] * 4)[:, :, : spread.shape[2] + r - 1, : spread.shape[3] + s - 1]
@@ -85,7 +86,7 @@ def _to_filters(dy: Tensor, x: Tensor, filters: Tensor, ctx: Any) -> Tensor:
 
 
 def _spread(dy: Tensor, stride: int) -> Tensor:
-    """With stride - 1 zeros between neighbours."""
+    """The same images with stride - 1 zeros between neighbours."""
     if stride == 1:
         return dy
     n, k, p, q = dy.shape

@@ -49,6 +49,7 @@ def fixed(model: nn.Module, sample: Tensor) -> nn.Module:
 
 
 def _ranges(model: nn.Module, layers: Mapping[str, nn.Module], sample: Tensor) -> dict[str, tuple[float, float]]:
+    """The least and the largest input of each layer, over the samples given."""
     found: dict[str, tuple[float, float]] = {}
 
     def watch(name: str):  # type: ignore[no-untyped-def]
@@ -67,7 +68,7 @@ def _ranges(model: nn.Module, layers: Mapping[str, nn.Module], sample: Tensor) -
 
 
 class _Fixed(nn.Module):
-    """What both kinds of layers share: weights as signed bytes, [outputs, depth], and what makes numbers of sums."""
+    """What both kinds of layers share: weights as signed bytes, [outputs, depth], and the scales of their sums."""
 
     def __init__(self, weights: Tensor, bias: Tensor | None, low: float, high: float) -> None:
         super().__init__()
@@ -84,11 +85,13 @@ class _Fixed(nn.Module):
 
     @staticmethod
     def threads(products: int) -> ctypes.c_long:
-        """Of few products none is worth another core's while."""
+        """How many threads are worth it: few products are computed faster by one."""
         return long(torch.get_num_threads() if products > FEW else 1)
 
 
 class FixedLinear(_Fixed):
+    """A dense layer in signed bytes."""
+
     def __init__(self, given: nn.Linear, low: float, high: float) -> None:
         super().__init__(given.weight, given.bias, low, high)
         self.row, panel = -(-self.depth // 4) * 4, 2 * int(native().lanes())
@@ -108,6 +111,8 @@ class FixedLinear(_Fixed):
 
 
 class FixedConv2d(_Fixed):
+    """A convolution in signed bytes."""
+
     def __init__(self, given: nn.Conv2d, low: float, high: float) -> None:
         if given.groups != 1 or set(given.dilation) != {1} or given.padding_mode != "zeros":
             raise JobError("fixed point knows Conv2d without groups and dilation, padded with noughts")
@@ -117,7 +122,7 @@ class FixedConv2d(_Fixed):
         self.filters, self.stride, self.pad = given.weight.shape, given.stride[0], given.padding[0]
         k, c, r, across = self.filters
         signed = self.signed.view(self.filters)
-        # Four neighbouring pixels at once, or four channels of a pixel: whatever wastes less.
+        # Four neighbouring pixels at once, or four channels of a pixel: the one that wastes less.
         self.unit = 4 if -(-c // 4) * across < c * -(-across // 4) else 1
         if self.unit == 1:
             self.fours = functional.pad(signed, (0, -across % 4)).contiguous()

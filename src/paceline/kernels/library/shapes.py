@@ -12,13 +12,14 @@ from paceline.errors import JobError
 
 
 def check_numbers(what: str, *tensors: Tensor) -> None:
-    """The C++ text takes addresses of float32, whatever lies there."""
+    """Refuses what is not float32 on the CPU, since the C++ text reads it without a check."""
     for tensor in tensors:
         if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
             raise JobError(f"{what} of this library takes float32 on the CPU, not {tensor.dtype} on {tensor.device}")
 
 
 def threads_of(asked: int | None) -> int:
+    """How many threads to use."""
     if asked is not None and asked < 1:
         raise JobError(f"threads={asked} is not at least 1")
     return asked or torch.get_num_threads()
@@ -26,6 +27,8 @@ def threads_of(asked: int | None) -> int:
 
 @dataclass(frozen=True)
 class Shape:
+    """The sizes of a convolution."""
+
     n: int
     c: int
     h: int
@@ -65,7 +68,7 @@ class Shape:
 
     @property
     def flop(self) -> int:
-        """Of the direct way; the others make do with fewer, or need more."""
+        """How many operations the direct way takes; other ways make do with fewer, or need more."""
         return 2 * self.n * self.k * self.p * self.q * self.c * self.r * self.s
 
     def __str__(self) -> str:
@@ -73,6 +76,6 @@ class Shape:
         return f"{x} * {f}, stride {self.stride}, padding {self.pad}"
 
     def struct(self) -> ctypes.Array[ctypes.c_long]:
-        """As the C++ text reads it."""
+        """The shape as the C++ text reads it."""
         numbers = (*astuple(self), self.p, self.q)
         return (ctypes.c_long * len(numbers))(*numbers)

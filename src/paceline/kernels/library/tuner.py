@@ -31,6 +31,8 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Choice:
+    """The fastest way for a shape, and what was measured to find it."""
+
     algorithm: str
     seconds: dict[str, float]  # of each that was timed
     left_out: dict[str, str]  # and why the others were not
@@ -54,6 +56,7 @@ def choose(shape: Shape, memory: int | None = None, threads: int = 1) -> Choice:
 
 
 def measured(shape: Shape, memory: int | None = None, threads: int = 1) -> Choice:
+    """Measures every way that fits, and chooses."""
     ways: dict[str, Callable[[], Tensor]] = {}
     left_out: dict[str, str] = {}
     x, filters = torch.randn(shape.n, shape.c, shape.h, shape.w), torch.randn(shape.k, shape.c, shape.r, shape.s)
@@ -71,7 +74,7 @@ def measured(shape: Shape, memory: int | None = None, threads: int = 1) -> Choic
 
 
 def timed(ways: dict[str, Callable[[], Tensor]]) -> dict[str, float]:
-    """Seconds of a call of each, in turn, round by round: the median of rounds."""
+    """Seconds of a call of each: the median of rounds in which each is called once, one after another."""
     calls: dict[str, int] = {}
     for name, way in ways.items():
         way()
@@ -89,11 +92,13 @@ def timed(ways: dict[str, Callable[[], Tensor]]) -> dict[str, float]:
 
 
 def _file(shape: Shape, memory: int | None, threads: int) -> Path:
+    """Where a choice is kept."""
     key = "\0".join(map(str, (FORMAT, shape, memory, threads, torch.__version__, abilities(), list(ALGORITHMS))))
     return folder() / "choices" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def _read(file: Path) -> Choice | None:
+    """A choice that was kept, or None if there is none that can be read."""
     try:
         found = json.loads(file.read_text())
         kept = Choice(found["algorithm"], found["seconds"], found["left_out"])
@@ -103,6 +108,6 @@ def _read(file: Path) -> Choice | None:
 
 
 def _write(file: Path, choice: Choice) -> None:
-    """Where the cache cannot be written, the choice holds for this process."""
+    """Keeps a choice on disk. If the cache cannot be written, the choice holds for this process alone."""
     with contextlib.suppress(OSError):
         write(file, json.dumps(vars(choice)).encode())

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels.fused import Fused, fuse
-from paceline.kernels.measure.networks import CNN, ONE_BY_ONE, Network
-from paceline.kernels.measure.opponents import RATE
+from paceline.kernels.measure.networks import CNN, ONE_BY_ONE, SGD, Network
 from paceline.kernels.measure.peak import Peak
-from paceline.kernels.measure.study import PUBLISHED, StepTime, Study, epoch_seconds
+from paceline.kernels.measure.study import PUBLISHED, StepTime, epoch_seconds, study_network
 
 Say = Callable[[str], None]
-SGD = partial(torch.optim.SGD, lr=RATE)
 SEQUENTIAL = "sequential C++, a layer at a time"
 
 
@@ -52,6 +48,8 @@ class Shaped:
 
 @dataclass
 class Bench:
+    """Everything that was measured."""
+
     peaks: list[Peak]
     rows: list[Row] = field(default_factory=list)
     steps: dict[str, list[StepTime]] = field(default_factory=dict)
@@ -76,6 +74,7 @@ class Meter:
         self.cores = machine.cores()
 
     def row(self, network: Network, who: str, threads: int, seconds: float, ranks: int = 0) -> None:
+        """Adds a row, and reports it."""
         gflops = self.flops(network) * network.samples / seconds / 1e9
         row = Row(network.name, who, threads, seconds, gflops, 0.0, ranks)
         if threads:
@@ -86,16 +85,19 @@ class Meter:
         self.say(f"{network.name}: {who}{by}: {seconds:.3f} s an epoch")
 
     def flops(self, network: Network) -> int:
+        """Operations of one sample."""
         x, _ = network.data(1)
         return fuse(network.make(), nn.CrossEntropyLoss(), None, 1).compiled(x).plan.flops
 
     def fused(self, network: Network, threads: int) -> Fused:
+        """The network as `fuse` trains it."""
         return fuse(network.make(), nn.CrossEntropyLoss(), SGD, network.batch, threads=threads)
 
     def timed(self, fused: Fused, network: Network) -> float:
+        """Seconds of an epoch."""
         return epoch_seconds(fused, network, self.seconds)
 
     def sequential(self) -> None:
-        """What the study's speed-ups are measured against; once."""
+        """Measures, once, the sequential program that the study's speed-ups are relative to."""
         if self.found.best(ONE_BY_ONE.name, SEQUENTIAL) is None:
-            self.row(ONE_BY_ONE, SEQUENTIAL, 1, self.timed(Study(CNN, "outputs", 1), ONE_BY_ONE))
+            self.row(ONE_BY_ONE, SEQUENTIAL, 1, self.timed(study_network(CNN, "outputs", 1), ONE_BY_ONE))

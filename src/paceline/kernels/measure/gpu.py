@@ -7,59 +7,84 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.kernels.compiled import Call, Compiled
 from paceline.kernels.cuda.device import Device, Launch, lacking, nvidia
-from paceline.kernels.cuda.network import OnDevice
-from paceline.kernels.fused import loss_kind
-from paceline.kernels.ir import Score
-from paceline.kernels.measure.figures import SGD, Meter
-from paceline.kernels.measure.networks import CNN, NETWORKS, ONE_BY_ONE, Network
-from paceline.kernels.measure.opponents import RATE
+from paceline.kernels.cuda.gpu import Gpu, SampleKernels, gpu_target
+from paceline.kernels.cuda.ways import Updates
+from paceline.kernels.fused import Fused
+from paceline.kernels.ir import Loss
+from paceline.kernels.losses import loss_kind
+from paceline.kernels.measure.figures import Meter
+from paceline.kernels.measure.networks import CNN, NETWORKS, ONE_BY_ONE, RATE, SGD, Network
+from paceline.kernels.measure.study import study_on
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
-from paceline.kernels.printers.cuda import Own, text_of_layers
+from paceline.kernels.printers.block import Own
+from paceline.kernels.printers.cuda import THREADS, text_of_layers
+from paceline.kernels.runner import Runner
+from paceline.kernels.weights import OneModel
 
 WIDE = 32  # blocks that a layer as published is dealt out to
 BARRIERS = 1_000_000
+OF_A_LAUNCH = 100_000  # barriers
 
 
-class StudyOnDevice(OnDevice):
-    """The network as published: batch 1, a kernel per layer."""
+class LayerKernels:
+    """The network as published: a kernel per layer, whose rounds are dealt out to all threads of the device."""
 
-    def __init__(self, network: Network, keeps: str, device: Device) -> None:
-        super().__init__(network.make().to(device.where), "cross_entropy", SGD, 1, 0.0, device, "kernels")
-        self.keeps = keeps
+    def __init__(self, keeps: str, threads: int = THREADS) -> None:
+        self.keeps, self.threads = keeps, threads
 
-    def _target(self) -> Target:
-        return replace(super()._target(), apart=True)
+    def target(self, real: str) -> Target:
+        return replace(gpu_target(real), apart=True)
 
-    def _text(self, plan: Plan, rule: Rule) -> str:
+    def own(self, plan: Plan, room: int) -> Own:
+        """Nothing: the kernels of two layers exchange numbers by the device's memory."""
+        return Own()
+
+    def text(self, plan: Plan, rule: Rule, own: Own) -> str:
         return text_of_layers(plan, rule, self.keeps)
 
-    def _own(self, plan: Plan) -> Own:
-        return Own()  # the kernels of two layers meet in the device's memory
-
-    def _work(self, made: Compiled, call: Call) -> None:
-        updates, steps = self._launched(made, call), list(made.plan.steps())
+    def launch(self, updates: Updates, made: Compiled, call: Call) -> None:
+        launch, steps = updates.program.launch, list(made.plan.steps())
         for number in range(call.updates):
-            updates.program.launch("paceline_begin", Launch(WIDE, self.block), updates.call, number)
+            launch("paceline_begin", Launch(WIDE, self.threads), updates.call, number)
             for layer, step in enumerate(steps):
-                alone = isinstance(step.statement, Score)  # whose threads wait for each other
-                how = Launch(1 if alone else WIDE, self.block)
-                updates.program.launch(f"paceline_layer_{layer}", how, updates.call, number)
-            updates.program.launch("paceline_change", updates.change, updates.call, number)
+                alone = isinstance(step.statement, Loss)  # whose threads wait for each other
+                launch(f"paceline_layer_{layer}", Launch(1 if alone else WIDE, self.threads), updates.call, number)
+            launch("paceline_change", updates.change, updates.call, number)
+
+    def explain(self) -> list[str]:
+        return []
 
 
-def fused_on(network: Network, device: Device, way: str) -> OnDevice:
-    model, loss = network.make().to(device.where), loss_kind(nn.CrossEntropyLoss())
-    return OnDevice(model, loss, SGD, network.batch, 0.0, device, way)
+def fused_on(network: Network, device: Device, way: str) -> Fused:
+    """The network with a block per sample, its updates launched in the given way."""
+    weights = OneModel(network.make().to(device.where), SGD)
+    runner = Runner(Gpu(device, SampleKernels(way)))
+    return Fused(weights, loss_kind(nn.CrossEntropyLoss()), network.batch, runner)
 
 
-def ways_of(network: Network, device: Device) -> list[str]:
-    return fused_on(network, device, "").ways(network.data(1)[0])
+def barriers(fused: Fused, x: Tensor, y: Tensor, count: int) -> tuple[int, float]:
+    """The barrier of waiting blocks and nothing else: (how many of them all blocks passed, seconds of one)."""
+    made, gpu = fused.compiled(x), fused.processor
+    assert isinstance(gpu, Gpu)
+    call, kept = fused.call_for(made, x, y)
+    updates = gpu.launched(made, call)
+    for name in ("losses", "team"):
+        made.memory[name].zero_()
+    gpu.device.wait()
+    begin = time.perf_counter()
+    for first in range(0, count, OF_A_LAUNCH):
+        last = min(first + OF_A_LAUNCH, count)
+        updates.program.launch("paceline_barriers", updates.together(), updates.call, first, last)
+    gpu.device.wait()
+    seconds = (time.perf_counter() - begin) / count
+    del kept  # the call has only their addresses
+    return int(made.memory["losses"][0]), seconds
 
 
 def pytorch_on(network: Network, device: Device, captured: bool, seconds: float) -> float:
@@ -99,7 +124,7 @@ def pytorch_on(network: Network, device: Device, captured: bool, seconds: float)
 
 
 def _captured(update: Callable[[], None]) -> Callable[[], None]:
-    """As PyTorch's notes on CUDA graphs tell: warmed up on a stream of its own first."""
+    """The update as a CUDA graph, warmed up on a stream of its own first, as PyTorch's notes on CUDA graphs say."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -113,7 +138,7 @@ def _captured(update: Callable[[], None]) -> Callable[[], None]:
 
 
 def gpu(meter: Meter) -> None:
-    """As published, fused in each way of launching, and PyTorch eager and captured; the barrier by itself."""
+    """Measures the published form, the fused one in each way, PyTorch eager and captured, and the barrier."""
     if lack := lacking():
         meter.found.missing["gpu"] = lack
         meter.say(f"gpu: {lack}")
@@ -122,19 +147,20 @@ def gpu(meter: Meter) -> None:
     meter.found.machine["gpu"] = str(device)
     meter.sequential()
     for keeps in ("outputs", "inputs"):
-        seconds = meter.timed(StudyOnDevice(ONE_BY_ONE, keeps, device), ONE_BY_ONE)
+        seconds = meter.timed(study_on(Gpu(device, LayerKernels(keeps)), ONE_BY_ONE), ONE_BY_ONE)
         meter.row(ONE_BY_ONE, f"CUDA as published, {keeps} stay", 0, seconds)
     for network in NETWORKS:
-        for way in ways_of(network, device):
+        fused = fused_on(network, device, "")
+        for way in Gpu(device).ways(fused.compiled(network.data(1)[0])):
             meter.row(network, f"CUDA fused, {way}", 0, meter.timed(fused_on(network, device, way), network))
         for captured in (False, True):
             who = f"PyTorch on the GPU, {'captured in a graph' if captured else 'eager'}"
             meter.row(network, who, 0, pytorch_on(network, device, captured, meter.seconds))
-    through, seconds = soak(device, BARRIERS)
+    through, seconds = many_barriers(device, BARRIERS)
     meter.found.machine["barrier_seconds"] = seconds
     meter.say(f"{through:,} barriers of all blocks, {seconds * 1e6:.2f} us each")
 
 
-def soak(device: Device, barriers: int) -> tuple[int, float]:
-    """(barriers that all blocks came through, seconds of one)"""
-    return fused_on(CNN, device, "waiting").barriers(*CNN.data(CNN.batch), barriers)
+def many_barriers(device: Device, count: int) -> tuple[int, float]:
+    """(barriers that all blocks passed, seconds of one)"""
+    return barriers(fused_on(CNN, device, "waiting"), *CNN.data(CNN.batch), count)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from paceline.jobs.modules import Subsampling
 
+RATE = 0.05
+SGD = partial(torch.optim.SGD, lr=RATE)
+
 
 @dataclass(frozen=True)
 class Network:
+    """A network and the size of its data."""
+
     name: str
     make: Callable[[], nn.Module]
     inputs: tuple[int, ...]
@@ -27,6 +33,8 @@ class Network:
 
 
 class LastState(nn.Module):
+    """An LSTM, and a dense layer on its last output."""
+
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
         self.recurrent, self.head = nn.LSTM(features, hidden, batch_first=True), nn.Linear(hidden, 10)
@@ -38,6 +46,7 @@ class LastState(nn.Module):
 
 
 def mnist_cnn() -> nn.Module:
+    """The published study's network."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 6, 5), nn.Sigmoid(), Subsampling(), nn.Sigmoid(),
         nn.Flatten(), nn.Linear(6 * 36, 10),
@@ -45,12 +54,14 @@ def mnist_cnn() -> nn.Module:
 
 
 def mnist_dnn() -> nn.Module:
+    """A dense network of two hidden layers."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10),
     )  # fmt: skip
 
 
 def lenet() -> nn.Module:
+    """LeNet-5 with average pooling."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2),
         nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(),
@@ -59,6 +70,7 @@ def lenet() -> nn.Module:
 
 
 def tabular() -> nn.Module:
+    """A dense network for rows of 64 numbers."""
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 
 

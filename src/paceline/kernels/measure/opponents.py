@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.kernels.measure.networks import Network
-
-RATE = 0.05
+from paceline.kernels.measure.networks import RATE, Network
 
 
 def pytorch(network: Network, threads: int, compiled: bool, seconds: float) -> float:
@@ -59,7 +57,7 @@ def _pytorch(network: Network, compiled: bool, seconds: float) -> float:
 
 
 def best_pytorch(network: Network, cores: int, seconds: float) -> dict[str, float]:
-    """By what it is called, seconds of an epoch."""
+    """Seconds of an epoch by the name of the mode."""
     found = {}
     for threads in range(1, cores + 1):
         found[f"eager, {threads} thread{'s' * (threads > 1)}"] = pytorch(network, threads, False, seconds)

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import paceline.kernels.machine as machine
-from paceline.kernels.measure.figures import SGD, Meter
-from paceline.kernels.measure.networks import CNN, NETWORKS, ONE_BY_ONE
+from paceline.kernels.measure.figures import Meter
+from paceline.kernels.measure.networks import CNN, NETWORKS, ONE_BY_ONE, SGD
 from paceline.kernels.measure.opponents import best_pytorch, jax_epoch
-from paceline.kernels.measure.study import Study, step_times
+from paceline.kernels.measure.study import step_times, study_network
 from paceline.kernels.replicas import fuse_replicas
 
 
@@ -20,7 +20,7 @@ def study(meter: Meter) -> None:
     meter.sequential()
     for keeps in ("outputs", "inputs"):
         for count in meter.threads:
-            published = Study(CNN, keeps, count)
+            published = study_network(CNN, keeps, count)
             meter.row(ONE_BY_ONE, f"as published, {keeps} stay", count, meter.timed(published, ONE_BY_ONE))
     meter.row(ONE_BY_ONE, "fused", 1, meter.timed(meter.fused(ONE_BY_ONE, 1), ONE_BY_ONE))
     for count in meter.threads:
@@ -30,9 +30,9 @@ def study(meter: Meter) -> None:
 def layers(meter: Meter) -> None:
     """Step by step, with the data in the cache."""
     steps, seconds = meter.found.steps, meter.seconds / 4
-    steps["sequential"] = step_times(Study(CNN, "outputs", 1), CNN, seconds)
+    steps["sequential"] = step_times(study_network(CNN, "outputs", 1), CNN, seconds)
     for count in meter.threads[1:]:
-        steps[f"as published, {count} threads"] = step_times(Study(CNN, "outputs", count), CNN, seconds)
+        steps[f"as published, {count} threads"] = step_times(study_network(CNN, "outputs", count), CNN, seconds)
     steps["fused"] = step_times(meter.fused(CNN, 1), CNN, seconds)
 
 
@@ -51,7 +51,7 @@ def networks(meter: Meter) -> None:
 
 
 def replicas(meter: Meter) -> None:
-    """As many models as there are lanes, at batch 1, against as many trainings in turn."""
+    """A model per lane trained side by side at batch 1, against the same trainings one after another."""
     lanes = machine.target().lanes
     alone = meter.timed(meter.fused(ONE_BY_ONE, 1), ONE_BY_ONE)
     together = fuse_replicas([CNN.make() for _ in range(lanes)], nn.CrossEntropyLoss(), [SGD], 1, threads=1)
@@ -60,8 +60,8 @@ def replicas(meter: Meter) -> None:
     times = []
     for _ in range(5):
         together.train_epochs(x, y, orders)
-        assert together.timed is not None
-        times.append(together.timed[1] / len(x) * CNN.samples)
+        assert together.fused.timed is not None
+        times.append(together.fused.timed[1] / len(x) * CNN.samples)
     meter.found.replicas = {"models": lanes, "alone": alone, "together": min(times),
                             "gain": lanes * alone / min(times)}  # fmt: skip
-    meter.say(f"{lanes} models at batch 1: {min(times):.2f} s together, {lanes * alone:.2f} s in turn")
+    meter.say(f"{lanes} models at batch 1: {min(times):.2f} s together, {lanes * alone:.2f} s one after another")

@@ -51,6 +51,8 @@ extern "C" void read_all(const float* from, int64_t numbers, int64_t threads, fl
 
 @dataclass(frozen=True)
 class Peak:
+    """The most that so many threads can do."""
+
     threads: int
     gflops: float
     gigabytes: float  # read per second, from an array of 256 MB

@@ -14,6 +14,8 @@ INK, SOFT, MINE, ROOF = "#24292f", "#d0d7de", "#0b6bcb", "#c4432b"
 
 @dataclass(frozen=True)
 class Point:
+    """A measured step."""
+
     name: str
     intensity: float  # FLOP per byte
     gflops: float

@@ -12,28 +12,24 @@ from __future__ import annotations
 import ctypes
 import sys
 import traceback
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.kernels.apart import Apart
-from paceline.kernels.build import library
-from paceline.kernels.compiled import Compiled
+from paceline.kernels.cpu import Cpu, Form, Library, load
 from paceline.kernels.fused import Fused
-from paceline.kernels.measure.networks import CNN, ONE_BY_ONE, Network
-from paceline.kernels.measure.opponents import RATE
-from paceline.kernels.measure.study import Study, epoch_seconds
+from paceline.kernels.measure.networks import CNN, ONE_BY_ONE, SGD, Network
+from paceline.kernels.measure.study import epoch_seconds, study_on, study_target
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.cpp import text
-from paceline.kernels.printers.dealt import GATHER, Dealt
+from paceline.kernels.printers.dealt import GATHER, among_ranks
 from paceline.kernels.ranks import fuse_ranks
 
 
 class Among(ctypes.Structure):
-    """As in printers/gather.hpp."""
+    """The ranks, as `printers/gather.hpp` reads them."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("allgatherv", "in_place", "byte", "world")),
@@ -41,55 +37,54 @@ class Among(ctypes.Structure):
     ]
 
 
-class StudyRank(Study):
+def study_by_ranks(network: Network, keeps: str, threads: int, world: Any) -> Fused:
     """The network as published, by all ranks of `world` together: parts of each layer, gathered after it."""
 
-    def __init__(self, network: Network, keeps: str, threads: int, world: Any) -> None:
-        super().__init__(network, keeps, threads)
-        self.world = world
+    def source(plan: Plan, rule: Rule) -> str:
+        return GATHER.read_text() + text(plan, rule, among_ranks(plan, keeps, threads))
 
-    def _text(self, plan: Plan, rule: Rule) -> str:
-        source = GATHER.read_text() + text(plan, rule, Dealt(plan, self.keeps, self.layer_threads))
-        if self.world.rank == 0:
-            library(source)
-        self.world.Barrier()  # the others find it made
-        return source
-
-    def _compile(self, shape: tuple[int, ...], tokens: bool) -> Compiled:
-        from mpi4py import MPI
-
-        made = super()._compile(shape, tokens)
-        function = ctypes.cast(ctypes.CDLL(MPI.__file__).MPI_Allgatherv, ctypes.c_void_p).value
-        in_place = int(MPI.IN_PLACE) % 2 ** (8 * ctypes.sizeof(ctypes.c_void_p))
-        handles = MPI._handleof(MPI.BYTE), MPI._handleof(self.world)
-        among = Among(function, in_place, *handles, self.world.rank, self.world.size)
-        ctypes.CDLL(str(made.file)).paceline_among(ctypes.byref(among))
+    def loaded(source: str) -> Library:
+        if world.rank == 0:
+            load(source)
+        world.Barrier()  # the others find it in the cache
+        made = load(source)
+        made.functions.paceline_among(ctypes.byref(_among(world)))
         return made
+
+    return study_on(Cpu(1, Form(study_target, source, loaded)), network)
+
+
+def _among(world: Any) -> Among:
+    """What the generated code needs to call MPI, which it is not linked to."""
+    from mpi4py import MPI
+
+    function = ctypes.cast(ctypes.CDLL(MPI.__file__).MPI_Allgatherv, ctypes.c_void_p).value
+    in_place = int(MPI.IN_PLACE) % 2 ** (8 * ctypes.sizeof(ctypes.c_void_p))
+    handles = MPI._handleof(MPI.BYTE), MPI._handleof(world)
+    return Among(function, in_place, *handles, world.rank, world.size)
 
 
 def main(way: str, threads: int, seconds: float) -> None:
+    """Trains in the way named, and prints seconds of an epoch."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     torch.manual_seed(0)
-    fused: Fused
     try:
         if way in ("fused", "gpus"):
             network = CNN
-            sgd = partial(torch.optim.SGD, lr=RATE)
             model = CNN.make().to(f"cuda:{world.rank % torch.cuda.device_count()}" if way == "gpus" else "cpu")
-            fused = fuse_ranks(model, nn.CrossEntropyLoss(), sgd, CNN.batch, threads=threads or None)
+            fused = fuse_ranks(model, nn.CrossEntropyLoss(), SGD, CNN.batch, threads=threads or None)
         else:
             network = ONE_BY_ONE
-            fused = StudyRank(network, way, threads, world)
+            fused = study_by_ranks(network, way, threads, world)
         taken = epoch_seconds(fused, network, seconds, world.bcast)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        world.Abort(1)  # the others wait for this rank, and would for ever
+        world.Abort(1)  # or the others would wait for this rank for ever
         raise
-    if isinstance(fused, Apart):
-        fused.close()
+    fused.close()
     if world.rank == 0:
         print(taken)
 

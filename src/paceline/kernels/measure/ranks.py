@@ -28,6 +28,7 @@ PATIENCE = 280.0  # seconds for one row
 
 
 def ranks(meter: Meter) -> None:
+    """Measures every way by every number of ranks."""
     if lack := _lacking():
         meter.found.missing["ranks"] = lack
         meter.say(f"ranks: {lack}")
@@ -46,12 +47,13 @@ def ranks(meter: Meter) -> None:
 
 
 def mpiexec() -> str | None:
-    """Beside this Python, as the wheels of MPI put it there, or on the path."""
+    """The mpiexec beside this Python, where wheels of MPI put it, or the one on the path."""
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
 def _lacking() -> str:
+    """The reason why no ranks can be started; empty if they can."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed: pip install 'paceline[mpi]'"
     if mpiexec() is None:

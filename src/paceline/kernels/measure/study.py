@@ -6,21 +6,25 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels.compiled import Compiled
-from paceline.kernels.fused import Fused, loss_kind
+from paceline.kernels.cpu import Cpu, Form
+from paceline.kernels.fused import Fused
 from paceline.kernels.ir import Contract, Repeat, Statement
-from paceline.kernels.measure.networks import Network
-from paceline.kernels.memory import Target, Turn, used_by
+from paceline.kernels.losses import loss_kind
+from paceline.kernels.measure.networks import SGD, Network
+from paceline.kernels.memory import Target, Transpose, used_by
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan, flops
 from paceline.kernels.printers.cpp import text
-from paceline.kernels.printers.study import Layerwise
+from paceline.kernels.printers.study import published
+from paceline.kernels.processor import Processor
+from paceline.kernels.runner import Runner
+from paceline.kernels.weights import OneModel
 
 PUBLISHED = {
     "sequential": 102.3,
@@ -31,28 +35,34 @@ PUBLISHED = {
 }  # seconds of an epoch; OpenMP on 8 threads crashed
 
 
-class Study(Fused):
+def study_target(real: str, batch_size: int) -> Target:
+    """One sample at a time, every layer on its own."""
+    return replace(machine.target(real), scalar=True, apart=True)
+
+
+def study_network(network: Network, keeps: str, threads: int) -> Fused:
     """The network as published: a layer after the other, batch 1."""
 
-    def __init__(self, network: Network, keeps: str, threads: int) -> None:
-        optimizer = partial(torch.optim.SGD, lr=0.05)
-        super().__init__(network.make(), loss_kind(nn.CrossEntropyLoss()), optimizer, 1, 1, 0.0)
-        self.keeps, self.layer_threads = keeps, threads
+    def source(plan: Plan, rule: Rule) -> str:
+        return text(plan, rule, published(plan, keeps, threads))
 
-    def _target(self) -> Target:
-        return replace(machine.target(), scalar=True, apart=True)
+    return study_on(Cpu(1, Form(study_target, source)), network)
 
-    def _text(self, plan: Plan, rule: Rule) -> str:
-        return text(plan, rule, Layerwise(plan, self.keeps, self.layer_threads))
+
+def study_on(processor: Processor, network: Network) -> Fused:
+    """The network as the study trained it, on a processor that has its form of the text."""
+    weights = OneModel(network.make().to(processor.where), SGD)
+    return Fused(weights, loss_kind(nn.CrossEntropyLoss()), 1, Runner(processor))
 
 
 def epoch_seconds(
     fused: Fused, network: Network, seconds: float, agreed: Callable[[float], float] = lambda seconds: seconds
 ) -> float:
-    """Of a whole epoch, from one of as many samples as are trained in the time given, the best of three. Ranks that
-    train it together have `agreed` on what a clock said.
+    """Seconds of a whole epoch, from the best of three shorter ones that take about the time given.
+
+    Ranks that train together have to agree on what a clock said: `agreed` makes one rank's time that of all.
     """
-    x, y = (numbers.to(fused.where) for numbers in network.data(min(network.samples, 10_000)))
+    x, y = (numbers.to(fused.processor.where) for numbers in network.data(min(network.samples, 10_000)))
     chance = torch.Generator().manual_seed(0)
 
     def train(count: int) -> float:
@@ -70,7 +80,7 @@ def epoch_seconds(
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step by itself, its data in the cache."""
+    """One step measured alone, its data in the cache."""
 
     layer: str
     way: str
@@ -81,12 +91,13 @@ class StepTime:
 
 
 def step_times(fused: Fused, network: Network, seconds: float) -> list[StepTime]:
+    """Every step of a compiled network, measured alone."""
     x, _ = network.data(64)
     made = fused.compiled(x)
     found = []
     for number, step in enumerate(made.plan.steps()):
         what = type(step.statement).__name__
-        if what == "Score":
+        if what == "Loss":
             continue
         once = _step_seconds(made, fused, network, number, seconds) / made.plan.target.lanes
         work = flops(step.statement) if isinstance(step.statement, Contract | Repeat) else 0
@@ -96,15 +107,16 @@ def step_times(fused: Fused, network: Network, seconds: float) -> list[StepTime]
     return found
 
 
-def _bytes(plan: Plan, statement: Statement | Turn) -> int:
-    """Of everything it touches, once; what all samples of a group share counts by its share."""
+def _bytes(plan: Plan, statement: Statement | Transpose) -> int:
+    """Bytes of all buffers that a statement touches; what a group's samples share counts by its share."""
     lanes = plan.target.lanes
     places = [plan.places[name] for name in used_by([statement])]
     return sum(place.size * (lanes if place.element == "V" else 1) * 4 // lanes for place in places)
 
 
 def _step_seconds(made: Compiled, fused: Fused, network: Network, number: int, seconds: float) -> float:
-    function = ctypes.CDLL(str(made.file)).paceline_step
+    """Seconds of one call of a step, for a whole group of samples."""
+    function = made.program.functions.paceline_step
     x, y = network.data(64)
     call, kept = fused.call_for(made, x, y)
     times = 20

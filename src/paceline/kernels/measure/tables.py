@@ -1,4 +1,4 @@
-"""What was measured, told as Markdown and drawn."""
+"""What was measured, as Markdown and as a picture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.kernels.measure.study import PUBLISHED, StepTime
 
 
 def tables(found: Bench) -> str:
-    """As Markdown."""
+    """All figures as Markdown."""
     one = found.peaks[0]
     width = found.machine["vector"]
     lines = [
@@ -26,7 +26,7 @@ def tables(found: Bench) -> str:
         r = found.replicas
         lines += [
             f"{r['models']:.0f} models side by side at batch 1: {r['together']:.2f} s an epoch of all, against "
-            f"{r['models'] * r['alone']:.2f} s in turn: {r['gain']:.1f} times.",
+            f"{r['models'] * r['alone']:.2f} s one after another: {r['gain']:.1f} times.",
             "",
         ]
     if found.shapes:
@@ -36,6 +36,7 @@ def tables(found: Bench) -> str:
 
 
 def _rows(found: Bench, network: str) -> list[str]:
+    """The ways to train a network, ours beside the best of others."""
     rows = [row for row in found.rows if row.network == network]
     base = found.best("mnist-cnn, batch 1", SEQUENTIAL) if network.startswith("mnist-cnn") else None
     lines = [
@@ -65,6 +66,7 @@ def _efficiency(rows: list[Row], row: Row) -> str:
 
 
 def _shapes(found: Bench) -> list[str]:
+    """Ways to convolve."""
     lines = [
         "Microseconds; bold is what the tuner chose. Errors are of the largest output, against float64.",
         "",
@@ -100,11 +102,12 @@ def by_layer(steps: list[StepTime]) -> dict[tuple[str, str], tuple[float, int]]:
 
 
 def _layers(found: Bench) -> list[str]:
+    """Seconds of layers by kind."""
     base = by_layer(found.steps["sequential"])
     names = [name for name in found.steps if name != "sequential"]
     head = " | ".join(f"{name}, us (speed-up)" for name in names)
     lines = [
-        "Microseconds of one sample, each step by itself with its data in the cache.",
+        "Microseconds of one sample, each step alone with its data in the cache.",
         "",
         f"| layer | way | sequential, us | {head} | fused GFLOP/s |",
         "|---|---|---:|" + "---:|" * (len(names) + 1),
@@ -119,6 +122,7 @@ def _layers(found: Bench) -> list[str]:
 
 
 def picture(found: Bench) -> str:
+    """The roofline of the fused steps."""
     points = [
         Point(f"{KINDS.get(s.layer, s.layer)} {s.way}", s.flops / max(s.bytes, 1), s.flops / s.seconds / 1e9)
         for s in found.steps.get("fused", [])

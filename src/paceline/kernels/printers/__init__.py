@@ -1,11 +1,13 @@
 """Programs and plans as text.
 
-cpp.py      C++: nests.py and others.py print statements, pixels.py of one sample's neighbours
-study.py    a published study's form of it; dealt.py the same among ranks
-cuda.py     CUDA C: the same nests by the threads of a block, and the study's form
-numpy.py    computes instead of printing, slowly: what all others are held to
+cpp.py      the whole text in C++; cuda.py in CUDA C
+printer.py  a step as a function, by the parts that it is handed:
+                nests.py, pixels.py, block.py, study.py, dealt.py    how contractions and expressions are computed
+                threads.py, block.py                                 which threads go through which rounds
+access.py   how buffers are read and written; others.py the statements that are the same everywhere
+numpy.py    computes instead of printing, slowly: the reference for all others
 
-The parts that are the same for all networks stand beside, as C++:
+The parts of a text that are the same for all networks are files of C++:
 
 any machine   call  functions  update
 a CPU         prelude  group  wide  team  gather

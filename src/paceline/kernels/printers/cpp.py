@@ -10,21 +10,26 @@ from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
-from paceline.kernels.ir import Kind
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import CHUNKS, Plan
-from paceline.kernels.printers.nests import Nests
-from paceline.kernels.printers.pixels import Pixels
+from paceline.kernels.printers.access import Access
+from paceline.kernels.printers.nests import Nests, RegisterNests
+from paceline.kernels.printers.pixels import PixelNests
+from paceline.kernels.printers.printer import Printer
+from paceline.kernels.printers.threads import OneThread
 
 MANY = 16384  # weights, of which a chunk's gradient no longer stays in the nearest cache
 SLICE = 8192  # weights that are worth another thread's while
 HERE = Path(__file__).parent
 
 
-def text(plan: Plan, rule: Rule, nests: Nests | None = None) -> str:
+def text(plan: Plan, rule: Rule, printer: Printer | None = None) -> str:
+    """The C++ of a plan and of the optimizer's rule, its steps by `printer` or in the form that the plan's target asks
+    for.
+    """
     target = plan.target
-    nests = nests or (Pixels(plan) if target.pixels else Nests(plan))
+    printer = printer or vectorised(plan)
     own = {
         "CHUNKS": CHUNKS, "LANE_NUMBERS": plan.sizes["lanes"],
         "CHUNK_GROUPS": 2 if plan.sizes["weights"] > MANY else 1,
@@ -35,9 +40,8 @@ def text(plan: Plan, rule: Rule, nests: Nests | None = None) -> str:
     if target.pixels:
         lines += _wide_functions(target)
     lines += [_butterfly(target.lanes), part("group"), part("update")]
-    for step in plan.steps():
-        lines += nests.function(step.name, step.statement, step.blocks)
-    lines += phases(plan, nests)
+    lines += printer.functions(plan)
+    lines += phases(plan, printer)
     lines.append(f"static void (*const STEPS[])(Group&) = {{{', '.join(step.name for step in plan.steps())}}};")
     lines += _chunk_end(plan)
     lines += rule.lines()
@@ -45,8 +49,15 @@ def text(plan: Plan, rule: Rule, nests: Nests | None = None) -> str:
     return "\n".join(lines)
 
 
+def vectorised(plan: Plan) -> Printer:
+    """Prints a plan whose vectors hold samples, or neighbouring numbers of one sample."""
+    access = Access(plan)
+    nests: Nests = PixelNests(access) if plan.target.pixels else RegisterNests(access)
+    return Printer(access, nests, OneThread(access))
+
+
 def constants(plan: Plan, rule: Rule) -> dict[str, object]:
-    """What every text knows of its network, in the words of its parts."""
+    """The macros that every text defines of its network, by the names that its parts use."""
     target = plan.target
     return {
         "REAL": target.real, "LANES": target.lanes, "DOUBLE": int(target.real == "double"),
@@ -75,19 +86,21 @@ def _wide_functions(target: Target) -> Iterator[str]:
     yield part("wide")
 
 
-def phases(plan: Plan, nests: Nests) -> Iterator[str]:
+def phases(plan: Plan, printer: Printer) -> Iterator[str]:
+    """A function per phase, which calls its steps."""
+    wait = printer.threads.wait
     begin, end = plan.zeroed
     number = 0
     for phase, steps in enumerate(plan.phases):
         yield f"FUNCTION void phase{phase}(Group& g) {{"
         if phase == 0 and not plan.program.tokens:
-            yield f"    take_inputs(g, {nests.pointer('input')});"
-        yield from nests.wait("    ")
+            yield f"    take_inputs(g, {printer.access.pointer('input')});"
+        yield from wait("    ")
         for step in steps:
             if number == plan.halfway and end > begin:
                 yield f"    set_to_zero(g.arena + {begin}, {end - begin});"
-                yield from nests.wait("    ")
-            yield from nests.wait("    ", step.statement)
+                yield from wait("    ")
+            yield from wait("    ", step.statement)
             yield f"    {step.name}(g);"
             number += 1
         yield "}"
@@ -96,7 +109,7 @@ def phases(plan: Plan, nests: Nests) -> Iterator[str]:
 
 
 def _chunk_end(plan: Plan) -> Iterator[str]:
-    """What was summed in the lanes becomes one number per weight."""
+    """Prints the function that adds up sums over lanes, to one number per weight."""
     yield "static void end_chunk(W* gradient, const V* lanes) {"
     for name, place in plan.places.items():
         if place.region == "lanes" and not plan.program.buffers[name].base:
@@ -122,7 +135,3 @@ def _butterfly(lanes: int) -> str:
         lines.append("    }")
         step *= 2
     return "\n".join([*lines, "    (void)a;", "}"])
-
-
-def weights_of(plan: Plan) -> list[str]:
-    return [b.name for b in plan.program.buffers.values() if b.kind is Kind.WEIGHT and not b.base]

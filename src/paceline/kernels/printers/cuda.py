@@ -1,75 +1,44 @@
 """The whole text of a plan in CUDA C: a block of threads works on one sample, blocks on the samples of a batch.
 
-The nests are those of C++. What differs is who goes through the rounds: the places of a result are dealt out to the
-threads of a block, each of which keeps a register block of them; all wait for each other before the next statement.
-
-    few places, long sums      neighbouring threads share a sum, and add their parts up as a tree
-    places that rounds share   as the gradient of a convolution's input: each place gathers its terms, instead of each
-                               round adding to its places
-
-So every number is written by one thread, its terms in the same order always, and no two runs differ by a bit.
+The statements are those of C++, and so is their arithmetic; `block.py` prints how the threads of a block share them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import product
-from math import prod
-
-from paceline.kernels.blocks import Block, meets
-from paceline.kernels.ir import Apply, Contract, Index, Loop, Loops, Ref, Scatter, Statement
-from paceline.kernels.memory import Turn, used_by, written_by
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
+from paceline.kernels.printers.access import Access
+from paceline.kernels.printers.block import CALL, BlockNests, BlockThreads, DeviceThreads, Own
 from paceline.kernels.printers.cpp import constants, part, phases
-from paceline.kernels.printers.deal import Deal, Seen, Span, deal, spans_of
-from paceline.kernels.printers.nests import Nests
-from paceline.kernels.printers.others import Lines
-from paceline.kernels.printers.study import Layerwise
-from paceline.kernels.printers.words import opening
+from paceline.kernels.printers.printer import Printer
+from paceline.kernels.printers.study import PublishedNests
 
-CHUNKS = 128  # of a batch: blocks whose gradients are summed apart, whatever the device
+CHUNKS = 128  # of a batch: blocks whose gradients are summed apart, on any device
 THREADS = 512  # of a block, which has a sample to itself
 END = "}  // namespace paceline"
-CALL = 256  # bytes of a block's own memory for what it is called with
-
-
-@dataclass(frozen=True)
-class Own:
-    """What lies in a block's own memory: a sample's numbers; and then the weights and their gradient, too."""
-
-    arena: bool = False
-    weights: bool = False
-
-    def bytes(self, plan: Plan, size: int) -> int:
-        numbers = self.arena * plan.sizes["arena"] + 2 * self.weights * plan.sizes["weights"]
-        return CALL + numbers * size
 
 
 def text(plan: Plan, rule: Rule, threads: int, own: Own) -> str:
     """Fused: all layers of a sample by one block."""
-    nests = Blockwise(plan, threads, own)
+    printer = blockwise(plan, threads, own)
     lines = _head(plan, rule, own, threads)
     lines += [
         "#define THREAD ((int)threadIdx.x)\n#define THREADS THREADS_OF_BLOCK\n#define OWN_ARENA blockIdx.x",
         part("block"),
     ]
-    for step in plan.steps():
-        lines += nests.function(step.name, step.statement, step.blocks)
-    lines += [*phases(plan, nests), *rule.lines(), part("change"), part("grid")]
+    lines += printer.functions(plan)
+    lines += [*phases(plan, printer), *rule.lines(), part("change"), part("grid")]
     return "\n".join([*lines, END])
 
 
 def text_of_layers(plan: Plan, rule: Rule, keeps: str) -> str:
-    """As published: a kernel per layer, dealt out to all threads of the device, one sample after the other."""
-    nests = LayerKernels(plan, keeps)
+    """The published form: a kernel per layer, dealt out to all threads of the device, one sample after the other."""
+    printer = layerwise(plan, keeps)
     lines = _head(plan, rule, Own(), THREADS)
     lines += ["#define THREAD GRID_THREAD\n#define THREADS GRID_THREADS\n#define OWN_ARENA 0", part("block")]
-    for step in plan.steps():
-        lines += nests.function(step.name, step.statement, step.blocks)
+    lines += printer.functions(plan)
     begin, end = plan.zeroed
-    lines += [f"#define INPUT(g) {nests.pointer('input')}\n#define ZEROED {begin}\n#define ZEROED_END {end}"]
+    lines += [f"#define INPUT(g) {printer.access.pointer('input')}\n#define ZEROED {begin}\n#define ZEROED_END {end}"]
     lines += [*rule.lines(), part("change"), part("layers")]
     lines += [f"LAYER({number}, {step.name})" for number, step in enumerate(plan.steps())]
     return "\n".join([*lines, END])
@@ -86,224 +55,14 @@ def _head(plan: Plan, rule: Rule, own: Own, threads: int) -> list[str]:
     ]
 
 
-class Blockwise(Nests):
-    function_words = "FUNCTION void"
-
-    def __init__(self, plan: Plan, threads: int, own: Own) -> None:
-        super().__init__(plan)
-        self.threads, self.own = threads, own
-        self.touched: set[str] = set()  # since the last wait
-        self.written: set[str] = set()
-
-    # --- waits ---
-
-    def wait(self, indent: str, before: Statement | Turn | None = None) -> Lines:
-        """For what others have written since the last wait, or may still be reading; what has to do with other numbers
-        goes on meanwhile.
-        """
-        touched, written = (self._bases(names(before)) if before else set() for names in (_used, written_by))
-        if before is None or self.touched & written or self.written & touched:
-            yield f"{indent}SYNC;"
-            self.touched, self.written = set(), set()
-        self.touched |= touched
-        self.written |= written
-
-    def _bases(self, names: set[str]) -> set[str]:
-        return {self.plan.program.base(name) for name in names}
-
-    # --- contractions ---
-
-    def contract(self, it: Contract, block: Block, indent: str) -> Lines:
-        if self.plan.nest(it).aliased:
-            yield from self._gathered(it, indent)
-            return
-        dealt = self._deal(it)
-        for spans in product(*(spans_of(loop, dealt.block.of(loop.name)) for loop in dealt.order)):
-            rounds = {loop.name: count for loop, (_, _, count) in zip(dealt.order, spans, strict=True)}
-            if dealt.parts > 1:
-                yield from self._together(it, dealt, spans, rounds, indent)
-            else:
-                yield from (indent + line for line in _dealt(dealt.order, spans))
-                yield from self._sums(it, dealt.block, [*it.fixed(), *it.summed()], rounds, indent + "    ")
-                yield f"{indent}}}"
-
-    def _deal(self, it: Contract) -> Deal:
-        near = [ref is not None and self._near(ref.buffer) for ref in (it.left, it.right, it.target)]
-        return deal(Seen(self.plan.nest(it), *near), self.threads)
-
-    def _near(self, buffer: str) -> bool:
-        place = self.plan.places.get(buffer)  # what never leaves the registers has none
-        return place is None or (self.own.arena if place.region == "arena" else self.own.weights)
-
-    def _together(
-        self, it: Contract, dealt: Deal, spans: tuple[Span, ...], rounds: dict[str, int], indent: str
-    ) -> Lines:
-        """Each sum by neighbouring threads, all of which go the same number of rounds: they add up together."""
-        parts = dealt.parts
-        at_once = [(loop.name, dealt.block.of(loop.name)) for loop in it.summed()]
-        summed = [(0, loop.extent // dealt.block.of(loop.name), dealt.block.of(loop.name)) for loop in it.summed()]
-        tasks, terms = (prod(count for _, count, _ in some) for some in (spans, summed))
-        sums, where = self.sums(it, rounds)
-        yield f"{indent}for (int first = 0; first < {tasks}; first += THREADS / {parts}) {{"
-        deep = indent + "    "
-        yield f"{deep}const int item = first + THREAD / {parts}, part = THREAD % {parts};"
-        yield from (deep + line for line in _decoded(dealt.order, "item", spans))
-        yield f"{deep}R {', '.join(f'{name} = 0' for name in sums.values())};"
-        yield f"{deep}if (item < {tasks}) for (int term = part; term < {terms}; term += {parts}) {{"
-        yield from (deep + "    " + line for line in _decoded(it.summed(), "term", tuple(summed)))
-        yield from self._multiply(it, {**rounds, **dict(at_once)}, sums, deep + "    ")
-        yield f"{deep}}}"
-        yield from (f"{deep}{name} = sum_of_parts<{parts}>({name});" for name in sums.values())
-        yield f"{deep}if (item < {tasks} && part == 0) {{"
-        for shift, name in sums.items():
-            if it.start is not None:
-                yield f"{deep}    {name} += {self.load(it.start, where[shift])};"
-            yield from self._finish(it, name, where[shift], deep + "    ")
-        yield f"{deep}}}"
-        yield f"{indent}}}"
-
-    def _gathered(self, it: Contract, indent: str) -> Lines:
-        """Each place of the result asks which rounds would have added to it."""
-        asked = _asked(it)
-        names = [name for index in it.target.index for name, _ in index.terms]
-        if len(set(names)) < len(names):  # a loop that moves two dimensions at once
-            yield from self._one_by_one(it, indent)
-            return
-        shape = self.plan.places[it.target.buffer].shape
-        moved = {term[0] for one in asked for term in one.index.terms}
-        own = tuple(loop for loop in it.fixed() if loop.name not in moved)
-        places = tuple(Loop(one.place, shape[one.dimension]) for one in asked)
-        index = {one.dimension: Index(((one.place, 1),)) for one in asked}
-        target = Ref(it.target.buffer, tuple(index.get(d, known) for d, known in enumerate(it.target.index)))
-        factors = " * ".join(self.place(ref) for ref in (it.left, it.right) if ref is not None)
-        body = [line for one in asked for line in one.lines()]
-        body += [*(opening(loop) + " {" for loop in it.summed()), f"sum += {factors};"]
-        yield from (indent + line for line in _dealt((*own, *places)))
-        yield f"{indent}    R sum = 0;"
-        yield from _nested(body, indent + "    ")
-        yield f"{indent}    {self.store(target, {}, it.add, 'sum')}"
-        yield f"{indent}}}"
-
-    def _one_by_one(self, it: Contract, indent: str) -> Lines:
-        factors = " * ".join(self.place(ref) for ref in (it.left, it.right) if ref is not None)
-        yield from self._each_round(it.loops, it.target, f"{self.place(it.target)} += {factors};", indent)
-
-    def _each_round(self, loops: Loops, target: Ref, line: str, indent: str) -> Lines:
-        headers, depth = self.opened(loops, (), target)
-        yield from (indent + header for header in headers)
-        yield f"{indent}{'    ' * depth}{line}"
-        yield from (f"{indent}{'    ' * level}}}" for level in reversed(range(depth)))
-
-    # --- the rest ---
-
-    def apply(self, it: Apply, indent: str) -> Lines:
-        it = self.flat(it) or it
-        line = self.store(it.target, {}, it.add, self.expression(it.value, {}, {}))
-        yield from self._each_round(it.loops, it.target, line, indent)
-
-    def opened(self, loops: Loops, inside: Loops, written_to: Ref) -> tuple[list[str], int]:
-        """Rounds that write to places of their own are dealt out; others are gone through by one thread."""
-        dealt = loops
-        if meets(written_to, (*loops, *inside)):
-            dealt = tuple(loop for loop in loops if any(i.terms == ((loop.name, 1),) for i in written_to.index))
-        rest = [loop for loop in loops if loop not in dealt]
-        lines = [*_dealt(dealt), *("    " * (d + 1) + opening(loop) + " {" for d, loop in enumerate(rest))]
-        return lines, 1 + len(rest)
-
-    def each(self, size: int) -> str:
-        return f"for (int q = THREAD; q < {size}; q += THREADS)"
-
-    def scatter(self, it: Scatter, indent: str) -> Lines:
-        """A thread has its column of the table, since words come twice."""
-        rows, width = prod(loop.extent for loop in it.loops[:-1]), it.loops[-1].extent
-        yield f"{indent}for (int d = THREAD; d < {width}; d += THREADS) for (int q = 0; q < {rows}; q++) {{"
-        if it.padding is not None:
-            yield f"{indent}    if (g.tokens[0][q] == {it.padding}) continue;"
-        value = f"{self.name(it.gradient.buffer)}[q * {width} + d]"
-        yield f"{indent}    {self.name(it.table)}[g.tokens[0][q] * {width} + d] += {value};"
-        yield f"{indent}}}"
+def blockwise(plan: Plan, threads: int, own: Own) -> Printer:
+    """Prints the plan for blocks of so many threads, each block with a sample to itself."""
+    access = Access(plan)
+    block = BlockThreads(access)
+    return Printer(access, BlockNests(access, block, threads, own), block)
 
 
-class LayerKernels(Layerwise, Blockwise):
-    """The published nests, whose rounds are dealt out to the threads of a device."""
-
-    def __init__(self, plan: Plan, keeps: str) -> None:
-        Blockwise.__init__(self, plan, THREADS, Own())
-        self.keeps = keeps
-
-    def dealt(self, loops: Loops, target: Ref, fixed: Loops, body: list[str], indent: str) -> Iterator[str]:
-        yield from (indent + line for line in (*_dealt(loops), *("    " + line for line in body), "}"))
-
-
-def _used(statement: Statement | Turn) -> set[str]:
-    return used_by([statement])
-
-
-# --- rounds dealt out -------------------------------------------------------------------------------------------------
-
-
-def _dealt(loops: Loops, spans: tuple[Span, ...] | None = None) -> list[str]:
-    """Opens one loop for all rounds of several; a thread takes each THREADS-th."""
-    spans = spans or tuple((0, loop.extent, 1) for loop in loops)
-    total = prod(count for _, count, _ in spans)
-    opened = f"for (int item = THREAD; item < {total}; item += THREADS) {{"
-    return [opened, *("    " + line for line in _decoded(loops, "item", spans))]
-
-
-def _decoded(loops: Loops, name: str, spans: tuple[Span, ...] | None = None) -> list[str]:
-    """Which round of each loop a number stands for."""
-    spans = spans or tuple((0, loop.extent, 1) for loop in loops)
-    lines, step = [], 1
-    for number, (loop, (first, count, factor)) in reversed(list(enumerate(zip(loops, spans, strict=True)))):
-        digit = name if step == 1 else f"{name} / {step}"
-        digit += f" % {count}" if number else ""
-        value = " + ".join(filter(None, (str(first) if first else "", f"{digit} * {factor}" if factor > 1 else digit)))
-        lines.append(f"const int {loop.name} = {value if count > 1 else first};")
-        step *= count
-    return lines
-
-
-# --- places that ask --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A dimension of the result that several loops move. From a place, and from the rounds of all but one of them, it
-    follows which round of that one leads there, if any does.
-    """
-
-    dimension: int
-    index: Index
-    loop: Loop  # the one: the longest, whose rounds need not be gone through
-    others: Loops
-
-    @property
-    def place(self) -> str:
-        return f"place{self.dimension}"
-
-    def lines(self) -> Iterator[str]:
-        name, stride = self.loop.name, self.index.of(self.loop.name)
-        yield from (opening(loop) + " {" for loop in self.others)
-        away = "".join(f" - {self.index.of(loop.name)} * {loop.name}" for loop in self.others)
-        yield f"const int way_{name} = {self.place} - {self.index.shift}{away};"
-        yield f"const int {name} = way_{name} / {stride};"
-        yield f"if (way_{name} < 0 || way_{name} % {stride} || {name} >= {self.loop.extent}) continue;"
-
-
-def _asked(it: Contract) -> list[Asked]:
-    extents = {loop.name: loop for loop in it.loops}
-    found = []
-    for dimension, index in enumerate(it.target.index):
-        if len(index.terms) > 1:
-            *others, longest = sorted((extents[name] for name, _ in index.terms), key=lambda loop: loop.extent)
-            found.append(Asked(dimension, index, longest, tuple(others)))
-    return found
-
-
-def _nested(lines: Iterable[str], indent: str) -> Iterator[str]:
-    """Each line that opens a loop has all that follow within it."""
-    depth = 0
-    for line in lines:
-        yield f"{indent}{'    ' * depth}{line}"
-        depth += line.endswith("{")
-    yield from (f"{indent}{'    ' * level}}}" for level in reversed(range(depth)))
+def layerwise(plan: Plan, keeps: str) -> Printer:
+    """Prints the plan as the study published it, its rounds dealt out to all threads of the device."""
+    access = Access(plan)
+    return Printer(access, PublishedNests(access, keeps, DeviceThreads()), BlockThreads(access))

@@ -3,7 +3,7 @@ which loop goes from one thread to the next. All of them are tried, and the leas
 multiprocessor's cycles is taken.
 
 It can begin so many instructions in a cycle, and one load of 32 threads from its own memory, if no two of them want
-different numbers of one bank; from afar, a line of memory. A thread by itself waits for each of its loads and sums.
+different numbers of one bank; from afar, a line of memory. A thread alone waits for each of its loads and sums.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ AHEAD = 4  # rounds of a short loop whose loads the compiler asks for together
 
 @dataclass(frozen=True)
 class Deal:
+    """A way to deal a nest out."""
+
     block: Block
     parts: int  # threads that share a sum
     order: Loops  # of the places; the last goes from a thread to its neighbour
@@ -40,6 +42,7 @@ Span = tuple[int, int, int]  # the first round of a loop, how many blocks follow
 
 
 def spans_of(loop: Loop, factor: int) -> list[Span]:
+    """Whole blocks of a loop, and what is left over."""
     whole, rest = divmod(loop.extent, factor)
     return [span for span in ((0, whole, factor), (whole * factor, 1, rest)) if span[1] and span[2]]
 
@@ -56,6 +59,7 @@ class Seen:
 
 @lru_cache(maxsize=4096)
 def deal(seen: Seen, threads: int) -> Deal:
+    """The cheapest way to deal a nest out to so many threads."""
     return min(_deals(seen.nest), key=lambda each: cycles(seen, each, threads))
 
 
@@ -85,13 +89,13 @@ def _numbers(nest: Nest, block: Block) -> int:
 
 
 def _whole(nest: Nest, block: Block) -> Block:
-    """Without terms at once that would leave a rest: where threads share a sum, they go through it alike."""
+    """The block without factors that would leave a rest: threads that share a sum all take the same number of steps."""
     extents = {loop.name: loop.extent for loop in nest.summed}
     return Block(tuple((name, factor) for name, factor in block.factors if extents.get(name, factor) % factor == 0))
 
 
 def cycles(seen: Seen, dealt: Deal, threads: int) -> float:
-    """Of whole blocks, and of what is left over, one after the other."""
+    """The count for whole blocks and for what is left over, one after the other."""
     every = product(*(spans_of(loop, dealt.block.of(loop.name)) for loop in dealt.order))
     return sum(_cycles(seen, dealt, spans, threads) for spans in every)
 

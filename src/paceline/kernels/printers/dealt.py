@@ -17,16 +17,19 @@ only such functions read is never gathered.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
+from paceline.kernels.blocks import Block
 from paceline.kernels.ir import Apply, Contract, Index, Kind, Loops, Ref, Statement, leaves
-from paceline.kernels.memory import Turn, used_by
+from paceline.kernels.memory import Transpose, used_by
 from paceline.kernels.plan import Plan
-from paceline.kernels.printers.study import Layerwise
+from paceline.kernels.printers.access import Access, Lines, flattened
+from paceline.kernels.printers.printer import Printer
+from paceline.kernels.printers.study import OpenMp, PublishedNests, loops_of, shared_out
+from paceline.kernels.printers.threads import OneThread
 from paceline.kernels.printers.words import written
 
 ENOUGH = 8  # parts to deal out: the inner loops are left whole
@@ -41,18 +44,19 @@ class Deal(NamedTuple):
     start: int
 
 
-class Dealt(Layerwise):
-    """Among ranks, and each rank's part among its threads."""
+class Parts:
+    """Which buffers need not be gathered, since a rank reads its own part of them only."""
 
-    def __init__(self, plan: Plan, keeps: str, threads: int) -> None:
-        super().__init__(plan, keeps, threads)
-        self.followed: dict[int, tuple[str, Deal]] = {}  # by the statement: the buffer whose parts it goes on with
+    def __init__(self, plan: Plan, keeps: str) -> None:
+        self.plan, self.keeps = plan, keeps
+        #: By a statement's id: the buffer whose parts it goes on with, and how these are dealt out.
+        self.followed: dict[int, tuple[str, Deal]] = {}
+        #: The buffers that are never gathered.
         self.own = self._never_gathered()
 
     def _never_gathered(self) -> set[str]:
-        """The buffers of which a rank needs its own part only."""
         statements = [step.statement for step in self.plan.steps()]
-        mentions: dict[str, list[Statement | Turn]] = defaultdict(list)
+        mentions: dict[str, list[Statement | Transpose]] = defaultdict(list)
         for statement in statements:
             for name in {self.plan.program.base(name) for name in used_by([statement])}:
                 mentions[name].append(statement)
@@ -70,73 +74,104 @@ class Dealt(Layerwise):
         }
 
     def _deal(self, it: Contract | Apply, deals: dict[str, Deal]) -> Deal | None:
-        """Of all places of its result, one after the other; where they do not lie so, none."""
-        if isinstance(it, Apply) and self.flat(it) is not None:
+        """How all places of the result are dealt out, if they lie one after the other."""
+        if isinstance(it, Apply) and flattened(self.plan, it) is not None:
             for ref in leaves(it.value):
                 name = self.plan.program.base(ref.buffer)
                 if name in deals and self.plan.at(ref).shift == deals[name].start:
                     self.followed[id(it)] = name, deals[name]
                     return deals[name]._replace(start=self.plan.at(it.target).shift)
-        loops, fixed = (it.loops, it.loops) if isinstance(it, Apply) else (self.shared_out(it), it.fixed())
+        if isinstance(it, Apply):
+            loops = fixed = it.loops
+        else:
+            loops, fixed = shared_out(self.plan, it, self.keeps), it.fixed()
         place = self.plan.at(it.target)
         outer, unit = parts(place, loops, fixed)
         count = prod(loop.extent for loop in outer)
         whole = outer and count * unit == prod(loop.extent for loop in fixed)
         return Deal(count, unit, place.shift) if whole else None
 
-    def _once(self, name: str, mentioned: list[Statement | Turn]) -> bool:
+    def _once(self, name: str, mentioned: list[Statement | Transpose]) -> bool:
         """Whether it is written by one statement, and read by functions of each number only."""
         others = [it for it in mentioned if not self._writes(it, name)]
-        plain = all(isinstance(it, Apply) and self.flat(it) is not None for it in others)
+        plain = all(isinstance(it, Apply) and flattened(self.plan, it) is not None for it in others)
         return plain and len(mentioned) - len(others) == 1
 
-    def _writes(self, it: Statement | Turn, name: str) -> bool:
+    def _writes(self, it: Statement | Transpose, name: str) -> bool:
         return isinstance(it, Contract | Apply) and self.plan.program.base(it.target.buffer) == name
 
-    # --- lines ---
 
-    def apply(self, it: Apply, indent: str) -> Iterator[str]:
-        if id(it) not in self.followed:
-            yield from super().apply(it, indent)
-            return
-        flat, (_, deal) = self.flat(it), self.followed[id(it)]
-        assert flat is not None
-        yield from self._threads(indent)
-        begin, end = (f"{which}_part({deal.many}) * {deal.unit}" for which in ("first", "last"))
-        yield f"{indent}for (int q = {begin}; q < {end}; q++)"
-        value = self.expression(flat.value, {}, {})
-        yield f"{indent}    {self.place(flat.target)} {'+=' if it.add else '='} {value};"
-        yield from self._gathered(it.target.buffer, str(self.plan.at(it.target).shift), deal.many, deal.unit, indent)
+class AmongRanks:
+    """Deals rounds out to ranks, and each rank's part to its OpenMP threads."""
 
-    def dealt(self, loops: Loops, target: Ref, fixed: Loops, body: list[str], indent: str) -> Iterator[str]:
-        place = self.plan.at(target)
+    def __init__(self, access: Access, own: set[str], threads: int) -> None:
+        self.access, self.own, self.threads = access, own, threads
+        #: For nests that cannot be cut into parts, which every rank computes whole.
+        self.whole = OpenMp(threads)
+
+    def dealt(self, loops: Loops, target: Ref, fixed: Loops, body: list[str], indent: str) -> Lines:
+        place = self.access.plan.at(target)
         outer, unit = parts(place, loops, fixed)
         if not outer:
-            yield from super().dealt(loops, target, fixed, body, indent)
+            yield from self.whole.dealt(loops, target, fixed, body, indent)
             return
         count = prod(loop.extent for loop in outer)
-        yield from self._threads(indent)
+        yield from self.parallel(indent)
         yield f"{indent}for (int part = first_part({count}); part < last_part({count}); part++) {{"
         inside = count
         for loop in outer:
             inside //= loop.extent
             yield f"{indent}    const int {loop.name} = part / {inside} % {loop.extent};"
         rest = tuple(loop for loop in loops if loop not in outer)
-        yield from (f"{indent}    {line}" for line in (*self._loops_of(rest), "{"))
+        yield from (f"{indent}    {line}" for line in (*loops_of(rest), "{"))
         yield from (f"{indent}        {line}" for line in body)
         yield f"{indent}    }}"
         yield f"{indent}}}"
         names = {loop.name for loop in fixed}
         start = Index(tuple(term for term in place.terms if term[0] not in names), place.shift)
-        yield from self._gathered(target.buffer, written(start, 0), count, unit, indent)
+        yield from self.gathered(target.buffer, written(start, 0), count, unit, indent)
 
-    def _threads(self, indent: str) -> Iterator[str]:
+    def parallel(self, indent: str) -> Lines:
+        """Shares the loop that follows among the rank's threads."""
         if self.threads > 1:
             yield f'{indent}_Pragma("omp parallel for num_threads({self.threads})")'
 
-    def _gathered(self, buffer: str, start: str, count: int, unit: int, indent: str) -> Iterator[str]:
-        if self.plan.program.base(buffer) not in self.own:
-            yield f"{indent}gather({self.name(buffer)} + {start}, {count}, {unit} * sizeof(V));"
+    def gathered(self, buffer: str, start: str, count: int, unit: int, indent: str) -> Lines:
+        """Gives every rank all parts of a buffer, if any rank reads more than its own."""
+        if self.access.plan.program.base(buffer) not in self.own:
+            yield f"{indent}gather({self.access.name(buffer)} + {start}, {count}, {unit} * sizeof(V));"
+
+
+class RankNests:
+    """Published nests among ranks. A function of each number goes on with the parts of the layer before."""
+
+    def __init__(self, access: Access, keeps: str, threads: int) -> None:
+        self.access, self.parts = access, Parts(access.plan, keeps)
+        self.dealing = AmongRanks(access, self.parts.own, threads)
+        self.published = PublishedNests(access, keeps, self.dealing)
+
+    def contract(self, it: Contract, block: Block, indent: str) -> Lines:
+        yield from self.published.contract(it, block, indent)
+
+    def apply(self, it: Apply, indent: str) -> Lines:
+        if id(it) not in self.parts.followed:
+            yield from self.published.apply(it, indent)
+            return
+        access, flat, (_, deal) = self.access, flattened(self.access.plan, it), self.parts.followed[id(it)]
+        assert flat is not None
+        yield from self.dealing.parallel(indent)
+        begin, end = (f"{which}_part({deal.many}) * {deal.unit}" for which in ("first", "last"))
+        yield f"{indent}for (int q = {begin}; q < {end}; q++)"
+        value = access.expression(flat.value, {}, {})
+        yield f"{indent}    {access.place(flat.target)} {'+=' if it.add else '='} {value};"
+        start = str(access.plan.at(it.target).shift)
+        yield from self.dealing.gathered(it.target.buffer, start, deal.many, deal.unit, indent)
+
+
+def among_ranks(plan: Plan, keeps: str, threads: int) -> Printer:
+    """Prints the plan as the study published it for ranks of MPI."""
+    access = Access(plan)
+    return Printer(access, RankNests(access, keeps, threads), OneThread(access))
 
 
 def parts(place: Index, loops: Loops, fixed: Loops) -> tuple[Loops, int]:

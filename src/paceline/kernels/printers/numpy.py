@@ -14,26 +14,26 @@ import numpy as np
 
 from paceline.kernels.ir import (
     Apply,
+    BatchSum,
     Call,
     Contract,
+    DropoutMask,
     Expression,
-    Highest,
     Index,
     Kind,
     Lookup,
     Loops,
-    Meet,
-    Noise,
+    Loss,
+    MaxPool,
+    MaxPoolGradient,
     Number,
     Op,
     Program,
     Ref,
     Repeat,
-    Route,
+    RunningStatistic,
     Scatter,
-    Score,
     Statement,
-    Track,
 )
 
 Lines = Iterator[str]
@@ -49,18 +49,19 @@ def text(program: Program) -> str:
 
 
 def _lines(program: Program, it: Statement, indent: str) -> Lines:
+    """A statement as lines of Python."""
     match it:
         case Contract():
             yield from _contract(program, it, indent)
         case Apply():
             deep = yield from _open(it.loops, indent)
             yield f"{deep}{_place(it.target)} {'+=' if it.add else '='} {_value(it.value)}"
-        case Highest():
+        case MaxPool():
             deep = yield from _open(it.loops, indent)
             yield f"{deep}{_place(it.target)} = -inf"
             deep = yield from _window(program, it, deep)
             yield f"{deep}{_place(it.target)} = maximum({_place(it.target)}, {_place(it.source)})"
-        case Route(forward=forward):
+        case MaxPoolGradient(forward=forward):
             deep = yield from _open(forward.loops, indent)
             yield f"{deep}rest = {_place(it.gradient)}.copy()"
             deep = yield from _window(program, forward, deep)
@@ -75,14 +76,14 @@ def _lines(program: Program, it: Statement, indent: str) -> Lines:
             yield f"{indent}b[{target.buffer!r}][:] = lookup(b[{table!r}], tokens)"
         case Scatter(gradient=gradient, table=table, padding=padding):
             yield f"{indent}scatter(b[{table!r}], tokens, b[{gradient.buffer!r}], {padding})"
-        case Noise(target=target, rate=rate, number=number):
+        case DropoutMask(target=target, rate=rate, number=number):
             yield f"{indent}noise(b[{target!r}], {rate}, {number})"
-        case Meet(target=target, source=source):
+        case BatchSum(target=target, source=source):
             yield f"{indent}b[{target!r}][:] = b[{source!r}].sum(-1, keepdims=True)"
-        case Track(moving=moving, value=value, momentum=momentum):
+        case RunningStatistic(moving=moving, value=value, momentum=momentum):
             grown = f"(n * {it.places} / (n * {it.places} - 1))" if it.unbiased else "1"
             yield f"{indent}b[{moving!r}] += {momentum} * (b[{value!r}][..., 0] * {grown} - b[{moving!r}])"
-        case Score(loss=loss, scores=scores):
+        case Loss(loss=loss, scores=scores):
             yield f"{indent}loss = {loss}(b[{scores!r}], b[{'d_' + scores!r}], wanted)"
 
 
@@ -106,7 +107,7 @@ def _open(loops: Loops, indent: str) -> Generator[str, None, str]:
     return indent
 
 
-def _window(program: Program, it: Highest, indent: str) -> Generator[str, None, str]:
+def _window(program: Program, it: MaxPool, indent: str) -> Generator[str, None, str]:
     deep = yield from _open(it.window, indent)
     extents = program.shape(it.source.buffer)
     tests = [f"0 <= {_index(i)} < {n}" for i, n in zip(it.source.index[1:], extents[1:], strict=True)]

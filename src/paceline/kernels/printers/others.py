@@ -1,76 +1,91 @@
-"""The statements that are not nests of sums or expressions: maxima, tables, meetings, the loss."""
+"""The statements that are not loop nests of sums or expressions: maxima, tables, sums over the batch, the loss."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 
-from paceline.kernels.blocks import Block
-from paceline.kernels.ir import Highest, Lookup, Loops, Meet, Ref, Route, Scatter, Score, Track
-from paceline.kernels.memory import Turn
-from paceline.kernels.plan import Plan
+from paceline.kernels.ir import (
+    BatchSum,
+    DropoutMask,
+    Lookup,
+    Loss,
+    MaxPool,
+    MaxPoolGradient,
+    Ref,
+    RunningStatistic,
+    Scatter,
+    Statement,
+)
+from paceline.kernels.memory import Transpose
+from paceline.kernels.printers.access import Access, Lines
+from paceline.kernels.printers.threads import Threads
 from paceline.kernels.printers.words import opening, written
-
-Lines = Iterator[str]
 
 
 class Others:
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.lanes = plan, plan.target.lanes
-        self.blocks: Iterator[Block] = iter(())
-        self.number = "V"  # the type of what is computed at once
+    """Prints every statement that is neither a loop nest nor a loop over statements."""
 
-    # --- places ---
+    def __init__(self, access: Access, threads: Threads) -> None:
+        self.access, self.plan, self.threads = access, access.plan, threads
 
-    def pointer(self, buffer: str) -> str:
-        place = self.plan.places[buffer]
-        region = {"arena": "arena", "weights": "weights", "gradient": "gradient", "lanes": "lanes"}[place.region]
-        own = "V" if region in ("arena", "lanes") or self.plan.target.replicas else "R"
-        cast = "" if place.element == own else f"({place.element}*)"
-        return f"({cast}g.{region} + {place.start})" if place.start else f"({cast}g.{region})"
-
-    def name(self, buffer: str) -> str:
-        return "b_" + "".join(c if c.isalnum() else "_" for c in buffer)
-
-    def declarations(self, buffers: set[str]) -> Lines:
-        for buffer in sorted(buffers):
-            element = self.plan.places[buffer].element
-            yield f"    {element}* const {self.name(buffer)} = {self.pointer(buffer)};"
-
-    def place(self, ref: Ref, shift: int = 0) -> str:
-        return f"{self.name(ref.buffer)}[{written(self.plan.at(ref), shift)}]"
+    def lines(self, statement: Statement | Transpose, indent: str) -> Lines:
+        """The lines of one statement."""
+        match statement:
+            case MaxPool():
+                return self._highest(statement, indent)
+            case MaxPoolGradient():
+                return self._route(statement, indent)
+            case DropoutMask():
+                return self._noise(statement, indent)
+            case Lookup():
+                return self._lookup(statement, indent)
+            case Scatter():
+                return self.threads.scatter(statement, indent)
+            case BatchSum():
+                return self._meet(statement, indent)
+            case RunningStatistic():
+                return self._track(statement, indent)
+            case Loss():
+                return self._score(statement, indent)
+            case Transpose():
+                return self._turn(statement, indent)
+        raise AssertionError(statement)
 
     # --- maxima ---
 
-    def highest(self, it: Highest, indent: str) -> Lines:
+    def _highest(self, it: MaxPool, indent: str) -> Lines:
+        """The maximum over a window, starting from minus infinity."""
+        place = self.access.place
         yield from self._over_windows(
             it,
             it.target,
             indent,
             ["V best = all(-INFINITY);"],
-            [f"best = larger({self.place(it.source)}, best);"],
-            [f"{self.place(it.target)} = best;"],
+            [f"best = larger({place(it.source)}, best);"],
+            [f"{place(it.target)} = best;"],
         )
 
-    def route(self, it: Route, indent: str) -> Lines:
-        forward = it.forward
+    def _route(self, it: MaxPoolGradient, indent: str) -> Lines:
+        """The gradient goes to the first place that holds the maximum, as in PyTorch."""
+        place, forward = self.access.place, it.forward
         yield from self._over_windows(
             forward,
             it.into,
             indent,
-            [f"V rest = {self.place(it.gradient)};", f"const V best = {self.place(forward.target)};"],
+            [f"V rest = {place(it.gradient)};", f"const V best = {place(forward.target)};"],
             [
-                f"const V here = {self.place(forward.source)} == best ? rest : V{{}};",
-                f"{self.place(it.into)} += here;",
+                f"const V here = {place(forward.source)} == best ? rest : V{{}};",
+                f"{place(it.into)} += here;",
                 "rest -= here;",
             ],
             [],
         )
 
     def _over_windows(
-        self, it: Highest, written_to: Ref, indent: str, before: list[str], inside: list[str], after: list[str]
+        self, it: MaxPool, written_to: Ref, indent: str, before: list[str], inside: list[str], after: list[str]
     ) -> Lines:
-        headers, depth = self.opened(it.loops, it.window, written_to)
+        """`before` and `after` each window, `inside` for each place of it that lies within the image."""
+        headers, depth = self.threads.opened(it.loops, it.window, written_to)
         yield from (indent + line for line in headers)
         indent += "    " * depth
         yield from (indent + line for line in before)
@@ -93,78 +108,59 @@ class Others:
             indent = indent[:-4]
             yield f"{indent}}}"
 
-    # --- how rounds are gone through ---
+    # --- dropout, tables ---
 
-    def opened(self, loops: Loops, inside: Loops, written_to: Ref) -> tuple[list[str], int]:
-        """(lines that open all rounds of the loops, how deep they are). `inside` are loops that the caller opens
-        within, `written_to` is the place that all of them write to.
-        """
-        return ["    " * depth + opening(loop) + " {" for depth, loop in enumerate(loops)], len(loops)
+    def _noise(self, it: DropoutMask, indent: str) -> Lines:
+        """The factors of dropout, drawn by seed and place."""
+        yield f"{indent}{self.threads.each(prod(self.plan.places[it.target].shape))}"
+        yield f"{indent}    {self.access.name(it.target)}[q] = kept(g, {it.number}, q, R({it.rate!r}));"
 
-    def each(self, size: int) -> str:
-        """Opens the rounds of one plain count, q."""
-        return f"for (int q = 0; q < {size}; q++)"
-
-    # --- tables, meetings, the loss ---
-
-    def lookup(self, it: Lookup, indent: str) -> Lines:
+    def _lookup(self, it: Lookup, indent: str) -> Lines:
+        """A row of the table for each token."""
         rows, width = prod(loop.extent for loop in it.loops[:-1]), it.loops[-1].extent
-        yield f"{indent}{self.each(rows)} for (int d = 0; d < {width}; d++)"
+        yield f"{indent}{self.threads.each(rows)} for (int d = 0; d < {width}; d++)"
         yield f"{indent}    for (int l = 0; l < LANES; l++)"
-        table = f"{self.name(it.table)}[g.tokens[l][q] * {width} + d]"
+        table = f"{self.access.name(it.table)}[g.tokens[l][q] * {width} + d]"
         value = f"lane({table}, l)" if self.plan.target.replicas else table
-        yield f"{indent}        set_lane({self.name(it.target.buffer)}[q * {width} + d], l, {value});"
+        yield f"{indent}        set_lane({self.access.name(it.target.buffer)}[q * {width} + d], l, {value});"
 
-    def scatter(self, it: Scatter, indent: str) -> Lines:
-        rows, width = prod(loop.extent for loop in it.loops[:-1]), it.loops[-1].extent
-        yield f"{indent}for (int q = 0; q < {rows}; q++) for (int l = 0; l < LANES; l++) {{"
-        if it.padding is not None:
-            yield f"{indent}    if (g.tokens[l][q] == {it.padding}) continue;"
-        yield f"{indent}    for (int d = 0; d < {width}; d++) {{"
-        place = f"{self.name(it.table)}[g.tokens[l][q] * {width} + d]"
-        value = f"lane({self.name(it.gradient.buffer)}[q * {width} + d], l)"
-        if self.plan.target.replicas:
-            yield f"{indent}        set_lane({place}, l, lane({place}, l) + {value});"
-        else:
-            yield f"{indent}        {place} += {value};"
-        yield f"{indent}    }}"
-        yield f"{indent}}}"
+    # --- the batch, the loss ---
 
-    def meet(self, it: Meet, indent: str) -> Lines:
-        """Every group makes the same sum, in the same order."""
+    def _meet(self, it: BatchSum, indent: str) -> Lines:
+        """Every group makes the same sum over the batch, in the same order, so that no group waits for a result."""
         source = self.plan.places[it.source]
-        yield f"{indent}{self.each(source.size)} {{"
+        yield f"{indent}{self.threads.each(source.size)} {{"
         yield f"{indent}    W sum = W{{}};"
         yield f"{indent}    for (int64_t k = 0; k < g.groups; k++) {{"
         value = f"g.first_arena[k * ARENA + {source.start} + q]"
         yield f"{indent}        sum += group_sum({value}, k, g.samples);"
         yield f"{indent}    }}"
-        yield f"{indent}    {self.name(it.target)}[q] = {'g.valid * ' if it.masked else 'V{} + '}sum;"
+        yield f"{indent}    {self.access.name(it.target)}[q] = {'g.valid * ' if it.masked else 'V{} + '}sum;"
         yield f"{indent}}}"
 
-    def track(self, it: Track, indent: str) -> Lines:
+    def _track(self, it: RunningStatistic, indent: str) -> Lines:
+        """The first group alone moves batch-norm's running statistics."""
         size = prod(self.plan.places[it.moving].shape)
-        value = f"first_lane({self.name(it.value)}[q])"
+        value = f"first_lane({self.access.name(it.value)}[q])"
         yield f"{indent}if (g.number) return;"
         yield f"{indent}const R n = R(g.samples) * {it.places};"
         yield f"{indent}const R grown = {'n / (n - 1)' if it.unbiased else 'R(1)'};"
-        yield f"{indent}{self.each(size)}"
-        moving = f"{self.name(it.moving)}[q]"
+        yield f"{indent}{self.threads.each(size)}"
+        moving = f"{self.access.name(it.moving)}[q]"
         yield f"{indent}    {moving} += R({it.momentum!r}) * ({value} * grown - {moving});"
 
-    def score(self, it: Score, indent: str) -> Lines:
-        scores, gradient = self.name(it.scores), self.name(f"d_{it.scores}")
+    def _score(self, it: Loss, indent: str) -> Lines:
+        scores, gradient = self.access.name(it.scores), self.access.name(f"d_{it.scores}")
         yield f"{indent}{it.loss}<{prod(self.plan.places[it.scores].shape)}>(g, {scores}, {gradient});"
 
-    def turn(self, it: Turn, indent: str) -> Lines:
-        """A sample per row; of the network's input simply a copy."""
-        *outer, size = self.plan.program.shape(it.source)
-        rows, wide = prod(outer), self.plan.places[it.target].shape[-1] * self.lanes
-        target = f"(R*){self.name(it.target)}"
-        source = self.plan.program
+    def _turn(self, it: Transpose, indent: str) -> Lines:
+        """A row per sample; the network's input has rows already, which are copied."""
+        program, lanes = self.plan.program, self.plan.target.lanes
+        *outer, size = program.shape(it.source)
+        rows, wide = prod(outer), self.plan.places[it.target].shape[-1] * lanes
+        target = f"(R*){self.access.name(it.target)} + (size_t)t * {wide * lanes}"
         yield f"{indent}for (int t = 0; t < {rows}; t++)"
-        if source.base(it.source) == "input" and not source.tokens:
-            yield f"{indent}    copy_rows<{size}, {wide}>(g, t * {size}, {target} + (size_t)t * {wide * self.lanes});"
+        if program.base(it.source) == "input" and not program.tokens:
+            yield f"{indent}    copy_rows<{size}, {wide}>(g, t * {size}, {target});"
         else:
-            name = self.name(it.source)
-            yield f"{indent}    turn<{size}, {wide}>({name} + t * {size}, {target} + (size_t)t * {wide * self.lanes});"
+            yield f"{indent}    turn<{size}, {wide}>({self.access.name(it.source)} + t * {size}, {target});"

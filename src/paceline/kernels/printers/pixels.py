@@ -13,50 +13,33 @@ from dataclasses import replace
 
 from paceline.kernels.blocks import Block, choose
 from paceline.kernels.ir import Apply, Contract, Expression, Index, Loop, Ref, leaves, replaced
-from paceline.kernels.plan import Plan
-from paceline.kernels.printers.nests import Nests
-from paceline.kernels.printers.words import opening, shifted
+from paceline.kernels.printers.access import Access, Lines, flattened
+from paceline.kernels.printers.nests import RegisterNests
+from paceline.kernels.printers.words import opening
 from paceline.kernels.printers.words import parts as parts_of
 
-Lines = Iterator[str]
 FEWEST = 4  # rounds that are worth a vector
 
 
-class Pixels(Nests):
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self.number = "R"
-        self.wide: tuple[str, int] = ("", 0)  # the loop whose rounds are lanes now, and how many there are
+class PixelNests:
+    """Nests whose numbers are vectors of one sample's neighbouring numbers."""
 
-    # --- loads and stores ---
-
-    def _is_wide(self, ref: Ref) -> bool:
-        return bool(self.plan.at(ref).of(self.wide[0]))
-
-    def element(self, ref: Ref) -> str:
-        return "X" if self._is_wide(ref) else "R"
-
-    def load(self, ref: Ref, point: dict[str, int]) -> str:
-        place = super().load(ref, point)
-        return f"wide<{self.wide[1]}>(&{place})" if self._is_wide(ref) else place
-
-    def store(self, ref: Ref, point: dict[str, int], add: bool, value: str) -> str:
-        if not self._is_wide(ref):
-            return super().store(ref, point, add, value)
-        place = self.place(ref, shifted(self.plan.at(ref), point))
-        return f"put<{self.wide[1]}>(&{place}, {self.load(ref, point) + ' + ' if add else ''}{value});"
+    def __init__(self, access: Access) -> None:
+        self.access, self.plan = access, access.plan
+        self.registers = RegisterNests(access)
+        self.sums = self.registers.sums
 
     # --- contractions ---
 
     def contract(self, it: Contract, block: Block, indent: str) -> Lines:
+        """The plan's block is for lanes of samples; each vectorised loop asks for a block of its own."""
         loop = self._neighbours(it)
         if loop is None:
-            yield from super().contract(it, self._block(it), indent)
+            yield from self.registers.contract(it, self._block(it), indent)
         elif loop in it.fixed():
             for part, lanes in self._cut(it, loop):
-                self.wide, self.number = (loop.name, lanes), "X"
-                yield from super().contract(part, self._block(part), indent)
-                self.wide, self.number = ("", 0), "R"
+                with self.access.vectors_along(loop.name, lanes):
+                    yield from self.registers.contract(part, self._block(part), indent)
         else:
             yield from self._partial_sums(it, loop, indent)
 
@@ -64,12 +47,13 @@ class Pixels(Nests):
         return choose(self.plan.nest(it), self.plan.target.registers - 3)
 
     def _neighbours(self, it: Contract) -> Loop | None:
-        """The loop whose rounds become lanes: of the result if there is one, and the longest."""
+        """The loop whose rounds become lanes: one of the result if there is one, and the longest."""
         fit = [loop for loop in it.loops if loop.extent >= FEWEST and self._fits(it, loop.name)]
         wide = self.plan.target.wide
         return max(fit, key=lambda lo: (lo in it.fixed() and lo.extent >= wide // 2, lo.extent), default=None)
 
     def _fits(self, it: Contract, name: str) -> bool:
+        """Whether neighbouring rounds of a loop visit neighbouring numbers, or the same one."""
         refs = [ref for ref in (it.target, it.left, it.right, it.start) if ref is not None]
         refs += [ref for then in it.then for ref in (then.target, *leaves(then.value))]
         strides = {ref: self.plan.at(ref).of(name) for ref in refs if ref.buffer != "share"}
@@ -82,10 +66,8 @@ class Pixels(Nests):
     def _cut(self, it: Contract, loop: Loop) -> Iterator[tuple[Contract, int]]:
         """The contraction over whole vectors, and over the one in part that is left."""
         wide = self.plan.target.wide
-        whole, rest = divmod(loop.extent, wide)
-        for first, count, lanes in ((0, whole, wide), (whole * wide, 1, rest)):
-            if count and lanes:
-                yield _spread(it, loop.name, wide, first, count), lanes
+        for first, count, lanes in _vectors(loop.extent, wide):
+            yield _spread(it, loop.name, wide, first, count), lanes
 
     def _partial_sums(self, it: Contract, loop: Loop, indent: str) -> Lines:
         """Vectors of partial sums, over the whole vectors and the rest; then across."""
@@ -111,48 +93,49 @@ class Pixels(Nests):
                 yield from self._places(it, cut, parts, block, left[1:], inside, indent + "    ")
                 yield f"{indent}}}"
             return
-        sums, where = self.sums(it, rounds)
+        sums, where = self.sums.named(it, rounds)
         for name in sums.values():
             yield f"{indent}X {name}_wide = X{{}};"
         for part, lanes in parts:
-            self.wide = (cut, lanes)
             wide = {shift: f"{name}_wide" for shift, name in sums.items()}
-            yield from self._inner(part, block, list(part.summed()), dict(rounds), wide, indent)
-            self.wide = ("", 0)
+            with self.access.vectors_along(cut, lanes):
+                yield from self.sums.rounds(part, block, list(part.summed()), dict(rounds), wide, indent)
         for shift, name in sums.items():
-            start = "" if it.start is None else f"{self.load(it.start, where[shift])} + "
+            start = "" if it.start is None else f"{self.access.load(it.start, where[shift])} + "
             yield f"{indent}const R {name} = {start}sum_of_lanes({name}_wide);"
-            yield from self._finish(it, name, where[shift], indent)
+            yield from self.sums.finish(it, name, where[shift], indent)
 
     # --- expressions ---
 
     def apply(self, it: Apply, indent: str) -> Lines:
-        it = self.flat(it) or it
+        it = flattened(self.plan, it) or it
         last = it.loops[-1] if it.loops else Loop("", 0)
         refs = [ref for ref in (it.target, *leaves(it.value)) if ref.buffer != "share"]
         strides = {ref: self.plan.at(ref).of(last.name) for ref in refs}
         if last.extent < FEWEST or not set(strides.values()) <= {0, 1} or not strides[it.target]:
-            yield from super().apply(it, indent)
+            yield from self.registers.apply(it, indent)
             return
         for loop in it.loops[:-1]:
             yield f"{indent}{opening(loop)}"
             indent += "    "
         yield f"{indent}{{"
         n, wide = last.name, self.plan.target.wide
-        whole, rest = divmod(last.extent, wide)
-        for first, count, lanes in ((0, whole, wide), (whole * wide, 1, rest)):
-            if not count or not lanes:
-                continue
-            self.wide, self.number = (n, lanes), "X"
+        for first, count, lanes in _vectors(last.extent, wide):
             yield f"{indent}    for (int {n} = {first}; {n} < {first + count * lanes}; {n} += {lanes})"
-            value = f"X{{}} + {self.expression(it.value, {}, {})}"
-            yield f"{indent}        {self.store(it.target, {}, it.add, value)}"
-            self.wide, self.number = ("", 0), "R"
+            with self.access.vectors_along(n, lanes):
+                value = f"X{{}} + {self.access.expression(it.value, {}, {})}"
+                yield f"{indent}        {self.access.store(it.target, {}, it.add, value)}"
         yield f"{indent}}}"
 
 
+def _vectors(extent: int, wide: int) -> list[tuple[int, int, int]]:
+    """(the first number, how many vectors, numbers in each): whole vectors, then the one in part that is left."""
+    whole, rest = divmod(extent, wide)
+    return [each for each in ((0, whole, wide), (whole * wide, 1, rest)) if each[1] and each[2]]
+
+
 def _spread(it: Contract, name: str, wide: int, first: int, count: int) -> Contract:
-    """The same, of `count` vectors from place `first` on: the loop counts vectors."""
+    """The same contraction of `count` vectors from place `first` on: the loop counts vectors."""
 
     def moved(ref: Ref) -> Ref:
         return Ref(ref.buffer, tuple(_widened(index, name, wide, first) for index in ref.index))

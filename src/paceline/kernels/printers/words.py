@@ -9,6 +9,7 @@ from paceline.kernels.ir import Index, Loop, Ref
 
 
 def written(index: Index, shift: int) -> str:
+    """An index as C++."""
     terms = [name if stride == 1 else f"{name} * {stride}" for name, stride in index.terms]
     total = index.shift + shift
     if total or not terms:
@@ -17,6 +18,7 @@ def written(index: Index, shift: int) -> str:
 
 
 def opening(loop: Loop) -> str:
+    """Opens a loop."""
     return f"for (int {loop.name} = 0; {loop.name} < {loop.extent}; {loop.name}++)"
 
 
@@ -39,8 +41,10 @@ def points(rounds: dict[str, int]) -> Iterator[dict[str, int]]:
 
 
 def shifted(index: Index, point: dict[str, int]) -> int:
+    """How far the rounds of a point are from the first."""
     return sum(stride * point.get(name, 0) for name, stride in index.terms)
 
 
 def brackets(ref: Ref) -> str:
+    """A reference as a comment shows it."""
     return ref.buffer + "".join(f"[{written(index, 0)}]" for index in ref.index)

@@ -1,0 +1,138 @@
+"""Effects: what a call means to other threads and processes.
+
+lock.acquire()          take (or try, with a timeout or without blocking)
+lock.release()          free
+queue.get()             wait: for another thread or process, for ever unless it has a timeout
+self._callback(x)       call: of a function of this file, or of an unknown one
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from paceline.check.catalogue import LOCKS, NOTIFY, WAITS
+from paceline.check.declarations import Function, Resource
+from paceline.check.module import Module
+from paceline.check.names import dotted, is_constant, keyword, parent
+
+
+@dataclass(eq=False, slots=True)
+class Effect:
+    """One call, or an expression that calls implicitly, and its effect."""
+
+    kind: str  # take, try, free, wait, call
+    node: ast.expr
+    resource: Resource | None = None
+    callee: Function | None = None
+    waits_for: str = ""  # what a wait needs: who has to do what
+    timeout: bool = False
+
+    @property
+    def line(self) -> int:
+        return self.node.lineno
+
+
+def effect_of(call: ast.Call, fn: Function, module: Module) -> Effect:
+    """The effect of one call."""
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        method = function.attr
+        if method in ("acquire", "release", "acquire_lock", "release_lock", "__enter__", "__exit__"):
+            found = module.resource(function.value, fn)
+            if found is not None and found.kind in LOCKS:
+                if method in ("release", "release_lock", "__exit__"):
+                    return Effect("free", call, found)
+                return Effect("try" if gives_up(call) else "take", call, found)
+        elif method in _WAITING:
+            found = module.resource(function.value, fn)
+            if found is not None:
+                whom = WAITS.get((found.kind, method))
+                if whom is not None:
+                    return Effect("wait", call, found, None, whom, has_timeout(call, method))
+                if method in ("wait", "wait_for") and found.kind in ("Condition", "AsyncCondition"):
+                    return Effect("wait", call, found, None, NOTIFY, has_timeout(call, method))
+    return Effect("call", call, None, module.callee(call, fn))
+
+
+def implicit_calls(fn: Function) -> list[Effect]:
+    """Calls without call syntax: properties of the own object, `self[key]`, `len(self)`."""
+    cls = fn.cls
+    if cls is None or not fn.self_name:
+        return []
+    properties = {name for c in cls.ancestry for name in c.properties}
+    length = cls.method("__len__")
+    found = [
+        Effect("call", node, None, cls.method(node.attr))
+        for node in (fn.attributes if properties else ())
+        if node.attr in properties and isinstance(node.ctx, ast.Load) and _is_self(node.value, fn)
+    ]
+    found += [
+        Effect("call", item, None, method)
+        for item in fn.subscripts
+        if _is_self(item.value, fn) and (method := cls.method(_ITEMS[type(item.ctx)])) is not None
+    ]
+    found += [
+        Effect("call", call, None, length)
+        for call in (fn.calls if length is not None else ())
+        if isinstance(call.func, ast.Name) and call.func.id == "len" and call.args and _is_self(call.args[0], fn)
+    ]
+    return found
+
+
+def _is_self(node: ast.expr, fn: Function) -> bool:
+    return isinstance(node, ast.Name) and node.id == fn.self_name
+
+
+def gives_up(call: ast.Call) -> bool:
+    """Whether an acquire has a timeout or does not block."""
+    blocking = keyword(call, "blocking", 0)
+    timeout = keyword(call, "timeout", 1)
+    if keyword(call, "block") is not None:
+        blocking = keyword(call, "block")
+    if blocking is not None and not (is_constant(blocking, True) or _is_one(blocking)):
+        return True
+    return timeout is not None and not is_constant(timeout, None) and not _is_minus_one(timeout)
+
+
+def has_timeout(call: ast.Call, method: str) -> bool:
+    """Whether a wait has a timeout or does not block."""
+    if method == "shutdown":
+        wait = keyword(call, "wait", 0)
+        return is_constant(wait, False)
+    if method in ("get", "put"):
+        block = keyword(call, "block", 0 if method == "get" else 1)
+        if is_constant(block, False):
+            return True
+        timeout = keyword(call, "timeout", 1 if method == "get" else 2)
+    elif method == "wait_for":
+        timeout = keyword(call, "timeout", 1)
+    else:
+        timeout = keyword(call, "timeout", 0)
+    return timeout is not None and not is_constant(timeout, None)
+
+
+def _is_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 1
+
+
+def _is_minus_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+
+
+def runs_now(effect: Effect) -> bool:
+    """Whether the callee runs before the call returns: not so for generators, nor for coroutines unless awaited."""
+    callee = effect.callee
+    if callee is None or callee.generator:
+        return False
+    return not callee.asynchronous or isinstance(parent(effect.node), ast.Await)
+
+
+def text_of(node: ast.expr) -> str:
+    """A call or name as text without arguments: `self._lock.acquire()`."""
+    text = dotted(node.func if isinstance(node, ast.Call) else node)
+    return text + "()" if isinstance(node, ast.Call) else text
+
+
+_ITEMS = {ast.Load: "__getitem__", ast.Store: "__setitem__", ast.Del: "__delitem__"}
+_WAITING = {method for _, method in WAITS} | {"wait", "wait_for"}

@@ -1,0 +1,124 @@
+"""Shared state: which functions read and change which attribute or global, and under which locks.
+
+Shared state is an attribute of a class (`Pool.free`, through `self`) or a global that some function assigns. What
+happens in `__init__` does not count, since no other thread has the object yet.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from paceline.check.accesses import Access, kind_of
+from paceline.check.declarations import Class, Function
+from paceline.check.names import parent, short_name
+from paceline.check.summaries import Facts
+
+ENDINGS = (
+    "stop",
+    "close",
+    "shutdown",
+    "join",
+    "terminate",
+    "fork",
+    "final",
+    "cleanup",
+    "__exit__",
+    "__del__",
+    "dispose",
+)
+BEGINNINGS = {"__init__", "__new__", "__init_subclass__", "__setstate__", "__post_init__", "setUp", "setup"}
+
+
+def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
+    """Attribute -> its accesses through `self` in the methods of this class and in functions nested in them."""
+    if cls.name in facts.accesses:
+        return facts.accesses[cls.name]
+    found: dict[str, list[Access]] = {}
+    facts.accesses[cls.name] = found
+    for fn in facts.module.functions:
+        if fn.cls is not cls or fn.name in BEGINNINGS or not fn.self_name:
+            continue
+        for node in fn.attributes:
+            if isinstance(node.value, ast.Name) and node.value.id == fn.self_name and node.attr not in cls.methods:
+                kind = kind_of(node)
+                found.setdefault(node.attr, []).append(
+                    Access(f"{cls.name}.{node.attr}", kind, node, fn, facts.held_at(node, fn))
+                )
+    return found
+
+
+def accesses_of_globals(facts: Facts) -> dict[str, list[Access]]:
+    """Global -> its accesses in functions, for globals that some function assigns and for containers."""
+    if "" in facts.accesses:
+        return facts.accesses[""]
+    module = facts.module
+    shared = {name for fn in module.functions if fn is not module.top for name in fn.globals}
+    shared |= {name for name, value in module.top.bound.items() if _is_container(value)}
+    found: dict[str, list[Access]] = {}
+    facts.accesses[""] = found
+    if not shared:
+        return found
+    for fn in module.functions:
+        if fn is module.top:
+            continue
+        own = {n.id for n in fn.stores} - fn.globals | set(fn.parameters)
+        for node in fn.names:
+            if node.id in shared and node.id not in own:
+                found.setdefault(node.id, []).append(Access(node.id, kind_of(node), node, fn, facts.held_at(node, fn)))
+    return found
+
+
+def _is_container(value: ast.expr) -> bool:
+    if isinstance(value, ast.Dict | ast.List | ast.Set):
+        return True
+    return isinstance(value, ast.Call) and short_name(value.func) in (
+        "dict",
+        "list",
+        "set",
+        "deque",
+        "defaultdict",
+        "OrderedDict",
+    )
+
+
+def is_shared(cls: Class, facts: Facts) -> bool:
+    """Whether there is a sign that several threads use an object of this class: it has a lock or runs in a thread."""
+    module = facts.module
+    if cls.is_a("threading.Thread", "Thread", "threading.Timer"):
+        return True
+    for values in cls.values.values():
+        for value, fn in values:
+            made = module.constructed(value, fn)
+            if made is not None and made[0] in ("Lock", "RLock", "Condition", "Thread"):
+                return True
+    return any(root.kind == "thread" and root.function.cls is cls for root in facts.roots)
+
+
+def own_locks(locks: frozenset[str], cls: Class | None) -> list[str]:
+    """The locks that belong to the object itself, or without a class to the module.
+
+    Locks of other objects do not count, since a caller may hold them already.
+    """
+    if cls is None:
+        return sorted(lock for lock in locks if "." not in lock and ":" not in lock)
+    owners = {c.name for c in cls.ancestry}
+    return sorted(lock for lock in locks if lock.rpartition(".")[0] in owners)
+
+
+def is_teardown(fn: Function) -> bool:
+    """Whether a function tears its object down: other threads are assumed to have stopped by then."""
+    return any(word in fn.name.lower() for word in ENDINGS)
+
+
+def is_caught(node: ast.AST, *names: str) -> bool:
+    """Whether this is in a `try` that catches one of these exceptions, or all."""
+    at: ast.AST | None = node
+    while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef):
+        around = parent(at)
+        if isinstance(around, ast.Try) and at in around.body:
+            for handler in around.handlers:
+                kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+                if any(kind is None or short_name(kind) in (*names, "Exception", "BaseException") for kind in kinds):
+                    return True
+        at = around
+    return False

@@ -1,0 +1,120 @@
+"""The parameter server as two machines: the desk hands out batches, each shard counts its versions.
+
+              Ask, Finish                        Push
+        worker ------------> desk    worker ------------> shard (one per part of the parameters)
+               <------------                <------------
+           Lease | Wait | Done              Apply(version, base) | Drop
+
+What holds, whatever the order of events and whoever dies in between:
+
+- every batch is applied exactly once by every shard (`pushed` remembers each worker's last batch: a batch whose
+  owner died between two shards is leased again, and dropped by the shards that already have it);
+- a batch is leased to at most one living worker;
+- the staleness identity: when a worker pulls right after each push, the staleness of all its pushes sums to
+  (position of its last push + 1) - (number of its pushes); see `identity_gap`.
+
+State is a flat run of integers owned by the engine (an array here, shared memory there) and changed in place, so a
+decision costs a microsecond; whoever needs all-or-nothing under SIGKILL gives the machine a copy and flips it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from paceline.core.server.actions import Action, Done, Lease, Noted, Wait
+from paceline.core.server.events import Ask, Death, Event, Finish
+from paceline.core.server.gates import Gate
+from paceline.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from paceline.core.state import State
+
+NONE = -1  # no batch
+DEAD = -2  # no worker
+
+
+class Desk:
+    """Hands out batches 0..batches-1, each to one worker at a time, until every one is finished.
+
+    state: next | finished | orphans | orphan per worker and ghost | lease per worker | the gate's integers
+    An orphan is a batch whose owner died; it lies in its dead owner's cell until somebody takes it. Ghosts are owners
+    that died in an earlier life of the run (`core.cut`).
+    """
+
+    def __init__(self, workers: int, batches: int, gate: Gate, ghosts: int = 0) -> None:
+        self.workers, self.batches, self.gate, self.ghosts = workers, batches, gate, ghosts
+        self._orphan, self._lease = 3, 3 + workers + ghosts
+        self._gate = self._lease + workers
+        self.ints = self._gate + gate.ints(workers)
+
+    def init(self, state: State, given_out: int = 0, orphans: Sequence[int] = ()) -> None:
+        """At the start; or, so many batches having been given out, with all of them finished but these orphans."""
+        state[0], state[1], state[2] = given_out, given_out - len(orphans), len(orphans)
+        for worker in range(self.workers):
+            state[self._orphan + worker] = state[self._lease + worker] = NONE
+        for cell, batch in enumerate(orphans, self._orphan + self.workers):
+            state[cell] = batch
+        self.gate.init(state, self._gate, self.workers)
+
+    def handle(self, state: State, event: Event) -> Action:
+        if isinstance(event, Ask):
+            return self._ask(state, event.worker)
+        if isinstance(event, Finish):
+            lease = self._lease + event.worker
+            if state[lease] != event.batch:
+                raise ProtocolError(f"{event}, but worker {event.worker} holds {state[lease]}")
+            state[lease] = NONE
+            state[1] += 1
+            self.gate.finished(state, self._gate, event.worker)
+            return self._ask(state, event.worker)
+        if isinstance(event, Death):
+            lease = self._lease + event.worker
+            if state[lease] == DEAD:
+                return Noted()
+            if state[lease] != NONE:
+                state[self._orphan + event.worker] = state[lease]
+                state[2] += 1
+            state[lease] = DEAD
+            self.gate.died(state, self._gate, event.worker)
+            return Noted()
+        raise ProtocolError(f"the desk has no answer to {event}")
+
+    def _ask(self, state: State, worker: int) -> Action:
+        lease = self._lease + worker
+        if state[lease] != NONE:
+            raise ProtocolError(f"worker {worker} asks, but its cell says {state[lease]}")
+        if state[1] == self.batches:
+            return Done()
+        if not self.gate.open(state, self._gate, worker):
+            return Wait()
+        if state[2]:
+            return self._adopt(state, lease)
+        if state[0] < self.batches:
+            state[lease] = state[0]
+            state[0] += 1
+            return Lease(state[lease], again=False)
+        return Wait()  # the last batches are with others, one of whom may die
+
+    def _adopt(self, state: State, lease: int) -> Lease:
+        cell = next(c for c in range(self._orphan, self._lease) if state[c] != NONE)
+        state[lease], state[cell] = state[cell], NONE
+        state[2] -= 1
+        return Lease(state[lease], again=True)
+
+    def leased(self, state: State) -> list[int]:
+        """The batch of each worker, NONE or DEAD."""
+        return list(state[self._lease : self._lease + self.workers])
+
+    def given_out(self, state: State) -> int:
+        return state[0]
+
+    def under_way(self, state: State) -> list[int]:
+        """The batches that were given out and that nobody has finished yet."""
+        return sorted(batch for batch in state[self._orphan : self._gate] if batch >= 0)
+
+    def finished(self, state: State) -> int:
+        return state[1]
+
+    def key(self, state: State) -> tuple[int, ...]:
+        return tuple(state[: self.ints])

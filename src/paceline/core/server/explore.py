@@ -1,0 +1,224 @@
+"""Every interleaving of a small world, walked.
+
+Workers, desk and shards are machines with integers for state, so a world can be copied, compared and visited once.
+The walk is breadth-first: the first bad story found is a shortest one. A worker may die between any two of its
+commands, up to `deaths` of them in all; what lies inside a command is atomic (the local engine makes it so, and is
+tested by killing it there).
+
+Asked at every state: no batch leased to two living workers; versions count the pushes; the staleness identity holds.
+At every end: every batch applied exactly once by every shard. And that there is an end: no state where all wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core.server.actions import Action, Apply, Done, Drop, Held, Late, Lease, Noted, Wait
+from paceline.core.server.desk import Desk
+from paceline.core.server.events import Command, Compute, Death, Finish, Pull, Push
+from paceline.core.server.gates import Gate
+from paceline.core.server.gates.asynchronous import Asynchronous
+from paceline.core.server.gathering import Gathering
+from paceline.core.server.shard import Shard, Taken
+from paceline.core.server.worker import FINISHED, Worker
+from paceline.narrative import Scene, format_story
+
+Move = tuple[str, int]  # ("goes on" or "dies", worker)
+
+
+@dataclass
+class Explored:
+    states: int
+    moves: int
+    story: str | None  # the shortest bad one
+
+    @property
+    def good(self) -> bool:
+        return self.story is None
+
+
+@dataclass
+class _World:
+    desk_state: list[int]
+    shard_states: list[list[int]]
+    workers: list[Worker]
+    alive: list[bool]
+    waits: list[bool]  # asked, was told to wait, and nothing has changed since
+    applied: list[list[tuple[int, Taken]]] = field(default_factory=list)  # per shard (batch, push)
+
+    def copy(self) -> _World:
+        return _World(
+            list(self.desk_state),
+            [list(s) for s in self.shard_states],
+            [_copy_worker(w) for w in self.workers],
+            list(self.alive),
+            list(self.waits),
+            [list(a) for a in self.applied],
+        )
+
+
+def _copy_worker(worker: Worker) -> Worker:
+    twin = object.__new__(type(worker))
+    twin.__dict__.update(worker.__dict__)
+    return twin
+
+
+class _Explorer:
+    def __init__(
+        self, workers: int, batches: int, shards: int, gathers: int, deaths: int, gate: Gate, desk: type[Desk]
+    ) -> None:
+        self.count, self.batches, self.shards, self.gathers, self.deaths = workers, batches, shards, gathers, deaths
+        self.desk = desk(workers, batches, gate)
+        self.shard: Shard | Gathering = Gathering(workers, gathers) if gathers else Shard(workers)
+
+    def first(self) -> _World:
+        desk_state = [0] * self.desk.ints
+        self.desk.init(desk_state)
+        shard_states = [[0] * self.shard.ints for _ in range(self.shards)]
+        for state in shard_states:
+            self.shard.init(state)
+        workers = [Worker(number, self.shards, self.gathers > 0) for number in range(self.count)]
+        return _World(
+            desk_state,
+            shard_states,
+            workers,
+            [True] * self.count,
+            [False] * self.count,
+            [[] for _ in shard_states],
+        )
+
+    def key(self, world: _World) -> tuple[Any, ...]:
+        return (
+            self.desk.key(world.desk_state),
+            tuple(self.shard.key(s) for s in world.shard_states),
+            tuple(w.key() for w in world.workers),
+            tuple(world.alive),
+            tuple(world.waits),
+            tuple(tuple(sorted(batch for batch, _ in applied)) for applied in world.applied),
+        )
+
+    def moves(self, world: _World) -> Iterator[Move]:
+        died = world.alive.count(False)
+        for worker in world.workers:
+            if world.alive[worker.number] and worker.stage != FINISHED:
+                if not world.waits[worker.number]:
+                    yield ("goes on", worker.number)
+                if died < self.deaths and world.alive.count(True) > 1:
+                    yield ("dies", worker.number)
+
+    def make(self, world: _World, move: Move) -> Scene:
+        """Change the world by one move, and say what happened."""
+        kind, number = move
+        if kind == "dies":
+            world.alive[number] = False
+            self.desk.handle(world.desk_state, Death(number))
+            world.waits = [False] * self.count
+            return Scene(f"worker {number}", "dies")
+        worker = world.workers[number]
+        command = worker.command()
+        assert command is not None
+        action = self._perform(world, command)
+        worker.answer(action)
+        if isinstance(command, Finish) or isinstance(action, Lease):
+            world.waits = [False] * self.count  # the desk has changed: those who wait may ask again
+        if isinstance(action, Wait):
+            world.waits[number] = True
+        return Scene(f"worker {number}", f"{_say(command)} -> {_say(action)}")
+
+    def _perform(self, world: _World, command: Command) -> Action:
+        if isinstance(command, Compute):
+            return Noted()
+        if isinstance(command, Push | Pull):
+            action = self.shard.handle(world.shard_states[command.shard], command)
+            if isinstance(command, Push) and isinstance(action, Apply | Held):
+                world.applied[command.shard].append((command.batch, Taken(command.worker, action.base)))
+            return action
+        return self.desk.handle(world.desk_state, command)
+
+    def fault(self, world: _World) -> str | None:
+        leases = [b for n, b in enumerate(self.desk.leased(world.desk_state)) if b >= 0 and world.alive[n]]
+        if len(set(leases)) < len(leases):
+            return f"two living workers hold the same batch: leases {leases}"
+        for number, applied in enumerate(world.applied):
+            batches = [batch for batch, _ in applied]
+            if len(set(batches)) < len(batches):
+                return f"shard {number} applied a batch twice: {batches}"
+            if fault := self.shard.fault([push for _, push in applied], world.shard_states[number][0]):
+                return f"shard {number}: {fault}"
+        return None
+
+    def fault_at_end(self, world: _World) -> str | None:
+        stuck = [w.number for w in world.workers if world.alive[w.number] and w.stage != FINISHED]
+        if stuck:
+            return f"workers {stuck} wait for ever"
+        for number, applied in enumerate(world.applied):
+            missing = set(range(self.batches)) - {batch for batch, _ in applied}
+            if missing:
+                return f"everybody went home, but shard {number} never got batches {sorted(missing)}"
+        return None
+
+
+def explore(
+    workers: int = 2,
+    batches: int = 3,
+    shards: int = 1,
+    deaths: int = 0,
+    gate: Gate | None = None,
+    desk: type[Desk] = Desk,
+    gathers: int = 0,
+) -> Explored:
+    """Walk every interleaving; the shortest bad story, if there is one."""
+    explorer = _Explorer(workers, batches, shards, gathers, deaths, gate or Asynchronous(), desk)
+    first = explorer.first()
+    came_from: dict[Any, tuple[Any, Scene] | None] = {explorer.key(first): None}
+    queue, moves = deque([first]), 0
+    while queue:
+        world = queue.popleft()
+        key = explorer.key(world)
+        options = list(explorer.moves(world))
+        if not any(kind == "goes on" for kind, _ in options) and (fault := explorer.fault_at_end(world)):
+            return Explored(len(came_from), moves, format_story("A world goes wrong:", _path(came_from, key), fault))
+        for move in options:
+            moves += 1
+            then = world.copy()
+            scene = explorer.make(then, move)
+            if fault := explorer.fault(then):
+                story = [*_path(came_from, key), scene]
+                return Explored(len(came_from), moves, format_story("A world goes wrong:", story, fault))
+            if (new := explorer.key(then)) not in came_from:
+                came_from[new] = (key, scene)
+                queue.append(then)
+    return Explored(len(came_from), moves, None)
+
+
+def _path(came_from: dict[Any, tuple[Any, Scene] | None], key: Any) -> list[Scene]:
+    scenes: list[Scene] = []
+    while (step := came_from[key]) is not None:
+        key, scene = step
+        scenes.append(scene)
+    return scenes[::-1]
+
+
+def _say(thing: Command | Action) -> str:
+    if isinstance(thing, Lease):
+        return f"batch {thing.batch}{' again' if thing.again else ''}"
+    if isinstance(thing, Apply):
+        return f"version {thing.version} (computed from {thing.base})"
+    if isinstance(thing, Held):
+        return f"held for version {thing.version}"
+    if isinstance(thing, Pull):
+        return f"pulls shard {thing.shard}"
+    if isinstance(thing, Push):
+        return f"pushes batch {thing.batch} to shard {thing.shard}"
+    if isinstance(thing, Compute):
+        return f"computes batch {thing.batch}"
+    if isinstance(thing, Noted):
+        return "done"
+    if isinstance(thing, Done):
+        return "goes home"
+    if isinstance(thing, Wait | Drop | Late):
+        return type(thing).__name__.lower()
+    return f"finishes batch {thing.batch}" if isinstance(thing, Finish) else "asks"

@@ -1,0 +1,96 @@
+"""A shard of a parameter server as a machine: it counts the versions of its part of the parameters.
+
+Push of a batch it lacks     Apply: the gradient makes the next version
+Push of a batch it has       Drop: its first owner died half-way through its pushes
+Pull                         the worker holds the newest version from now on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.core.server.actions import Apply, Drop, Noted
+from paceline.core.server.desk import NONE
+from paceline.core.server.events import Pull, Push
+
+if TYPE_CHECKING:
+    from paceline.core.state import State
+
+
+class Taken(NamedTuple):
+    """A push that a shard took, for asking afterwards whether all went well."""
+
+    worker: int
+    base: int  # the version it was computed from
+
+
+class Shard:
+    """Counts the versions of one part of the parameters and refuses what it already has.
+
+    state: version | base per worker (the version it holds) | last batch pushed per worker and ghost
+    """
+
+    def __init__(self, workers: int, ghosts: int = 0) -> None:
+        self.workers, self.ghosts = workers, ghosts
+        self._pushed = 1 + workers
+        self.ints = self._pushed + workers + ghosts
+
+    def init(self, state: State, version: int = 0, pushed: Sequence[int] = ()) -> None:
+        """Every worker starts from this version. `pushed`: what each ghost has brought here, or NONE."""
+        state[0] = version
+        for worker in range(self.workers):
+            state[1 + worker] = version
+            state[self._pushed + worker] = NONE
+        for ghost, batch in enumerate(pushed, self._pushed + self.workers):
+            state[ghost] = batch
+
+    def handle(self, state: State, event: Push | Pull) -> Apply | Drop | Noted:
+        if isinstance(event, Pull):
+            state[1 + event.worker] = state[0]
+            return Noted()
+        if event.again and self.has(state, event.batch):
+            return Drop()
+        base = state[1 + event.worker]
+        state[0] += 1
+        state[1 + event.worker] = state[0]
+        self.note(state, event.worker, event.batch)
+        return Apply(state[0], base)
+
+    def note(self, state: State, worker: int, batch: int) -> None:
+        """This worker has brought this batch."""
+        state[self._pushed + worker] = batch
+
+    def has(self, state: State, batch: int) -> bool:
+        """Whether a batch that is under way has been brought here."""
+        return batch in list(state[self._pushed : self.ints])
+
+    def held(self, state: State) -> list[int]:
+        """Batches that were brought and are in no version yet."""
+        return []
+
+    def base(self, state: State, worker: int) -> int:
+        """The version this worker holds."""
+        return state[1 + worker]
+
+    def fault(self, pushes: Sequence[Taken], version: int) -> str | None:
+        """What is wrong with these pushes, in their order, when the shard is then at `version`."""
+        if version != len(pushes):
+            return f"it is at version {version} after {len(pushes)} pushes"
+        if gap := identity_gap(pushes):
+            return f"the staleness identity is off by {gap}"
+        return None
+
+    def key(self, state: State) -> tuple[int, ...]:
+        return tuple(state[: self.ints])
+
+
+def identity_gap(pushes: Sequence[Taken]) -> int:
+    """Sum of staleness minus what the identity says it is, for one shard's pushes in their order.
+
+    When every worker starts from version 0 and pulls right after each push, its staleness sums to
+    (position of its last push + 1) - (number of its pushes).
+    """
+    staleness = sum(position - base for position, (_, base) in enumerate(pushes))
+    last = {worker: position for position, (worker, _) in enumerate(pushes)}
+    return staleness - (sum(position + 1 for position in last.values()) - len(pushes))

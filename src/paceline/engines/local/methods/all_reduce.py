@@ -1,0 +1,40 @@
+"""AllReduce: all workers add their gradients up in every update, then each makes the same step.
+
+worker                                            its peers
+──────                                            ─────────
+1 compute its chunks of the batch                 the same
+2 encode the gradient
+3 write it into the payload of this update
+4 walk the collective's table ◀───────────────▶   the same table, their rows
+5 read the sum
+6 divide by the weight, clip, take the buffers
+7 the user's optimizer makes the step             the same step, to the bit
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns as now
+
+from paceline.core.rules import Arrival
+from paceline.core.rules.plain import Plain
+from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.plans.methods.all_reduce import AllReduce
+
+
+def all_reduce(runner: PlanRunner, method: AllReduce) -> Walk:
+    store, rule = runner.local_store(), Plain()
+    state, reduction = runner.resume(store), runner.reduction(method.collective)
+    for update in runner.updates_ahead():
+        computed = yield GradientRequest(update, runner.agenda.mine(update, runner.number), update)  # 1, 2
+        if computed is None:
+            break
+        start = now()
+        whole, waited, sent = reduction.all_reduce(update, computed)  # 3, 4, 5
+        runner.exchanged(update, start, waited, sent)
+        start, base = now(), store.updates
+        rule.update(store, Arrival(runner.learner.settle(whole)))  # 6, 7
+        runner.applied(update, base, store.updates, start)
+        if runner.number == 0:
+            runner.snapshot(update + 1, runner.values)
+        runner.state_writer.in_step(update, update + 1, state)
+    runner.hand_in(runner.values())

@@ -1,0 +1,26 @@
+"""Alone: `sequential`, and `ceiling`, whose every worker does so with batches of its own."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns as now
+
+from paceline.core.rules import Arrival
+from paceline.core.rules.plain import Plain
+from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.plans.methods.alone import Alone
+
+
+def alone(runner: PlanRunner, method: Alone) -> Walk:
+    store, workers = runner.local_store(), runner.plan.workers
+    state = runner.resume(store)
+    for update in runner.updates_ahead(runner.number, workers):
+        computed = yield GradientRequest(update, runner.agenda.filled(update), store.updates)
+        if computed is None:
+            break
+        start, base = now(), store.updates
+        Plain().update(store, Arrival(runner.learner.settle(computed)))
+        runner.applied(update, base, store.updates, start)
+        if runner.number == 0:
+            runner.snapshot(update + 1, runner.values)
+        runner.state_writer.in_step(update, update + workers, state)
+    runner.hand_in(runner.values())

@@ -1,0 +1,96 @@
+"""A worker process under a coordinator: every worker runs the coordinator itself, on the same answers as the others.
+
+Three things take a collective: the gradient is added up; the parts of a product are; and the parameters are made
+whole, as the sum of vectors that are zero but for each worker's slice.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns as now
+from typing import TYPE_CHECKING
+
+from paceline.engines.local.collectives import PayloadReduction, Reduction
+from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
+from paceline.parameters.worker_state import WorkerState, restore_memories
+from paceline.plans.methods.coordinated import Coordinated
+
+if TYPE_CHECKING:
+    from paceline.engines.local.worker import LocalWorker
+
+
+def train_coordinated(worker: LocalWorker, method: Coordinated) -> None:
+    client, runner = CoordinatorClient(worker, method), worker.runner
+    client.resume()
+    for update in runner.updates_ahead():
+        client.make(update)
+        if runner.number == 0:
+            runner.snapshot(update + 1, runner.values)
+        runner.state_writer.in_step(update, update + 1, client.worker_state)
+    runner.hand_in(runner.values())
+
+
+class CoordinatorClient(CommandExecutor):
+    """`whole` adds up whole vectors, `single` one number of each worker."""
+
+    def __init__(self, worker: LocalWorker, method: Coordinated) -> None:
+        runner = self.runner = worker.runner
+        arena, workers = runner.arena, runner.plan.workers
+        hand = VectorSlice(runner.learner, arena.shape.layout, method.coordinator, runner.number, workers)
+        super().__init__(method.coordinator, [hand])
+        self.worker, self.hand, collective = worker, hand, method.collective
+        self.whole = PayloadReduction(runner.link(arena.payloads), collective, workers, arena.shape.layout)
+        numbers = runner.link(arena.numbers)
+        self.numbers, self.single = numbers.vectors, Reduction(numbers, collective, workers)
+        #: The update that is being made, and the collectives so far: vectors are used alternately.
+        self.doing = self.collectives = 0
+
+    @property
+    def turn(self) -> int:
+        return self.collectives % 2
+
+    def resume(self) -> None:
+        """Begin where an earlier part of the run ended, if there was one."""
+        if (found := self.runner.state_writer.found) is not None:
+            self.runner.replica.restore(found)
+            self.hand.restore(found)
+            self.go_on(found.facts["remembers"])
+            restore_memories(self.runner.encoder.carried, found, "owed")
+
+    def worker_state(self) -> WorkerState:
+        coordinator = WorkerState(facts={"remembers": self.remembers})
+        return self.runner.replica.worker_state() | self.hand.worker_state() | coordinator
+
+    def make(self, update: int) -> None:
+        self.doing = update
+        self.update()
+        self.runner.applied(update, update, update + 1, now())  # at once: what led to it lies between collectives
+
+    def evaluate(self) -> float:
+        update, again = self.doing, self.hand.kept is not None
+        self.hand.rewind()
+        chunks = self.runner.agenda.mine(update, self.runner.number)
+        computed = self.worker.compute(update, chunks, update, again)
+        payload = self.whole.payloads[self.turn]
+        payload.write(computed)
+        self._exchange(self.whole.reduction)
+        together = payload.read(computed.samples)
+        self.hand.settle(together)
+        return together.mean
+
+    def total(self, parts: list[float]) -> float:
+        number = self.numbers[self.turn]
+        number[0] = parts[0]
+        self._exchange(self.single)
+        return float(number)
+
+    def share(self) -> None:
+        flat = self.whole.payloads[self.turn].flat
+        self.hand.offer(flat)
+        self._exchange(self.whole.reduction)
+        self.hand.take(flat)
+
+    def _exchange(self, reduction: Reduction) -> None:
+        start = now()
+        waited = reduction.sum(self.collectives)
+        self.collectives += 1
+        self.runner.exchanged(self.doing, start, waited, reduction.bytes)

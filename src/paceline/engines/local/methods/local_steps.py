@@ -1,0 +1,53 @@
+"""LocalSteps and Gossip: every worker steps a replica of its own; now and then replicas are averaged."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns as now
+
+from paceline.core.rules import Averaging
+from paceline.engines.local.collectives import Means, NeighbourMixing
+from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.parameters.replicas import AveragingReplica
+from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after
+
+
+def local_steps(runner: PlanRunner, method: LocalSteps) -> Walk:
+    yield from _averaged(runner, method.averaging, runner.reduction(method.collective))
+
+
+def gossip(runner: PlanRunner, method: Gossip) -> Walk:
+    arena, workers = runner.arena, runner.plan.workers
+    mixing = NeighbourMixing(runner.link(arena.payloads), method.graph, workers, arena.shape.layout)
+    yield from _averaged(runner, method.averaging, mixing)
+
+
+def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:
+    store, exchanges, apart = runner.local_store(rule), 0, False
+    replica, state = AveragingReplica(runner.learner, store, rule), runner.resume(store)
+    for update in runner.updates_ahead():
+        computed = yield GradientRequest(update, runner.agenda.mine(update, runner.number), update)
+        if computed is None:
+            if apart:  # as after the last update of an agenda
+                _average(runner, update - 1, exchanges, replica, means)
+            break
+        due = averages_after(rule, update, runner.agenda.updates)
+        if due and rule.mixes_first:
+            _average(runner, update, exchanges, replica, means)
+        start = now()
+        replica.step(computed)
+        runner.applied(update, update, update + 1, start)
+        if due and not rule.mixes_first:
+            _average(runner, update, exchanges, replica, means)
+        exchanges += due
+        apart = not due
+        if runner.number == 0:
+            runner.snapshot(update + 1, replica.result)
+        runner.state_writer.in_step(update, update + 1, state)
+    runner.hand_in(replica.result())
+
+
+def _average(runner: PlanRunner, update: int, number: int, replica: AveragingReplica, means: Means) -> None:
+    start = now()
+    mean, waited, sent = means.mean(number, replica.bring())
+    replica.take(mean)
+    runner.exchanged(update, start, waited, sent)

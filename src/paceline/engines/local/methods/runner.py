@@ -1,0 +1,109 @@
+"""PlanRunner: what a worker with the whole model has, for any method to work with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from time import perf_counter_ns as now
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from paceline.core.agenda import Agenda, Chunk
+from paceline.core.rules import Averaging, Rule
+from paceline.core.rules.plain import Plain
+from paceline.engines.local.arena import Arena
+from paceline.engines.local.collectives import PayloadReduction
+from paceline.engines.local.state_buffers import ResumePoint
+from paceline.engines.local.state_writer import StateWriter
+from paceline.engines.local.worker_context import Host, WorkerContext
+from paceline.gradients.encoder import GradientEncoder
+from paceline.gradients.learner import Learner
+from paceline.gradients.payload import GradientSum
+from paceline.parameters.store import LocalStore, Optimizer, restore_store, state_of_store
+from paceline.parameters.worker_state import WorkerState, restore_memories
+from paceline.plans.plan import Plan
+from paceline.runs.trace import Kind
+
+if TYPE_CHECKING:
+    from paceline.core.collectives import Collective
+    from paceline.engines.local.process_group import GroupReduction
+
+
+class GradientRequest(NamedTuple):
+    """A gradient that a method asks for."""
+
+    #: The update, or the task of a lease.
+    update: int
+    chunks: list[Chunk]
+    #: The version of the parameters that it is computed from.
+    version: int
+
+
+Walk = Generator[GradientRequest, GradientSum | None, None]
+
+
+class PlanRunner(WorkerContext):
+    """`library` names what adds gradients up in the place of a table (NCCL), where there is one."""
+
+    def __init__(
+        self, number: int, arena: Arena, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer,
+        deadline: float, resume: ResumePoint, host: Host, library: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(number, arena, plan, agenda, deadline, resume, host)
+        self.library = library
+        self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
+        self.encoder = GradientEncoder(plan.wire, self.replica.parameters)
+        self.carried = self.encoder.carried
+        self.state_writer = StateWriter(self)
+        #: Nanoseconds that this worker has waited at the gate and not yet written to the trace.
+        self.waited = 0
+
+    def updates_ahead(self, first: int = 0, step: int = 1) -> range:
+        """The updates that this worker has before it: from `first`, every `step`-th."""
+        start = self.life.start
+        return range(start + (first - start) % step, self.agenda.updates, step)
+
+    def local_store(self, rule: Rule | Averaging | None = None) -> LocalStore:
+        """The worker's own parameters, with the user's optimizer."""
+        return LocalStore(self.replica.parameters, self.optimizer, self.job.schedule, rule or Plain())
+
+    def resume(self, store: LocalStore) -> Callable[[], WorkerState]:
+        """Begin where an earlier part of the run ended; the function gives what a checkpoint needs of this worker."""
+        if (found := self.state_writer.found) is not None:
+            self.replica.restore(found)
+            restore_store(store, found)
+            restore_memories(self.encoder.carried, found, "owed")
+        if self.number and self.plan.traits.agrees:
+            return WorkerState
+        return lambda: self.replica.worker_state() | state_of_store(store)
+
+    def reduction(self, collective: Collective) -> PayloadReduction | GroupReduction:
+        """This worker's side of what adds all gradients up."""
+        if self.library:
+            from paceline.engines.local.process_group import GroupReduction  # half a second that others need not pay
+
+            return GroupReduction(self)
+        arena = self.arena
+        return PayloadReduction(self.link(arena.payloads), collective, self.plan.workers, arena.shape.layout)
+
+    def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
+        self.host.snapshot(self, updates, values)
+
+    def applied(self, update: int, base: int, version: int, start: int) -> None:
+        """Write the row of a step of this worker's own parameters."""
+        self.record(Kind.APPLY, update, 0, base, version, start, now(), 0, 0, 0, 0.0)
+
+    def exchanged(self, update: int, start: int, waited: int, sent: int) -> None:
+        """Write the row of a collective."""
+        self.record(Kind.MEET, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
+
+    def values(self) -> list[Tensor]:
+        return self.replica.values()
+
+    def hand_in(self, values: list[Tensor]) -> None:
+        """Leave parameters and moving buffers where the result is read from."""
+        self.measure_memory()
+        if self.number < len(self.arena.results):
+            (shard,), result = self.arena.shape.layout.shards, self.arena.results[self.number]
+            for view, value in zip((*shard.parameter_views(result), *shard.buffer_views(result)), values, strict=True):
+                view.copy_(value)

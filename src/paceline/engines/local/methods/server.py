@@ -1,0 +1,126 @@
+"""Every method with a server: the desk leases batches, and gradients or replicas are pushed to shards.
+
+    worker                          desk and shards, in shared memory, each under its lock
+    ──────                          ──────────────────────────────────────────────────────
+    1 ask for a batch ───────────▶  the desk leases the next one, or the gate says wait
+    2 compute its gradient
+    3 push it to every shard ────▶  the shard makes its next version (`engines.servers.port`)
+    4 finish the batch ──────────▶  the desk counts it, and leases the next one
+
+There is no server process: desk and shards are machines whose state lies in shared memory, and the worker that holds
+the lock runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import nullcontext
+from time import perf_counter_ns as now
+
+from torch import Tensor
+
+from paceline.core.server.actions import Action, Apply, Noted, Wait
+from paceline.core.server.events import Ask, Command, Compute, Finish, Pull, Push
+from paceline.core.server.worker import Worker
+from paceline.engines.local.arena import DESK_LOCK
+from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.engines.servers import WorkerSide
+from paceline.engines.servers.ports import open_ports
+from paceline.engines.servers.shard_memory import Locked
+from paceline.gradients.payload import GradientSum
+from paceline.links.waiting import NAP_SECONDS, Cancelled
+from paceline.plans.methods.server import GatheringServer, Server
+
+
+def serve(runner: PlanRunner, method: Server) -> Walk:
+    # Opened before the run starts: other workers may push as soon as they may start.
+    client = ServerClient(runner, isinstance(method, GatheringServer))
+    client.resume()
+    return client.walk()
+
+
+class ServerClient:
+    """One worker of a plan with a server: its side of the protocol, its ports to the shards, the desk."""
+
+    def __init__(self, runner: PlanRunner, gathers: bool) -> None:
+        self.runner, self.gathers = runner, gathers
+        arena = runner.arena
+        side = WorkerSide(
+            runner.number, runner.plan, runner.learner, runner.optimizer, arena.shape.layout, runner.record,
+            runner.state_writer.at_server,
+        )  # fmt: skip
+        self.ports = open_ports(side, arena.shards, self._shard_lock, arena.slots)
+        self.worker = Worker(runner.number, len(self.ports), gathers)
+        self.desk_lock = runner.lock(DESK_LOCK, "the desk")
+        self.gradients: list[Tensor | None] = []
+
+    def _shard_lock(self, number: int, shared: bool) -> Locked:
+        """Where no shard is locked (Hogwild), only checkpoints keep writers out."""
+        if shared and self.runner.state_writer.state_buffer is None:
+            return nullcontext(0)
+        return self.runner.lock(number + 1, "a checkpoint" if shared else f"shard {number}", shared)
+
+    def resume(self) -> None:
+        writer = self.runner.state_writer
+        for port in self.ports:
+            port.resume(self.runner.life.resumed, writer.found)
+
+    def walk(self) -> Walk:
+        worker, agenda, leaving = self.worker, self.runner.agenda, False
+        while (command := worker.command()) is not None and not (leaving and isinstance(command, Ask | Compute)):
+            if isinstance(command, Compute):
+                tasks = agenda.tasks(command.batch)
+                came = yield from self._compute(tasks)  # 2
+                leaving = came < len(tasks)
+                if not came:
+                    break
+                worker.answer(Noted())
+            else:
+                worker.answer(self._perform(command))  # 1, 3, 4
+
+    def _compute(self, tasks: Sequence[int]) -> Generator[GradientRequest, GradientSum | None, int]:
+        """Have the gradients of these tasks computed; how many were."""
+        agenda, port = self.runner.agenda, self.ports[0]
+        for done, task in enumerate(tasks):
+            if agenda.begins(task):
+                port.begin_part()
+            computed = yield GradientRequest(task, agenda.task(task), port.base)
+            if computed is None:
+                return done
+            self.gradients = port.settle(task, computed)
+        return len(tasks)
+
+    def _perform(self, command: Command) -> Action:
+        if isinstance(command, Push):
+            action = self.ports[command.shard].push(command, self.gradients)
+            if self.gathers and isinstance(action, Apply):
+                self.runner.snapshot(action.version, self.runner.values)
+            return action
+        if isinstance(command, Pull):
+            return self.ports[command.shard].pull(command)
+        assert isinstance(command, Ask | Finish), command
+        self.gradients = []  # before the next ones are made: what a step touches should stay in the cache
+        action = self._ask_desk(command)
+        if isinstance(action, Wait):
+            self._wait()
+        return action
+
+    def _ask_desk(self, command: Ask | Finish) -> Action:
+        runner, desk = self.runner, self.runner.arena.desk
+        assert desk is not None
+        action, finished = desk.handle(command, self.desk_lock)
+        if isinstance(command, Finish):
+            for doorbell in runner.doorbells:
+                doorbell.ring()  # a worker that waits at the gate may ask again
+            runner.state_writer.finished(runner.agenda.done_by(finished - 1), runner.agenda.done_by(finished))
+            if not self.gathers:
+                runner.snapshot(runner.agenda.made_by(finished), self.ports[0].values)
+        return action
+
+    def _wait(self) -> None:
+        """Sleep until the desk has changed, then ask again."""
+        runner, start = self.runner, now()
+        runner.doorbells[runner.number].nap(NAP_SECONDS, runner.host.cancelled)
+        runner.waited += now() - start
+        if runner.host.cancelled():
+            raise Cancelled

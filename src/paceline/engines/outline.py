@@ -1,0 +1,116 @@
+"""The outline of a model for its record: the layers with their sizes, and which one's output reaches which.
+
+A layer is a module without modules in it, or one of PyTorch's own that holds parameters itself (attention does).
+One forward pass shows what reaches what: every tensor carries along which layers it comes from, through any function
+that the model calls between its layers, so a residual connection is found without being declared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from paceline.core.agenda import Chunk
+from paceline.data.order import Order
+from paceline.data.source import Source
+from paceline.gradients.replica import Replica
+from paceline.jobs.job import Job
+from paceline.runs.record import LayerRecord
+
+
+def outline(job: Job, module: nn.Module, source: Source) -> list[LayerRecord]:
+    """Describe the layers in the order of their first call. A layer that one small batch does not reach comes last."""
+    twin = copy.deepcopy(module)
+    found = list(_layers(twin, ""))
+    seen = _Seen()
+    hooks = [hook for number, (_, part) in enumerate(found) for hook in seen.watch(number, part)]
+    samples = min(job.batch_size, len(source))
+    chunk = Chunk(0, 0, 0, 0, samples, 1.0)
+    batch = source.batch(Order(len(source), job.seed, job.shuffle).indices(chunk), 0)
+    # A model that cannot be run in this way (a step that makes gradients itself) has an outline without shapes.
+    with contextlib.suppress(Exception), torch.no_grad(), seen:
+        Replica(job, twin, ()).forward(twin, chunk, batch)
+    for hook in hooks:
+        hook.remove()
+    order = sorted(range(len(found)), key=lambda n: (seen.calls.get(n, len(found)), n))
+    place = {number: at for at, number in enumerate(order)}
+    return [
+        replace(
+            _sizes(*found[number]),
+            output=seen.outputs.get(number),
+            after=tuple(sorted(place[n] for n in seen.after.get(number, ()))),
+        )
+        for number in order
+    ]
+
+
+def _layers(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    children = dict(module.named_children())
+    own = any(True for _ in module.parameters(recurse=False))
+    if not children or (own and type(module).__module__.startswith("torch.")):
+        yield name, module
+        return
+    if own:
+        yield name, module
+    for child, part in children.items():
+        yield from _layers(part, f"{name}.{child}" if name else child)
+
+
+def _sizes(name: str, part: nn.Module) -> LayerRecord:
+    whole = not dict(part.named_children()) or type(part).__module__.startswith("torch.")
+    parameters = dict(part.named_parameters(recurse=whole))
+    count = sum(p.numel() for p in parameters.values())
+    return LayerRecord(name, type(part).__name__, count, {key: tuple(p.shape) for key, p in parameters.items()})
+
+
+class _Seen(TorchFunctionMode):
+    """Tracks, through one forward pass, which layers every tensor comes from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[int, int] = {}  # layer: when it was first called
+        self.outputs: dict[int, tuple[int, ...]] = {}  # shape of the first output
+        self.after: dict[int, set[int]] = {}
+        self._from: dict[int, frozenset[int]] = {}  # by the tensor's id
+        self._alive: list[Tensor] = []  # or a new tensor could get the id of an old one
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._mark(result, self._origin((args, kwargs)))
+        return result
+
+    def watch(self, number: int, part: nn.Module) -> list[Any]:
+        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+            self.calls.setdefault(number, len(self.calls))
+            self.after.setdefault(number, set()).update(self._origin((args, kwargs)) - {number})
+
+        def after(_: nn.Module, args: Any, result: Any) -> None:
+            first = next(_tensors(result), None)
+            self.outputs.setdefault(number, () if first is None else tuple(first.shape))
+            self._mark(result, frozenset([number]))
+
+        if dict(part.named_children()) and not type(part).__module__.startswith("torch."):
+            return []  # it only holds parameters; its layers are watched themselves
+        return [part.register_forward_pre_hook(before, with_kwargs=True), part.register_forward_hook(after)]
+
+    def _origin(self, values: Any) -> frozenset[int]:
+        return frozenset[int]().union(*(self._from.get(id(t), frozenset()) for t in _tensors(values)))
+
+    def _mark(self, values: Any, origin: frozenset[int]) -> None:
+        for tensor in _tensors(values):
+            self._from[id(tensor)] = origin
+            self._alive.append(tensor)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))

@@ -1,0 +1,91 @@
+"""Servers: one implementation of each kind, used by every engine.
+
+    port.py           push and pull: the transaction on a shard that every kind shares
+    gradient.py       a gradient arrives; the rule and the user's optimizer work at the shard
+    gathering.py      gradients are held until a round is full
+    centre.py         a replica is exchanged with a centre
+    pairwise.py       a replica is averaged with a neighbour's
+    hogwild.py        one memory, written without locks
+    shard_memory.py   what a shard is made of, shared by processes or private to one
+
+The machines of `core.server` decide (lease, apply, hold, drop); a port carries a worker's push or pull to them and
+does what they answer. On one machine a port works on shared memory under the shard's lock, and there is no server
+process; the virtual engine and replay use the same ports on private memory. A port over a network is a further
+`ServerPort`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from paceline.core.rules import Averaging, Rule
+from paceline.core.server.actions import Action
+from paceline.core.server.events import Pull, Push
+from paceline.gradients.learner import Learner
+from paceline.gradients.payload import GradientSum
+from paceline.parameters.layout import Layout
+from paceline.parameters.store import LocalStore, Optimizer
+from paceline.parameters.worker_state import WorkerState
+from paceline.plans.plan import Plan
+
+
+class ServerPort(Protocol):
+    """One worker's access to one shard."""
+
+    #: The version of the shard that this worker computes with; -1 where there are no versions.
+    base: int
+
+    @property
+    def bytes(self) -> int:
+        """What the last push moved, there and back."""
+
+    def resume(self, resumed: bool, saved: WorkerState | None) -> None:
+        """Begin where an earlier part of the run ended; `saved` is what this worker had then, if it was there."""
+
+    def begin_part(self) -> None:
+        """The next batch is the first of another part of the data."""
+
+    def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
+        """What to push of what was computed."""
+
+    def pull(self, event: Pull) -> Action:
+        """Compute with the newest version from now on."""
+
+    def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
+        """Bring what `settle` returned to the shard, and compute with what comes of it from now on."""
+
+    def values(self) -> list[Tensor]:
+        """The parameters and moving buffers as far as this worker knows them."""
+
+    def worker_state(self) -> WorkerState:
+        """What is this worker's own, besides the shard."""
+
+
+@dataclass
+class WorkerSide:
+    """What a port needs of the worker that uses it."""
+
+    number: int
+    plan: Plan
+    learner: Learner
+    optimizer: Optimizer
+    layout: Layout
+    #: Writes a row of the trace.
+    record: Callable[..., None]
+    #: Leaves the worker's own state for a checkpoint, with the version it belongs to.
+    leave_state: Callable[[int, Callable[[], WorkerState]], None]
+
+    @property
+    def seed(self) -> int:
+        return self.learner.replica.job.seed
+
+    @property
+    def schedule(self) -> Any:
+        return self.learner.replica.job.schedule
+
+    def local_store(self, rule: Rule | Averaging) -> LocalStore:
+        return LocalStore(self.learner.replica.parameters, self.optimizer, self.schedule, rule)

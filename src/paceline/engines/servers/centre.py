@@ -1,0 +1,56 @@
+"""A replica that has stepped on its own is exchanged with a centre; both change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from paceline.core.rules import Exchanging
+from paceline.core.server.events import Push
+from paceline.engines.servers import WorkerSide
+from paceline.engines.servers.shard_memory import ShardMemory
+from paceline.gradients.payload import GradientSum
+from paceline.parameters.replicas import ExchangingReplica
+from paceline.parameters.worker_state import WorkerState
+
+if TYPE_CHECKING:
+    from paceline.core.state import State
+
+
+class CentreExchange:
+    """`port.Exchange` of elastic averaging, DiLoCo and map-reduce with a centre."""
+
+    def __init__(self, side: WorkerSide, memory: ShardMemory, rule: Exchanging) -> None:
+        self.side, self.memory = side, memory
+        self.replica = ExchangingReplica(side.learner, side.optimizer, rule)
+        self.bytes = 2 * memory.newest.values.nbytes
+        self.begin_part, self.worker_state = self.replica.begin, self.replica.worker_state
+
+    def resume(self, resumed: bool, saved: WorkerState | None) -> None:
+        if saved is not None:
+            self.replica.restore(saved)
+        elif resumed:
+            self.replica.join(self.memory.newest)
+        version = self.memory.machine.base(self.memory.integers.current, self.side.number)
+        self.side.leave_state(version, self.worker_state)
+
+    def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
+        """One local step; what travels is the replica."""
+        self.replica.step(batch, computed)
+        return []
+
+    def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
+        """The exchange needs the centre."""
+
+    def make(self, draft: State, version: int) -> None:
+        versions, (source, target) = self.memory.versions, self.memory.slots.move(draft, self.side.number)
+        versions[target].raw.copy_(versions[source].raw)
+        self.replica.exchange(versions[target])
+        self.side.leave_state(version, self.worker_state)
+
+    def fetch(self, draft: State) -> None:
+        """A replica goes on from its own parameters, not from the centre's."""
+
+    def values(self) -> list[Tensor]:
+        return self.side.learner.replica.values()

@@ -1,0 +1,94 @@
+"""Gradients arrive at a shard: the rule and the user's optimizer make the next version there, one after another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from paceline.core.rules import Arrival, Rule
+from paceline.core.server.events import Push
+from paceline.core.server.version_slots import VersionSlots
+from paceline.engines.servers import WorkerSide
+from paceline.engines.servers.shard_memory import ShardMemory
+from paceline.gradients.payload import GradientSum
+from paceline.parameters.row_store import shard_store
+from paceline.parameters.store import optimizer_over
+from paceline.parameters.worker_state import WorkerState
+
+if TYPE_CHECKING:
+    from paceline.core.state import State
+
+
+class ShardUpdates:
+    """The store of one shard as one worker sees it, and the versions that its gradients make there."""
+
+    def __init__(self, side: WorkerSide, number: int, memory: ShardMemory, rule: Rule) -> None:
+        self.side, self.rule = side, rule
+        replica = side.learner.replica
+        named = dict(replica.module.named_parameters())
+        mine = [named[span.name] for span in side.layout.shards[number].parameters]
+        numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
+        self.parameters = [numbers[id(parameter)] for parameter in mine]
+        optimizer = optimizer_over(side.optimizer, {p: p for p in mine})
+        self.store = shard_store(mine, optimizer, side.schedule, memory.versions, memory.journal)
+        assert isinstance(memory.slots, VersionSlots)
+        self.slots = memory.slots
+        self.store.look(self.slots.of(memory.integers.current, side.number))
+        #: Running statistics belong to shard 0; the last push wins.
+        self.moving = replica.moving if number == 0 else []
+
+    def make(self, draft: State, version: int, arrival: Arrival) -> None:
+        self.store.updates = version - 1
+        self.store.move(*self.slots.move(draft, self.side.number))
+        self.rule.update(self.store, arrival)
+        self.store.room.keep_buffers(self.moving)
+
+    def fetch(self, draft: State) -> None:
+        self.store.fetch(*self.slots.fetch(draft, self.side.number))
+        if self.moving:
+            self.take_buffers()
+
+    def take_buffers(self) -> None:
+        """Go on from the running statistics of this version."""
+        self.side.learner.set_buffers(self.store.room.buffers)
+
+
+class GradientExchange:
+    """`port.Exchange` of Downpour, stale-synchronous and delay-compensated servers."""
+
+    def __init__(self, side: WorkerSide, number: int, memory: ShardMemory, rule: Rule) -> None:
+        self.learner, self.updates = side.learner, ShardUpdates(side, number, memory, rule)
+        self.store, self.first = self.updates.store, number == 0
+        self.arrival: Arrival | None = None
+        self.fetch = self.updates.fetch
+
+    @property
+    def bytes(self) -> int:
+        return self.store.bytes
+
+    def resume(self, resumed: bool, saved: WorkerState | None) -> None:
+        if resumed and self.first:
+            self.updates.take_buffers()
+
+    def begin_part(self) -> None:
+        """The data are not divided into parts."""
+
+    def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
+        return self.learner.settle(computed)
+
+    def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
+        pulled = self.store.pulled(self.updates.rule)
+        self.arrival = Arrival([gradients[n] for n in self.updates.parameters], pulled)
+
+    def make(self, draft: State, version: int) -> None:
+        assert self.arrival is not None
+        self.updates.make(draft, version, self.arrival)
+        self.arrival = None  # what a step touches should stay in the cache
+
+    def values(self) -> list[Tensor]:
+        return self.learner.replica.values()
+
+    def worker_state(self) -> WorkerState:
+        """Everything is in the shard."""
+        return WorkerState()

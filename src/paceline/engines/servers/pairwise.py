@@ -1,0 +1,66 @@
+"""A gradient is applied to the worker's own replica, which is first averaged with one neighbour's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from paceline.core.rules.ad_psgd import AdPsgd
+from paceline.core.rules.plain import Plain
+from paceline.core.server.events import Push
+from paceline.core.server.version_slots import ReplicaSlots
+from paceline.engines.servers import WorkerSide
+from paceline.engines.servers.shard_memory import ShardMemory
+from paceline.gradients.payload import GradientSum
+from paceline.parameters.replicas import GossipReplica, middle
+from paceline.parameters.worker_state import WorkerState
+
+if TYPE_CHECKING:
+    from paceline.core.state import State
+
+
+class PairwiseExchange:
+    """`port.Exchange` of AD-PSGD. All replicas lie in one shard, where a neighbour may change this worker's."""
+
+    def __init__(self, side: WorkerSide, memory: ShardMemory, rule: AdPsgd) -> None:
+        self.side, self.memory, self.rule = side, memory, rule
+        assert isinstance(memory.slots, ReplicaSlots)
+        self.slots = memory.slots
+        self.replica = GossipReplica(side.learner, side.local_store(Plain()), rule, memory.versions)
+        self.replica.look(self.slots.of(memory.integers.current, side.number))
+        self.bytes = 2 * memory.newest.values.nbytes
+        self.partner: int | None = None
+        self.gradients: list[Tensor | None] = []
+        self.worker_state = self.replica.worker_state
+
+    def resume(self, resumed: bool, saved: WorkerState | None) -> None:
+        current = self.memory.integers.current
+        if resumed:
+            self.side.learner.set_buffers(self.memory.versions[self.slots.of(current, self.side.number)].buffers)
+        if saved is not None:
+            self.replica.restore(saved)
+        self.side.leave_state(self.memory.machine.base(current, self.side.number), self.worker_state)
+
+    def begin_part(self) -> None:
+        """The data are not divided into parts."""
+
+    def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
+        return self.side.learner.settle(computed)
+
+    def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
+        side = self.side
+        self.partner = self.rule.partner(side.number, side.plan.workers, side.seed, event.batch)
+        self.gradients = gradients
+
+    def make(self, draft: State, version: int) -> None:
+        theirs = None if self.partner is None else self.slots.change(draft, self.partner)
+        self.replica.step(version, self.gradients, self.slots.move(draft, self.side.number), theirs)
+        self.side.leave_state(version, self.worker_state)
+
+    def fetch(self, draft: State) -> None:
+        """A replica goes on from its own parameters."""
+
+    def values(self) -> list[Tensor]:
+        """The mean of all replicas."""
+        return middle([[v.clone() for v in (*r.parameters, *r.buffers)] for r in self.memory.all_newest])

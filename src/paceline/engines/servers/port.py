@@ -1,0 +1,104 @@
+"""A push, and what every kind of server shares of it.
+
+    worker                      shard, under its lock
+    ──────                      ─────────────────────
+    1 prepare ───────────────▶  2 the machine answers: Apply, Held, Late or Drop
+                                3 Apply: the next version is made in a slot that no worker reads
+                                4 the row of the trace
+    6 compute with it ◀───────  5 commit: one store makes the version the newest
+
+A worker killed before step 5 has changed nothing that others see, and its batch is leased again.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns as now
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from paceline.core.server.actions import Action, Apply, Held
+from paceline.core.server.events import Pull, Push
+from paceline.engines.servers import WorkerSide
+from paceline.engines.servers.shard_memory import Locked, ShardMemory
+from paceline.gradients.payload import GradientSum
+from paceline.parameters.worker_state import WorkerState
+from paceline.runs.trace import Kind
+
+if TYPE_CHECKING:
+    from paceline.core.state import State
+
+
+class Exchange(Protocol):
+    """What one kind of server does in a push; one per worker and shard."""
+
+    @property
+    def bytes(self) -> int:
+        """What the last push moved, there and back."""
+
+    def resume(self, resumed: bool, saved: WorkerState | None) -> None: ...
+
+    def begin_part(self) -> None: ...
+
+    def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]: ...
+
+    def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
+        """What can be done without the lock."""
+
+    def make(self, draft: State, version: int) -> None:
+        """Make this version from the newest one, in the slot for it; the worker computes with it from now on."""
+
+    def fetch(self, draft: State) -> None:
+        """Compute with the newest version."""
+
+    def values(self) -> list[Tensor]: ...
+
+    def worker_state(self) -> WorkerState: ...
+
+
+class ShardPort:
+    """A `ServerPort` to a shard whose memory this process sees."""
+
+    def __init__(self, side: WorkerSide, number: int, memory: ShardMemory, exchange: Exchange, lock: Locked) -> None:
+        self.side, self.number, self.memory, self.exchange, self.lock = side, number, memory, exchange, lock
+        self.base = memory.machine.base(memory.integers.current, side.number)
+        self.resume, self.begin_part = exchange.resume, exchange.begin_part
+        self.settle, self.worker_state = exchange.settle, exchange.worker_state
+
+    @property
+    def bytes(self) -> int:
+        return self.exchange.bytes
+
+    def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
+        memory, start = self.memory, now()
+        self.exchange.prepare(event, gradients)  # 1
+        with self.lock as waited:
+            draft = memory.integers.begin()
+            action: Action = memory.machine.handle(draft, event)  # 2
+            if isinstance(action, Apply | Held):
+                if isinstance(action, Apply):
+                    self.exchange.make(draft, action.version)  # 3
+                # Written before the commit: no version without its row. A worker killed between the two leaves a row
+                # too many, which a later row of the same version replaces.
+                row = (event.batch, self.number, action.base, action.version)
+                self.side.record(Kind.APPLY, *row, start, now(), waited, 0, self.bytes, 0.0)  # 4
+                memory.integers.commit()  # 5
+                if isinstance(action, Apply):
+                    self.base = action.version  # 6
+                return action
+        self.side.record(Kind.DROP, event.batch, self.number, self.base, -1, start, now(), waited, 0, 0, 0.0)
+        return action
+
+    def pull(self, event: Pull) -> Action:
+        memory = self.memory
+        with self.lock:
+            draft = memory.integers.begin()
+            action: Action = memory.machine.handle(draft, event)
+            self.exchange.fetch(draft)
+            memory.integers.commit()
+            self.base = memory.machine.base(draft, self.side.number)
+        return action
+
+    def values(self) -> list[Tensor]:
+        with self.lock:
+            return self.exchange.values()

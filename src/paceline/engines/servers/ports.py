@@ -1,0 +1,104 @@
+"""The ports of a plan with a server: which kind belongs to which method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.server.gathering import Gathering
+from paceline.engines.servers import ServerPort, WorkerSide
+from paceline.engines.servers.centre import CentreExchange
+from paceline.engines.servers.gathering import GatheringExchange
+from paceline.engines.servers.gradient import GradientExchange
+from paceline.engines.servers.hogwild import HogwildPort
+from paceline.engines.servers.pairwise import PairwiseExchange
+from paceline.engines.servers.port import Exchange, ShardPort
+from paceline.engines.servers.shard_memory import Locked, ShardMemory
+from paceline.gradients.gather_buffers import GatherBuffers
+from paceline.parameters.layout import Layout
+from paceline.parameters.store import Optimizer, VersionShape, optimizer_over, version_shape
+from paceline.parameters.worker_state import WorkerState
+from paceline.plans.methods.server import (
+    CentreServer,
+    GatheringServer,
+    Hogwild,
+    PairwiseGossip,
+    ParameterServer,
+    Server,
+)
+
+#: The lock of a shard; `shared` keeps out only who does not share it.
+LockOf = Callable[[int, bool], Locked]
+
+
+def open_ports(
+    side: WorkerSide, memories: Sequence[ShardMemory], lock_of: LockOf, buffers: Sequence[Tensor]
+) -> list[ServerPort]:
+    """One worker's port to every shard. `buffers` hold gradients of a round, where the method gathers them."""
+    method = side.plan.method
+    if isinstance(method, Hogwild):
+        return [HogwildPort(side, memory, lock_of(n, True)) for n, memory in enumerate(memories)]
+    return [
+        ShardPort(side, n, memory, _exchange(side, method, n, memory, buffers), lock_of(n, False))
+        for n, memory in enumerate(memories)
+    ]
+
+
+def _exchange(
+    side: WorkerSide, method: object, number: int, memory: ShardMemory, buffers: Sequence[Tensor]
+) -> Exchange:
+    if isinstance(method, ParameterServer):
+        return GradientExchange(side, number, memory, method.rule)
+    if isinstance(method, GatheringServer):
+        return GatheringExchange(side, number, memory, method.rule, GatherBuffers(side.layout, buffers))
+    if isinstance(method, CentreServer):
+        return CentreExchange(side, memory, method.exchange)
+    assert isinstance(method, PairwiseGossip), method
+    return PairwiseExchange(side, memory, method.pairing)
+
+
+def version_shapes(
+    method: Server, layout: Layout, named: Mapping[str, nn.Parameter], optimizer: Optimizer, tables: Sequence[str]
+) -> list[VersionShape]:
+    """What lies in every version of each shard."""
+    shapes = []
+    for shard in layout.shards:
+        mine = [named[span.name] for span in shard.parameters]
+        twin = optimizer_over(optimizer, {p: p for p in mine}) if method.traits.optimizer_at_server else None
+        shapes.append(version_shape(shard, layout.dtype, mine, twin, method.rule, tables))
+    return shapes
+
+
+def put_version_0(
+    memories: Sequence[ShardMemory], layout: Layout, module: nn.Module, method: Server,
+    remembered: Mapping[Tensor, dict[str, object]],
+) -> None:  # fmt: skip
+    """Write what every worker starts from into every version of every shard, with the optimizer's earlier state."""
+    named = dict(module.named_parameters()) | dict(module.named_buffers())
+    for shard, memory in zip(layout.shards, memories, strict=True):
+        parameters, buffers = [named[p.name] for p in shard.parameters], [named[p.name] for p in shard.buffers]
+        for version in memory.versions:
+            version.start(parameters, [b.to(layout.dtype) for b in buffers], method.rule)
+            for number, parameter in enumerate(parameters if version.shape.remembers else ()):
+                if parameter in remembered:
+                    version.state.keep(number, remembered[parameter])
+
+
+def restore(memory: ShardMemory, method: Server, saved: Sequence[WorkerState]) -> None:
+    """Write what an earlier part of the run left of this shard, one state per replica, into every version."""
+    if isinstance(method, PairwiseGossip):
+        flats = [state.tensors["values"] for state in saved]
+        for number, version in enumerate(memory.versions):
+            version.values.copy_(method.pairing.go_on(flats, number // 3, memory.machine.workers))
+        return
+    (state,) = saved
+    for version in memory.versions:
+        version.restore(state)
+
+
+def gather_buffers(memories: Sequence[ShardMemory], length: int, dtype: torch.dtype) -> list[Tensor]:
+    """Private buffers for the gradients of a round."""
+    held = [memory.machine.slots for memory in memories if isinstance(memory.machine, Gathering)]
+    return [torch.zeros(length, dtype=dtype) for _ in range(sum(held))]

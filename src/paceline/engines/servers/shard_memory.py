@@ -1,0 +1,118 @@
+"""The memory of a server: the desk's integers; and of each shard its machine's integers, versions and journal.
+
+    integers   the machine's state, then the slots' state, so that one commit changes both
+    versions   parameters and optimizer state, one version per slot (`core.server.version_slots`)
+    journal    which rows of embedding tables the last versions touched
+
+The memory may be shared by processes, where the integers are a double buffer and a commit is one store, or private
+to one process that computes all workers, where a change is valid at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from paceline.core.server.actions import Action
+from paceline.core.server.desk import Desk
+from paceline.core.server.events import Event
+from paceline.core.server.gathering import Gathering
+from paceline.core.server.shard import Shard
+from paceline.core.server.version_slots import ReplicaSlots, VersionSlots
+from paceline.parameters.rows import Journal
+from paceline.parameters.store import ShardVersion, VersionShape
+
+#: A lock; its value is the nanoseconds that it was waited for.
+Locked = AbstractContextManager[int]
+
+
+class Integers(Protocol):
+    """The state of machines, changed all or nothing."""
+
+    @property
+    def current(self) -> Any:
+        """The valid state."""
+
+    def begin(self) -> Any:
+        """A state to change, equal to the valid one."""
+
+    def commit(self) -> None:
+        """Make the state that `begin` gave the valid one."""
+
+
+class PrivateIntegers:
+    """Integers that no other process sees: what is begun is valid."""
+
+    def __init__(self, count: int) -> None:
+        self.current: MutableSequence[int] = [0] * count
+
+    def begin(self) -> MutableSequence[int]:
+        return self.current
+
+    def commit(self) -> None:
+        """Nothing is left to do."""
+
+
+@dataclass
+class DeskMemory:
+    desk: Desk
+    integers: Integers
+
+    def handle(self, event: Event, lock: Locked) -> tuple[Action, int]:
+        """The desk's answer, under its lock; and how many batches are finished then."""
+        with lock:
+            draft = self.integers.begin()
+            action = self.desk.handle(draft, event)
+            self.integers.commit()
+            return action, self.desk.finished(draft)
+
+    @property
+    def finished(self) -> int:
+        return self.desk.finished(self.integers.current)
+
+
+@dataclass
+class ShardMemory:
+    machine: Shard | Gathering
+    slots: VersionSlots | ReplicaSlots
+    integers: Integers
+    versions: list[ShardVersion]
+    journal: Journal
+
+    def init(self, version: int = 0) -> None:
+        """Every worker holds this version."""
+        self.machine.init(self.integers.current, version)
+        self.slots.init(self.integers.current)
+
+    @property
+    def newest(self) -> ShardVersion:
+        return self.versions[self.slots.newest(self.integers.current)]
+
+    @property
+    def all_newest(self) -> list[ShardVersion]:
+        """The newest version of every replica, where each worker has one; else the one newest version."""
+        if isinstance(self.slots, VersionSlots):
+            return [self.newest]
+        return [self.versions[self.slots.newest(self.integers.current, r)] for r in range(self.slots.workers)]
+
+
+def private_memory(
+    shape: VersionShape, machine: Shard | Gathering, slots: type[VersionSlots | ReplicaSlots]
+) -> ShardMemory:
+    """The memory of a shard in this process alone."""
+    places = slots(machine.workers, at=machine.ints)
+    versions = [ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8)) for _ in range(places.count)]
+    ints = torch.zeros(Journal.size(shape.heights, places.count), dtype=torch.int64)
+    journal = Journal(shape.heights, places.count, ints)
+    return ShardMemory(machine, places, PrivateIntegers(machine.ints + places.ints), versions, journal)
+
+
+def newest_values(memories: Sequence[ShardMemory]) -> list[list[torch.Tensor]]:
+    """The newest values of all shards; one such list per replica, where replicas are averaged into the result."""
+    if isinstance(memories[0].slots, ReplicaSlots):
+        return [[version.values] for version in memories[0].all_newest]
+    return [[memory.newest.values for memory in memories]]

@@ -1,0 +1,193 @@
+"""Generated kernels on a GPU: a block of threads per sample, launched in the way that is fastest."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.compiled import Call, Compiled
+from paceline.kernels.cuda.device import Device, Launch, Program
+from paceline.kernels.cuda.ways import CAPTURED, WAYS, Updates, possible
+from paceline.kernels.memory import Target
+from paceline.kernels.optimizers import Rule
+from paceline.kernels.plan import Plan
+from paceline.kernels.printers.block import Own
+from paceline.kernels.printers.cuda import CHUNKS, THREADS, text
+from paceline.kernels.processor import how_made
+
+REGISTERS = 64  # numbers that a thread may keep, beside which there are addresses
+WORDS = ctypes.sizeof(Call) // 8
+FEW = 64  # threads of a block where all that they do is to load: many blocks bring more at once
+TRIAL = 64  # updates by which the ways are timed, at most
+CHANGED = ("weights", "state", "gradients", "losses", "team")  # what an update writes
+
+
+class Kernels(Protocol):
+    """The kernels that a network becomes, and how its updates are launched."""
+
+    #: Threads of a block.
+    threads: int
+
+    def target(self, real: str) -> Target:
+        """What the text is for; `real` is float or double."""
+        ...
+
+    def own(self, plan: Plan, room: int) -> Own:
+        """What lies in a block's own memory of `room` bytes."""
+        ...
+
+    def text(self, plan: Plan, rule: Rule, own: Own) -> str:
+        """The whole text."""
+        ...
+
+    def launch(self, updates: Updates, made: Compiled, call: Call) -> None:
+        """All updates of a call, which lies in the device's memory already."""
+        ...
+
+    def explain(self) -> list[str]:
+        """How updates are launched; no lines if there is no choice."""
+        ...
+
+
+class Gpu:
+    """A device, and the kernels that run on it."""
+
+    chunks = CHUNKS
+    threads = 1  # of the host
+
+    def __init__(self, device: Device, kernels: Kernels | None = None) -> None:
+        self.device, self.where, self.kernels = device, device.where, kernels or SampleKernels()
+        #: By a compiled network's id: its call's place in the device's memory, and how its kernels are launched.
+        self._updates: dict[int, tuple[Tensor, Updates]] = {}
+
+    def target(self, real: str, batch_size: int) -> Target:
+        return self.kernels.target(real)
+
+    def text(self, plan: Plan, rule: Rule) -> str:
+        return self.kernels.text(plan, rule, self._own(plan))
+
+    def load(self, text: str) -> Program:
+        return self.device.load(text)
+
+    def arenas(self, plan: Plan, batch: int) -> int:
+        """One per chunk; none where a block's own memory has room for its sample."""
+        if len(plan.phases) > 1:
+            return batch
+        return 0 if self._own(plan).arena else self.chunks
+
+    def _own(self, plan: Plan) -> Own:
+        """What a block's own memory has room for."""
+        return self.kernels.own(plan, self.device.shared)
+
+    def run(self, made: Compiled, call: Call) -> None:
+        self.kernels.launch(self.launched(made, call), made, call)
+
+    def apply(self, made: Compiled, call: Call) -> None:
+        updates = self.launched(made, call)
+        updates.program.launch("paceline_apply", updates.change, updates.call)
+
+    def launched(self, made: Compiled, call: Call) -> Updates:
+        """How the kernels of a call are launched. Copies the call to where they read it."""
+        memory, updates = self._updates_of(made)
+        words = (ctypes.c_int64 * WORDS).from_buffer(call)
+        memory.copy_(torch.tensor(list(words), dtype=torch.int64))
+        return updates
+
+    def ways(self, made: Compiled) -> list[str]:
+        """The ways of launching that this device has for the network."""
+        return possible(self._updates_of(made)[1])
+
+    def _updates_of(self, made: Compiled) -> tuple[Tensor, Updates]:
+        """The place of the network's calls, and how their kernels are launched."""
+        if id(made) not in self._updates:
+            call = torch.zeros(WORDS, dtype=torch.int64, device=self.where)
+            plan, threads = made.plan, self.kernels.threads
+            phase = Launch(min(self.chunks, made.batch_size), threads, self._own(plan).bytes(plan))
+            change = Launch(max(1, -(-plan.sizes["weights"] // FEW)), FEW)
+            program: Any = made.program
+            updates = Updates(self.device, program, phase, change, len(plan.phases), call.data_ptr())
+            self._updates[id(made)] = call, updates
+        return self._updates[id(made)]
+
+    def check_places(self, *tensors: Tensor) -> None:
+        """Samples may lie anywhere: what is not on the device is copied there."""
+
+    def explain(self, made: Compiled) -> list[str]:
+        own = self._own(made.plan)
+        near = "a sample's numbers" + (", the weights and their gradient" if own.weights else "")
+        kib = own.bytes(made.plan) / 1024
+        return [
+            f"path: generated CUDA C, {how_made(made)}, for {self.device}",
+            f"text: {made.program.file.with_suffix('.cu')}",
+            f"blocks: one per sample, of {self.kernels.threads} threads, at most {self.chunks} to a batch; "
+            + (f"{near} lie in the block's own {kib:,.0f} KiB" if own.arena else f"{near} lie in the device's memory"),
+            *self.kernels.explain(),
+        ]
+
+    def share(self, gflops: float) -> str:
+        return ""
+
+
+class SampleKernels:
+    """All layers of a sample by one block.
+
+    way       of launching, a row of `ways.WAYS`; default: the fastest in the first epoch that is long enough to tell
+    threads   of a block
+    """
+
+    def __init__(self, way: str = "", threads: int = THREADS) -> None:
+        self.way, self.threads = way, threads
+        #: Seconds of an update by way of launching, once they were timed.
+        self.tried: dict[str, float] = {}
+
+    def target(self, real: str) -> Target:
+        return gpu_target(real)
+
+    def own(self, plan: Plan, room: int) -> Own:
+        """What there is room for. Where samples read each other's numbers, these lie in the device's memory."""
+        found = Own()
+        for more in (Own(arena=True), Own(arena=True, weights=True)):
+            if len(plan.phases) == 1 and more.bytes(plan) <= room:
+                found = more
+        return found
+
+    def text(self, plan: Plan, rule: Rule, own: Own) -> str:
+        return text(plan, rule, self.threads, own)
+
+    def launch(self, updates: Updates, made: Compiled, call: Call) -> None:
+        way = "kernels" if call.update < 0 else self.way or self._fastest(updates, made, call)
+        WAYS[way](updates, call.updates)
+
+    def _fastest(self, updates: Updates, made: Compiled, call: Call) -> str:
+        """Times each way on the numbers of this call, which are put back, and keeps the fastest."""
+        if call.updates < CAPTURED:  # so few updates tell nothing
+            return "kernels"
+        before = {name: made.memory[name].clone() for name in CHANGED}
+        count = min(TRIAL, call.updates)
+        for name in possible(updates):
+            for _ in range(2):  # the first time prepares
+                made.memory["team"].zero_()
+                updates.device.wait()
+                begin = time.perf_counter()
+                WAYS[name](updates, count)
+                updates.device.wait()
+                self.tried[name] = (time.perf_counter() - begin) / count
+        for name, numbers in before.items():
+            made.memory[name].copy_(numbers)
+        self.way = min(self.tried, key=self.tried.__getitem__)
+        return self.way
+
+    def explain(self) -> list[str]:
+        if not self.tried:
+            return []
+        times = ", ".join(f"{name} {seconds * 1e6:,.1f} us" for name, seconds in self.tried.items())
+        return [f"an update, launched in each way: {times}; taken: {self.way}"]
+
+
+def gpu_target(real: str) -> Target:
+    """One sample at a time, by threads that keep so many numbers in registers."""
+    return Target(4 if real == "float" else 8, real, REGISTERS, scalar=True)

@@ -1,0 +1,118 @@
+"""Buffers as C++: where they lie, what is loaded from them and stored to them, and expressions of what was loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+
+from paceline.kernels.ir import Apply, Call, Expression, Index, Loop, Number, Op, Ref, leaves, replaced, strides
+from paceline.kernels.plan import Plan
+from paceline.kernels.printers.words import shifted, written
+
+Lines = Iterator[str]
+NAMES = {"tanh": "tanh_"}  # where C++ has a function of that name already
+
+
+class Access:
+    """Prints how a plan's buffers are declared, read and written.
+
+    What one round computes is a number of every lane (`V`), or, in a text for single samples, one number (`R`) or a
+    vector of neighbouring numbers (`X`) of the sample.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        #: The C++ type of what a round computes.
+        self.number = "R" if plan.target.pixels else "V"
+        #: The loop whose rounds are the lanes of a vector at present, and how many rounds it has; no loop outside
+        #: `vectors_along`.
+        self._wide: tuple[str, int] = ("", 0)
+
+    @contextmanager
+    def vectors_along(self, loop: str, lanes: int) -> Iterator[None]:
+        """A context in which a load of neighbouring numbers along `loop` is one vector of `lanes` numbers."""
+        self._wide, self.number = (loop, lanes), "X"
+        yield
+        self._wide, self.number = ("", 0), "R"
+
+    # --- declarations ---
+
+    def pointer(self, buffer: str) -> str:
+        """An expression for the buffer's first number, within a group of samples `g`."""
+        place = self.plan.places[buffer]
+        own = "V" if place.region in ("arena", "lanes") or self.plan.target.replicas else "R"
+        cast = "" if place.element == own else f"({place.element}*)"
+        return f"({cast}g.{place.region} + {place.start})" if place.start else f"({cast}g.{place.region})"
+
+    def name(self, buffer: str) -> str:
+        """The C++ name of a buffer."""
+        return "b_" + "".join(c if c.isalnum() else "_" for c in buffer)
+
+    def declarations(self, buffers: set[str]) -> Lines:
+        """A pointer for each of the buffers, by its C++ name."""
+        for buffer in sorted(buffers):
+            element = self.plan.places[buffer].element
+            yield f"    {element}* const {self.name(buffer)} = {self.pointer(buffer)};"
+
+    # --- loads and stores ---
+
+    def place(self, ref: Ref, shift: int = 0) -> str:
+        """One element of a buffer, `shift` elements beyond the referenced one."""
+        return f"{self.name(ref.buffer)}[{written(self.plan.at(ref), shift)}]"
+
+    def element(self, ref: Ref) -> str:
+        """The C++ type that `load` gives for this reference."""
+        if self.plan.target.pixels:
+            return "X" if self._is_wide(ref) else "R"
+        return self.plan.places[ref.buffer].element
+
+    def load(self, ref: Ref, point: dict[str, int]) -> str:
+        """The element, or vector of elements, that the rounds of `point` read."""
+        place = self.place(ref, shifted(self.plan.at(ref), point))
+        return f"wide<{self._wide[1]}>(&{place})" if self._is_wide(ref) else place
+
+    def store(self, ref: Ref, point: dict[str, int], add: bool, value: str) -> str:
+        """The statement that writes `value`, or adds it, to where the rounds of `point` write."""
+        place = self.place(ref, shifted(self.plan.at(ref), point))
+        if not self._is_wide(ref):
+            return f"{place} {'+=' if add else '='} {value};"
+        return f"put<{self._wide[1]}>(&{place}, {self.load(ref, point) + ' + ' if add else ''}{value});"
+
+    def _is_wide(self, ref: Ref) -> bool:
+        return bool(self._wide[0] and self.plan.at(ref).of(self._wide[0]))
+
+    # --- expressions ---
+
+    def expression(self, value: Expression, point: dict[str, int], known: dict[Ref, str]) -> str:
+        """An expression as C++; `known` are references whose values are in a variable already."""
+        match value:
+            case Number(number):
+                return f"R({number!r})"
+            case Ref():
+                if value.buffer == "share":
+                    return "g.share"
+                return known.get(value) or self.load(value, point)
+            case Op(sign, left, right):
+                one, other = (self.expression(part, point, known) for part in (left, right))
+                return f"({one} {sign} {other})"
+            case Call(function, argument):
+                return f"{NAMES.get(function, function)}({self.number}{{}} + {self.expression(argument, point, known)})"
+        raise AssertionError(value)
+
+
+def flattened(plan: Plan, it: Apply) -> Apply | None:
+    """The statement with one loop instead of several, or None where memory is not visited in the loops' own order."""
+    refs = [ref for ref in (it.target, *leaves(it.value)) if ref.buffer != "share"]
+    extents = tuple(loop.extent for loop in it.loops)
+    dense = dict(zip((loop.name for loop in it.loops), strides(extents), strict=True))
+    if len(extents) < 2 or any(dict(plan.at(ref).terms) != dense for ref in refs):
+        return None
+    line = {ref: _on_a_line(plan, ref) for ref in refs}
+    return Apply((Loop("q", prod(extents)),), line[it.target], replaced(it.value, line), it.add, it.layer)
+
+
+def _on_a_line(plan: Plan, ref: Ref) -> Ref:
+    """The same memory, counted by the single loop q."""
+    place = Index((("q", 1),), plan.at(ref).shift)
+    return Ref(ref.buffer, (*(Index() for _ in ref.index[1:]), place))

@@ -1,0 +1,73 @@
+"""What compiles a plan for one kind of hardware, and runs it there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.compiled import Call, Compiled
+from paceline.kernels.memory import Target
+from paceline.kernels.optimizers import Rule
+from paceline.kernels.plan import Plan
+
+
+class Program(Protocol):
+    """A text, compiled."""
+
+    file: Path
+    #: Whether it was found in the cache.
+    cached: bool
+
+
+class Processor(Protocol):
+    """A CPU or a GPU, for which texts are printed and compiled, and on which their calls run."""
+
+    #: The device that all numbers of a call lie on.
+    where: torch.device
+    #: The gradients of a batch that are summed apart, at most, for any number of threads.
+    chunks: int
+    threads: int
+
+    def target(self, real: str, batch_size: int) -> Target:
+        """What a text for batches of so many samples is for; `real` is float or double."""
+        ...
+
+    def text(self, plan: Plan, rule: Rule) -> str:
+        """The whole text of a plan and of the optimizer's rule."""
+        ...
+
+    def load(self, text: str) -> Program:
+        """Compiles a text, or finds it in the cache."""
+        ...
+
+    def arenas(self, plan: Plan, batch: int) -> int:
+        """For how many groups of samples there has to be memory at once."""
+        ...
+
+    def run(self, made: Compiled, call: Call) -> None:
+        """The call's updates; or, where its update is negative, the gradients of one batch."""
+        ...
+
+    def apply(self, made: Compiled, call: Call) -> None:
+        """The optimizer's step alone, by the gradient of the first chunk."""
+        ...
+
+    def check_places(self, *tensors: Tensor) -> None:
+        """Refuses tensors that lie where this processor does not take them from."""
+        ...
+
+    def explain(self, made: Compiled) -> list[str]:
+        """Which compiler made the code, where its text lies, how samples are shared out."""
+        ...
+
+    def share(self, gflops: float) -> str:
+        """How much of the hardware's peak a speed is, in words; empty if the peak is unknown."""
+        ...
+
+
+def how_made(made: Compiled) -> str:
+    """Whether a program was compiled, in words."""
+    return "from the cache" if made.program.cached else f"compiled in {made.seconds:.2f} s"

@@ -1,0 +1,100 @@
+"""The parameters that generated code trains, as their module and optimizer have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.kernels.compiled import view_of
+from paceline.kernels.ir import Kind
+from paceline.kernels.layers.base import CannotFuse
+from paceline.kernels.optimizers import Rule, Segment, numbers, rule_of
+from paceline.kernels.plan import Plan
+
+REALS = {torch.float32: "float", torch.float64: "double"}
+
+
+class Weights(Protocol):
+    """A module, or several of one shape, and the optimizers of their parameters."""
+
+    #: The module that the program is made from.
+    module: nn.Module
+    #: Its parameters that are trained.
+    named: dict[str, nn.Parameter]
+    dtype: torch.dtype
+    optimizer: torch.optim.Optimizer | None
+
+    def rule(self, plan: Plan) -> Rule:
+        """The optimizer's step, for the plan's layout."""
+        ...
+
+    def settings(self, lanes: int) -> Tensor:
+        """A row of numbers per parameter group, as the optimizer has them now."""
+        ...
+
+    def views(self, plan: Plan, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """(a view of the padded memory, the module's tensor that it is a copy of), for all weights of the plan."""
+        ...
+
+    def count_batches(self, batches: int) -> None:
+        """Adds to the batches that batch-norm has tracked."""
+        ...
+
+
+class OneModel:
+    """One module and its optimizer; None where only gradients are wanted."""
+
+    def __init__(
+        self, module: nn.Module, make: Callable[..., torch.optim.Optimizer] | None = None, l1: float = 0.0
+    ) -> None:
+        self.module, self.l1 = module, l1
+        self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        dtypes = {p.dtype for p in self.named.values()}
+        if len(dtypes) != 1 or not dtypes <= set(REALS):
+            raise CannotFuse(
+                f"parameters of type {', '.join(map(str, dtypes)) or 'none'}; one of {list(REALS)} is fused"
+            )
+        self.dtype = dtypes.pop()
+        self.optimizer = make(list(self.named.values())) if make is not None else None
+
+    def rule(self, plan: Plan) -> Rule:
+        if self.optimizer is None:
+            return Rule()
+        found = rule_of(self.optimizer, self.l1)
+        groups = {id(p): number for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        segments = []
+        for name, parameter in self.named.items():
+            if name in plan.places and f"d_{name}" in plan.places:
+                place = plan.places[name]
+                segments.append(Segment(place.start, place.start + prod(place.shape), groups[id(parameter)]))
+        return replace(found, segments=tuple(segments))
+
+    def settings(self, lanes: int) -> Tensor:
+        assert self.optimizer is not None
+        words = rule_of(self.optimizer, self.l1).settings
+        rows = [numbers(group, words, self.l1) for group in self.optimizer.param_groups]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def views(self, plan: Plan, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
+        tensors = tensors_by_name(self.module)
+        return [(view_of(memory, plan, name, tensors[name].shape), tensors[name]) for name in weights_of(plan)]
+
+    def count_batches(self, batches: int) -> None:
+        for part in self.module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.num_batches_tracked is not None:
+                part.num_batches_tracked += batches
+
+
+def weights_of(plan: Plan) -> list[str]:
+    """The names of all parameters and moving buffers that a plan has memory for."""
+    return [b.name for b in plan.program.buffers.values() if b.kind is Kind.WEIGHT and not b.base]
+
+
+def tensors_by_name(module: nn.Module) -> dict[str, Tensor]:
+    """Buffers and parameters of a module."""
+    return {**dict(module.named_buffers()), **dict(module.named_parameters())}

@@ -1,0 +1,96 @@
+"""Methods: what a plan's workers do, one frozen class per way of parallelising.
+
+    method            what workers exchange                     who applies the optimizer     plans
+    Alone             nothing                                   every worker                  sequential, ceiling
+    AllReduce         gradients, in every update                every worker, alike           ring, tree, central, ...
+    LocalSteps        replicas, after some local steps          every worker, on its own      local_sgd, easgd, ...
+    Gossip            replicas, with neighbours on a graph      every worker, on its own      gossip
+    ParameterServer   gradients against newer parameters        the shard, under its lock     downpour, ssp, dc_asgd
+    GatheringServer   gradients, until enough have arrived      the shard, once per round     backup
+    CentreServer      a replica against a centre                every worker, on its own      asynchronous easgd, ...
+    PairwiseGossip    a replica with one neighbour's            every worker, on its own      asynchronous gossip
+    Hogwild           one memory that all write without locks   every worker                  hogwild
+    Coordinated       vectors, as a coordinator commands        the coordinator               sandblaster
+    Pipeline          activations and their gradients           the worker of each stage      layers, gpipe, ...
+    NativeDdp         what PyTorch decides                      every worker                  ddp
+
+A method is pure data: it holds members of `core` (a collective, a gate, a rule, a schedule, ...) and answers what the
+rest of Paceline asks of any method (`Method`). Whatever acts on a method looks it up by its class in one table per
+activity: `engines.local.methods` runs it on processes, `engines.arithmetic` computes it in one process,
+`engines.virtual` times it, `explain` draws and proves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Devices = Literal["alone", "summed", "shared", "stages", "native"]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What every part of Paceline may need to know of a method, whatever the method does."""
+
+    #: Every worker takes part in every update, so the run cannot go on without one of them.
+    keeps_step: bool = True
+    #: All workers hold the same parameters and optimizer state after every update.
+    agrees: bool = False
+    #: What leaves a worker is a gradient, which a codec may encode; otherwise replicas travel as they are.
+    sends_gradients: bool = False
+    #: The user's optimizer works at the shards of a server, on the shard's own state.
+    optimizer_at_server: bool = False
+    #: The method applies the user's optimizer; a coordinator makes its own steps.
+    uses_optimizer: bool = True
+    #: Gradients of embedding tables may be sparse.
+    takes_sparse: bool = False
+    #: Other workers read the parameters that a forward pass of this worker uses, or hold copies of them.
+    shares_parameters: bool = False
+    #: The training loop checks losses for NaN and infinity (`on_nan=`).
+    checks_finite: bool = True
+    #: Where computed parameters are stored and what adds gradients up on several GPUs; see `engines.devices`.
+    devices: Devices = "shared"
+    #: The local engine records what the method does in the trace; PyTorch's own code does not.
+    traced: bool = True
+    #: Why a recorded run cannot be replayed; empty where it can.
+    not_replayable: str = ""
+    #: Why the method cannot follow a loop of the user's own (`paceline.parallel`); empty where it can.
+    needs_train: str = ""
+    #: Why `clip_norm=` cannot be honoured; empty where it can.
+    cannot_clip: str = ""
+    #: Why `on_nan="skip"` cannot be honoured; empty where it can.
+    cannot_skip: str = ""
+    #: Why checkpoints cannot be taken; empty where they can.
+    no_checkpoints: str = ""
+    #: The recorded plan applies to processes of this machine only; the virtual engine cannot run it.
+    local_only: str = ""
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a method divides the training, as `core.agenda.Agenda` wants to know it."""
+
+    #: Chunks that a batch is cut into.
+    parts: int
+    #: Updates that a worker leases at once.
+    block: int = 1
+    #: Leases that an update is divided into.
+    shares: int = 1
+    #: Parts of the data that each train a replica of their own; 0 where a lease is simply the next batch.
+    data_parts: int = 0
+
+
+class Method(Protocol):
+    """What a plan is asked for, whatever its method."""
+
+    @property
+    def traits(self) -> Traits: ...
+
+    def division(self, workers: int, chunks: int) -> Division:
+        """How a batch of `chunks` chunks per worker is divided among `workers`."""
+
+    def prove(self, workers: int) -> None:
+        """Raise `PlanError` where a table of the method would deadlock or compute something else than it says."""
+
+    def results(self, workers: int) -> int:
+        """The number of workers whose replicas make the trained model: 1 where all agree at the end."""

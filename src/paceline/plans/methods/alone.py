@@ -1,0 +1,21 @@
+"""Alone: workers that exchange nothing. One worker is sequential training; several measure the ceiling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.plans.methods import Division, Traits
+
+
+@dataclass(frozen=True)
+class Alone:
+    traits = Traits(takes_sparse=True, devices="alone")
+
+    def division(self, workers: int, chunks: int) -> Division:
+        return Division(chunks)
+
+    def prove(self, workers: int) -> None:
+        """Nothing is exchanged, so nothing can wait."""
+
+    def results(self, workers: int) -> int:
+        return 1

@@ -1,0 +1,56 @@
+"""LocalSteps and Gossip: every worker steps a replica of its own, and after some steps replicas are averaged.
+
+Under `LocalSteps` a collective averages all replicas (local SGD, elastic averaging, DiLoCo); under `Gossip` every
+worker mixes with its neighbours on a graph only, so replicas never agree exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.core.collectives import Collective
+from paceline.core.collectives.neighbours import Neighbours
+from paceline.core.collectives.proof import prove, prove_mixing
+from paceline.core.rules import Averaging
+from paceline.plans.methods import Division, Traits
+
+
+def averages_after(averaging: Averaging, update: int, updates: int) -> bool:
+    """Whether replicas are averaged after this update: every so many updates, and after the last one."""
+    every = averaging.every
+    return update + 1 == updates or bool(every and (update + 1) % every == 0)
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    collective: Collective
+    averaging: Averaging
+
+    traits = Traits(devices="summed")
+
+    def division(self, workers: int, chunks: int) -> Division:
+        return Division(workers)
+
+    def prove(self, workers: int) -> None:
+        prove(self.collective, workers)
+
+    def results(self, workers: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Gossip:
+    graph: Neighbours
+    averaging: Averaging
+
+    traits = Traits()
+
+    def division(self, workers: int, chunks: int) -> Division:
+        return Division(workers)
+
+    def prove(self, workers: int) -> None:
+        prove_mixing(self.graph, workers)
+
+    def results(self, workers: int) -> int:
+        """All of them: the model is the mean of replicas that never agree."""
+        return workers
