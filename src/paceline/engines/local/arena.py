@@ -126,8 +126,9 @@ class Arena:
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
 
     def offers(self, worker: int) -> int:
-        """Return how many parts of vectors a worker has offered to its peers so far."""
-        return sum(self.payloads.counters[worker]) + sum(self.numbers.counters[worker])
+        """Return the parts of vectors that a worker has offered to one peer: how far it is in its collectives."""
+        # Not the sum over all peers: the root of a tree offers more than a leaf, and would seem to be ahead of it.
+        return max(self.payloads.counters[worker]) + max(self.numbers.counters[worker])
 
     def put_version_0(self, module: nn.Module, remembered: Mapping[Tensor, dict[str, Any]]) -> None:
         """Write what every worker starts from into every version of every shard, with the optimizer's state."""
