@@ -1,8 +1,8 @@
 """The outline of a model for its record: the layers with their sizes, and which one's output reaches which.
 
 A layer is a module without modules in it, or one of PyTorch's own that holds parameters itself (attention does).
-One forward pass shows what reaches what: every tensor carries along which layers it comes from, through any function
-that the model calls between its layers, so a residual connection is found without being declared.
+One forward pass shows which output reaches which layer: for every tensor it is tracked which layers it comes from,
+through any function that the model calls between its layers, so a residual connection is found without being declared.
 """
 
 from __future__ import annotations
@@ -76,11 +76,16 @@ class _Tracker(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: dict[int, int] = {}  # layer: when it was first called
-        self.outputs: dict[int, tuple[int, ...]] = {}  # shape of the first output
+        #: For each layer, its position in the order of first calls.
+        self.calls: dict[int, int] = {}
+        #: For each layer, the shape of its first output.
+        self.outputs: dict[int, tuple[int, ...]] = {}
+        #: For each layer, the layers whose outputs reach it.
         self.after: dict[int, set[int]] = {}
-        self._from: dict[int, frozenset[int]] = {}  # by the tensor's id
-        self._alive: list[Tensor] = []  # or a new tensor could get the id of an old one
+        #: For each tensor's id, the layers that it comes from.
+        self._from: dict[int, frozenset[int]] = {}
+        #: Keeps tensors alive, since a new one could get the id of an old one.
+        self._alive: list[Tensor] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -100,7 +105,7 @@ class _Tracker(TorchFunctionMode):
             self._mark(result, frozenset([number]))
 
         if dict(part.named_children()) and not type(part).__module__.startswith("torch."):
-            return []  # it only holds parameters; its layers are watched themselves
+            return []  # it only holds parameters; its layers are watched on their own
         return [part.register_forward_pre_hook(before, with_kwargs=True), part.register_forward_hook(after)]
 
     def _origin(self, values: Any) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""What run.json says of a run when it begins."""
+"""The record of a run when it begins, which run.json holds."""
 
 from __future__ import annotations
 

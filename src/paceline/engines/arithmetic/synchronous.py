@@ -23,7 +23,7 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_afte
 
 
 class SharedParameters:
-    """All workers hold the same values: `Alone`, and `AllReduce`, whose collective adds gradients up."""
+    """The arithmetic of `Alone` and `AllReduce`, whose workers hold the same parameters."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
@@ -34,7 +34,7 @@ class SharedParameters:
         self.encoders = make_encoders(setup, parameters)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
-        """One worker's share of an update. Each starts from the same buffers."""
+        """Compute one worker's share of an update; all shares start from the same buffers."""
         start = [b.clone() for b in self.learner.replica.moving]
         computed = self.encoders[worker].sent(self.learner.compute(chunks))
         for buffer, value in zip(self.learner.replica.moving, start, strict=True):
@@ -54,7 +54,7 @@ class SharedParameters:
 
 
 class SteppedReplicas:
-    """Each worker steps a replica of its own; now and then replicas are averaged."""
+    """The arithmetic of `LocalSteps` and `Gossip`: each worker steps its own replica, and replicas are averaged."""
 
     def __init__(self, setup: Setup, method: LocalSteps | Gossip) -> None:
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
@@ -71,7 +71,7 @@ class SteppedReplicas:
         return self.replicas[worker].learner.compute(chunks)
 
     def apply(self, update: int, shares: list[GradientSum]) -> None:
-        """Every worker's own step and, where it is due, the average."""
+        """Step every replica and, if it is due, average them."""
         due = averages_after(self.averaging, update, self.setup.agenda.updates)
         if due and self.averaging.mixes_first:
             self._average()
@@ -163,7 +163,7 @@ Synchronous = SharedParameters | SteppedReplicas | CommandedWorkers
 
 
 def synchronous(setup: Setup) -> Synchronous:
-    """The arithmetic of a method without a server and without stages."""
+    """Return the arithmetic of a method without a server and without stages."""
     method = setup.plan.method
     if isinstance(method, Coordinated):
         return CommandedWorkers(setup, method)
@@ -171,7 +171,7 @@ def synchronous(setup: Setup) -> Synchronous:
 
 
 class Payloads:
-    """Every worker's payload, and what a collective makes of them."""
+    """Every worker's payload, and the collective that combines them."""
 
     def __init__(self, setup: Setup, collective: Collective) -> None:
         self.layout, self.collective = setup.layout, collective
@@ -185,11 +185,11 @@ class Payloads:
         return self.payloads[0].read(sum(share.samples for share in shares))
 
     def mean(self, shares: list[GradientSum]) -> list[GradientSum]:
-        """For each worker the mean over all."""
+        """Return for each worker the mean over all."""
         return [self.sum(shares).scaled(1.0 / len(shares))] * len(shares)
 
     def mixtures(self, shares: list[GradientSum]) -> list[GradientSum]:
-        """For each worker the mean over its neighbours and itself."""
+        """Return for each worker the mean over its neighbours and itself."""
         self._write(shares)
         found = []
         for worker, share in enumerate(shares):
