@@ -252,7 +252,7 @@ def test_what_cannot_be_is_refused_before_anything_is_shared(tmp_path: Path) -> 
     )  # fmt: skip
     for each in ended:
         assert each.code == 1
-        assert "rank 0 has another model than rank 1: there it has weight [2, 6]" in each.err
+        assert "rank 0 has another model than rank 1: rank 0 has weight [2, 6]" in each.err
 
 
 def test_processes_that_torchrun_did_not_start_find_each_other_where_their_group_did(tmp_path: Path) -> None:

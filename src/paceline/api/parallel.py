@@ -1,4 +1,4 @@
-"""`parallel`: a user's own loop, in processes that `torchrun` started, under any plan that keeps to its batches.
+"""`parallel` trains in the user's own loop, in processes that `torchrun` started, under most plans.
 
     with pl.parallel(model, optimizer, plan="downpour") as (model, optimizer):
         for inputs, target in loader:
@@ -6,8 +6,8 @@
             loss_function(model(inputs), target).backward()
             optimizer.step()
 
-Nothing in the loop changes. `optimizer.step()` does what the plan says: it meets the other processes, or pushes to what
-they share, and the parameters are then those that the next gradient is due for.
+Nothing in the loop changes. `optimizer.step()` follows the plan: it runs a collective with the other processes, or
+pushes to the parameters that they share, and leaves the parameters for which the next gradient is to be computed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from paceline.runs.trace import Kind, Trace
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-FOREVER = 1 << 40  # updates: the user's loop says when it is enough
+FOREVER = 1 << 40  # updates: the user's loop decides when to end
 
 
 @contextmanager
@@ -67,20 +67,21 @@ def parallel(
     folder: str | Path | None = None,
     deadline: float = 120.0,
 ) -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
-    """Train `model` in a loop of one's own, together with the other processes of this `torchrun` on this machine.
+    """Train `model` in your own loop, together with the other processes of this `torchrun` on this machine.
 
-    Everyone starts from the parameters and buffers of rank 0. Within the block `optimizer.step()` follows the plan.
-    After it, all ranks hold the model that the plan has made, and the optimizer's state that belongs to it.
+    All ranks start from the parameters and buffers of rank 0. Within the block `optimizer.step()` follows the plan.
+    After it, all ranks hold the trained model and the optimizer's state that belongs to it.
 
-    plan      its `workers` are the processes there are
-    folder    where rank 0 puts a run folder, for `paceline report`; None keeps nothing
-    deadline  seconds a worker may wait for another before it gives up, naming whom it waited for
+    Args:
+        plan: the plan, whose `workers` are the processes of this `torchrun`.
+        folder: where rank 0 makes a run folder, for `paceline report`; None keeps nothing.
+        deadline: seconds that a worker may wait for another before it raises, naming the other.
     """
     require_store_order("`parallel`")
     chosen, store, rank = _resolve_world(plan)
     _refuse(model, chosen)
     block = _Block(model, optimizer, chosen, store, rank, deadline, folder)
-    before = vars(optimizer).get("step")  # what a schedule has put there, if there is one
+    before = vars(optimizer).get("step")  # a learning rate schedule may have wrapped it
     optimizer.step = types.MethodType(_step_of(block), optimizer)  # type: ignore[method-assign]
     try:
         yield model, optimizer
@@ -110,11 +111,12 @@ def _step_of(block: _Block) -> Callable[..., Any]:
 
 
 class _Stores:
-    """The store through which the processes of a `torchrun` find each other; rank 0 hosts it as long as it lives."""
+    """The store through which the processes of a `torchrun` find each other; rank 0 hosts it until it ends."""
 
     store: Store | None = None
     rank = 0
-    blocks = 0  # entered so far; the same on all ranks
+    #: Blocks that were entered so far, the same number on all ranks.
+    blocks = 0
 
     def next_block(self) -> Store:
         import torch.distributed as dist
@@ -133,7 +135,7 @@ _stores = _Stores()
 
 
 def _resolve_world(plan: str | Plan) -> tuple[Plan, Store, int]:
-    """The plan for as many workers as there are processes, where they find each other, and which of them this is."""
+    """Return the plan for this number of processes, the store where they find each other, and this one's rank."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 
@@ -154,18 +156,21 @@ def _resolve_world(plan: str | Plan) -> tuple[Plan, Store, int]:
 
 
 def _refuse(model: nn.Module, plan: Plan) -> None:
+    """Raise for models and plans that a user's own loop cannot train."""
     if why := plan.traits.needs_train:
         remedy = "" if isinstance(plan.method, NativeDdp) else "; use `paceline.train` for it"
         raise PlanError(f"plan {plan.name} {why}{remedy}")
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise UsageError("this model is wrapped in DistributedDataParallel, which meets by itself: give model.module")
+        raise UsageError(
+            "this model is wrapped in DistributedDataParallel, which has its own collectives: give model.module"
+        )
     elsewhere = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
     if elsewhere is not None:
         raise UsageError(f"the model is on {elsewhere}: this works on the CPU, where processes share memory")
 
 
 class _TensorOutline(NamedTuple):
-    """A parameter or buffer, as all ranks must have it."""
+    """The outline of a parameter or buffer, equal on all ranks."""
 
     name: str
     shape: tuple[int, ...]
@@ -178,18 +183,22 @@ class _TensorOutline(NamedTuple):
 
 @dataclass(frozen=True)
 class _Terms:
-    """What rank 0 tells the other ranks of a block."""
+    """The terms of a block, which rank 0 sends to the other ranks."""
 
     plan: str
     model: tuple[_TensorOutline, ...]
-    size: int  # bytes of the arena
-    start: int  # bytes of the parameters and buffers that all start from
-    folder: str | None  # of the run; None: nothing is written
-    origin: int  # of the trace, in nanoseconds of the monotonic clock
+    #: Bytes of the arena.
+    size: int
+    #: Bytes of the parameters and buffers that all ranks start from.
+    start: int
+    #: The run's folder; None if nothing is written.
+    folder: str | None
+    #: The origin of the trace, in nanoseconds of the monotonic clock.
+    origin: int
 
 
 class _Block:
-    """One stay of a model and its optimizer in the hands of a plan."""
+    """The state of one `with parallel(...)` block."""
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, store: Store, rank: int, deadline: float,
@@ -200,7 +209,7 @@ class _Block:
         moving, sparse = statistics(model), tables(model)
         if sparse and not plan.traits.takes_sparse:
             raise PlanError(
-                f"parameter {sparse[0]} gets a sparse gradient, and what meets under plan {plan.name} is dense; use "
+                f"parameter {sparse[0]} gets a sparse gradient, and plan {plan.name} exchanges dense ones; use "
                 "downpour or ssp, where only touched rows travel, or sparse=False"
             )
         if sparse:
@@ -221,7 +230,7 @@ class _Block:
         self.worker = LoopWorker(
             self.arena, plan, agenda, learner, optimizer, followers, LocalProcesses(rank, self.pids), deadline
         )
-        if isinstance(plan.method, CentreServer):  # what steps in the optimizer's place goes on with its memory
+        if isinstance(plan.method, CentreServer):  # the optimizers that step in its place share its state
             for follower in followers:
                 follower.state = optimizer.state
         self.run_folder: RunFolder | None = None
@@ -236,9 +245,9 @@ class _Block:
     def _share(
         self, shape: ArenaShape, rendezvous: Rendezvous, folder: str | Path | None
     ) -> tuple[Arena, _Terms, list[int]]:
-        """Share the arena that rank 0 makes and the parameters that all ranks start from; and all process ids."""
+        """Share the arena that rank 0 makes, the parameters that all ranks start from, and all process ids."""
         everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
-        own: list[Any] = []  # what rank 0 has made, open until every rank has it
+        own: list[Any] = []  # made by rank 0, and kept open until every rank has it
 
         def make() -> tuple[list[int], dict[str, Any]]:
             arena, start = Arena.create(shape), SharedTensors(everything)
@@ -265,14 +274,14 @@ class _Block:
         return arena, terms, shared.pids
 
     def _difference(self, terms: _Terms) -> str:
-        """Say what keeps this rank from joining rank 0; empty if nothing does."""
+        """Describe how this rank differs from rank 0; empty if it does not."""
         mine, theirs = _outline(self.model), terms.model
         if terms.plan != str(self.plan):
             return f"rank 0 follows plan {terms.plan}, and rank {self.rank} {self.plan}"
         if mine != theirs:
             pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing")
             here, there = next(pair for pair in pairs if pair[0] != pair[1])
-            return f"rank 0 has another model than rank {self.rank}: there it has {there}, and here {here}"
+            return f"rank 0 has another model than rank {self.rank}: rank 0 has {there}, and rank {self.rank} {here}"
         return ""
 
     def _start_alike(self) -> None:
@@ -302,7 +311,7 @@ class _Block:
             self._write(self.run_folder)
 
     def fail(self, error: BaseException) -> None:
-        """The user's loop has ended with an exception: as it is, the model is his again."""
+        """End the block after an exception, and leave the model as it is."""
         self.worker.fail()
         self._give_back()
         if self.run_folder is not None:
@@ -315,7 +324,7 @@ class _Block:
             self.run_folder.close()
 
     def _give_back(self) -> None:
-        """Into the model's own memory what lies in memory that others see."""
+        """Copy parameters and buffers from shared memory back into the model's own."""
         with torch.no_grad():
             for tensor, own in zip(self._tensors(), self.own, strict=True):
                 own.copy_(tensor)
@@ -326,14 +335,14 @@ class _Block:
     def _part(self, rank: int) -> Path | None:
         return Path(self.terms.folder) / f"trace-{rank}.npy" if self.terms.folder else None
 
-    def _write(self, place: RunFolder) -> None:
-        """Rank 0, when all are home: one trace of everybody's, and what follows from it."""
+    def _write(self, folder: RunFolder) -> None:
+        """Write the trace of all ranks and the summary, on rank 0 when all ranks have left the block."""
         parts = [part for rank in range(self.plan.workers) if (part := self._part(rank)) and part.exists()]
         rows = np.concatenate([*(np.load(part) for part in parts), self.worker.death_rows()])
         rows["start"] -= self.terms.origin
         rows["end"] -= self.terms.origin
         trace = Trace(rows[np.argsort(rows["end"], kind="stable")])
-        place.write_trace(trace)
+        folder.write_trace(trace)
         for part in parts:
             part.unlink()
         steps = int((rows["kind"] == Kind.COMPUTE).sum())
@@ -342,7 +351,7 @@ class _Block:
             trace, plan=str(self.plan), engine="script", workers=self.plan.workers, updates=steps, samples=steps,
             seconds=seconds,
         )  # fmt: skip
-        place.write(self._record(Status.DONE).with_(summary=replace(summary, run=str(place.path))))
+        folder.write(self._record(Status.DONE).with_(summary=replace(summary, run=str(folder.path))))
 
     def _record(self, status: Status) -> RunRecord:
         parameters = sum(p.numel() for p in trainable(self.model).values())

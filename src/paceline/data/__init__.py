@@ -1,1 +1,1 @@
-"""Where batches come from: the order of an epoch, and the samples at some places of it."""
+"""Data: the order in which an epoch visits the samples, and the reading of batches."""

@@ -1,4 +1,4 @@
-"""The order in which an epoch visits the samples: a function of (seed, epoch) alone."""
+"""The order in which an epoch visits the samples: a function of seed and epoch alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from paceline.core.agenda import Chunk
 
 
 class Order:
-    """`order.indices(chunk)`: which samples a chunk holds. Keeps the two epochs that asynchronous workers may
-    straddle. Between two `cuts` every epoch visits the same samples, each in an order of its own.
+    """Gives the sample numbers of chunks.
+
+    Keeps two epochs, since asynchronous workers may be in either. Between two `cuts` every epoch visits the same
+    samples, in an order of its own.
     """
 
     def __init__(self, samples: int, seed: int, shuffle: bool, cuts: Sequence[int] = ()) -> None:

@@ -1,8 +1,7 @@
-"""Sources: samples by number. Tensors are indexed; a Dataset is asked one sample at a time, with chance seeded per
-sample.
+"""Sources give samples by number: tensors are indexed, and a Dataset is read sample by sample, seeded for each.
 
-`open_source` makes one from whatever a job's `data` is. A source can be moved to another process with cloudpickle;
-tensors that lie in shared memory travel as they are.
+`open_source` makes one from a job's `data`. A source can be moved to another process with cloudpickle; tensors in
+shared memory are not copied.
 """
 
 from __future__ import annotations
@@ -30,15 +29,19 @@ from paceline.jobs.job import Batch
 
 
 class Source(Protocol):
+    """Samples by number."""
+
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor, epoch: int) -> Batch: ...
 
     def fingerprint(self) -> str:
-        """The same for the same samples; cheap, so not a proof."""
+        """Return a digest that is equal for equal samples. It reads only a few of them, so it proves nothing."""
 
 
 class TensorSource:
+    """Samples in tensors of one length."""
+
     def __init__(self, tensors: tuple[Tensor, ...]) -> None:
         sizes = {t.shape[0] if t.dim() else None for t in tensors}
         if len(sizes) != 1 or None in sizes:
@@ -55,15 +58,15 @@ class TensorSource:
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
-        places = torch.linspace(0, len(self) - 1, min(len(self), 64)).long()
+        few = torch.linspace(0, len(self) - 1, min(len(self), 64)).long()
         for tensor in self.tensors:
             digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor[places].contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(tensor[few].contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
 
 class DatasetSource:
-    """A map-style Dataset. Augmentation in `__getitem__` draws from (seed, epoch, sample), whoever loads it."""
+    """A map-style Dataset. Augmentation in `__getitem__` is seeded by (seed, epoch, sample), in any loader process."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
@@ -89,6 +92,7 @@ class DatasetSource:
 
 
 def open_source(data: Any, seed: int, what: str = "data") -> Source:
+    """Make a source from a job's data; `what` names the argument in errors."""
     if isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__")):
         data = data()
     if isinstance(data, TensorSource):
@@ -114,12 +118,12 @@ def open_source(data: Any, seed: int, what: str = "data") -> Source:
 
 @dataclass(frozen=True)
 class _ReadError:
-    """In the place of a batch that could not be read."""
+    """An exception in a loader process, in place of the batch."""
 
     wrapper: ExceptionWrapper
 
 
-_Read = Batch | _ReadError | None  # None: nothing was asked for
+_Read = Batch | _ReadError | None  # None: no batch was announced
 
 
 def _identity(found: _Read) -> _Read:
@@ -129,7 +133,7 @@ def _identity(found: _Read) -> _Read:
 class _KeyedDataset:
     """A Dataset view whose keys are (sample, epoch), so that a DataLoader's workers know the epoch.
 
-    An exception is returned, not raised: it concerns those alone who will ask for this batch.
+    An exception is returned and not raised, since it concerns only the caller that will read this batch.
     """
 
     def __init__(self, source: DatasetSource) -> None:
@@ -147,16 +151,16 @@ class _KeyedDataset:
 
 
 class Reader:
-    """Turns chunks into batches for one worker, ahead of time by loader processes where the job asks for them.
+    """Reads the batches of one worker, ahead of time in loader processes if the job has `loader_workers`.
 
-    What was announced is read in its order, so many batches ahead; what comes otherwise is read when it is asked for.
+    Announced chunks are read in their order, a few batches ahead; any other chunk is read when it is requested.
 
-        announced      a b c d e f ...        asked for: a
-        loaders            b c d e            on their way, in this order
-        ready                                 arrived before it was asked for, since another was
+        announced      a b c d e f ...        requested: a
+        loaders            b c d e            being read, in this order
+        ready                                 read before it was requested, since another chunk was
 
-    So a wrong forecast costs time, and what was read in vain is dropped when newer batches have come. With `repeats` a
-    batch may be asked for again until one of another update is.
+    So a wrong forecast only costs time, and batches that are not requested are dropped when newer ones have been read.
+    With `repeats` a batch may be requested again, until one of another update is.
     """
 
     def __init__(
@@ -186,9 +190,7 @@ class Reader:
             )
 
     def announce(self, chunks: Iterable[Chunk]) -> None:
-        """Say which chunks will probably be asked for, in this order, so that loaders may run ahead. It takes the place
-        of what was announced before.
-        """
+        """Announce the chunks that will probably be requested, in this order, in place of those announced before."""
         if self.ahead:
             known = Counter([*filter(None, self._under_way), *(chunk for chunk, _ in self._ready)])
             self._announced = _without(known, chunks)
@@ -204,14 +206,14 @@ class Reader:
             self._cached.clear()
         if chunk not in self._cached:
             self._cached[chunk] = self._read(chunk)
-        return copy.deepcopy(self._cached[chunk])  # since a model may change its input in place
+        return copy.deepcopy(self._cached[chunk])  # a model may change its input in place
 
     def close(self) -> None:
         """End the loader processes, which otherwise end with their parent."""
         self._found = None
 
     def _read(self, chunk: Chunk) -> Batch:
-        """A batch that a loader has read."""
+        """Return a batch that a loader has read, or raise its exception."""
         if chunk not in self._under_way and all(chunk != other for other, _ in self._ready):
             self.announce(itertools.chain([chunk], _without(Counter([chunk]), self._announced)))
         while (found := self._take(chunk)) is None:
@@ -221,21 +223,21 @@ class Reader:
         return found
 
     def _take(self, chunk: Chunk) -> _Read:
-        for place, (other, found) in enumerate(self._ready):
+        for position, (other, found) in enumerate(self._ready):
             if other == chunk:
-                del self._ready[place]
+                del self._ready[position]
                 return found
         return None
 
     def _advance(self) -> None:
-        """Wait for the batch that comes next, and have another one read."""
+        """Wait for the next batch of the loaders, which then read another one."""
         assert self._found is not None
         found = next(self._found)
         if (chunk := self._under_way.popleft()) is not None:
             self._ready.append((chunk, found))
 
     def _keys(self) -> Iterator[list[tuple[int, int]]]:
-        """What the loaders shall read next; nothing where nothing more is announced."""
+        """Yield the keys of the chunks that the loaders read next; none if no more are announced."""
         while True:
             chunk = next(self._announced, None)
             self._under_way.append(chunk)
@@ -243,7 +245,7 @@ class Reader:
 
 
 def _without(known: Counter[Chunk], chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The chunks less those that are known, as often as they are."""
+    """Yield the chunks without those that are known, as often as they are."""
     for chunk in chunks:
         if known[chunk]:
             known[chunk] -= 1

@@ -1,1 +1,1 @@
-"""Plans and runs explained: drawn as text, proved, laid out as timetables."""
+"""Explaining plans and runs: drawing them as text, proving them, laying them out as timetables."""

@@ -19,14 +19,14 @@ LEGEND = (
 
 
 def draw_collective(collective: Collective, workers: int) -> list[str]:
-    """The table of a collective: what each worker sends and takes, step by step."""
+    """Draw the table of a collective: what each worker sends and receives in each step."""
     if workers == 1:
         return ["One worker has no other to exchange with."]
     segments = collective.segments(workers)
     if segments > len(LETTERS):
         raise PlanError(f"{segments} segments do not fit on a page; draw fewer workers: --workers 8")
     tables = [list(collective.steps(worker, workers)) for worker in range(workers)]
-    held = [[{worker} for _ in range(segments)] for worker in range(workers)]  # whose contributions are in it
+    held = [[{worker} for _ in range(segments)] for worker in range(workers)]  # contributors to each segment
     rows = [_cells(row, held) for row in zip(*tables, strict=True)]
     most = max(sum(s.send.stop - s.send.first for s in table if s.send is not None) for table in tables) / segments
     return [
@@ -39,7 +39,7 @@ def draw_collective(collective: Collective, workers: int) -> list[str]:
 
 
 def _cells(row: Sequence[Step], held: list[list[set[int]]]) -> list[str]:
-    """What each worker does in a step, by name; and do it to what they hold."""
+    """Return the cells of a step, and apply the step to the segments that workers hold."""
     before, workers = [list(mine) for mine in held], len(row)
     cells = []
     for worker, (send, receive, reduce) in enumerate(row):
@@ -54,7 +54,7 @@ def _cells(row: Sequence[Step], held: list[list[set[int]]]) -> list[str]:
 
 
 def _name(part: Part, held: Sequence[set[int]], workers: int) -> str:
-    """The letters of a part; capitals are complete."""
+    """Return the letters of a part; capitals are complete sums."""
     letters = [
         LETTERS[place].upper() if len(held[place]) == workers else LETTERS[place]
         for place in range(part.first, part.stop)
@@ -72,7 +72,7 @@ def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _legend(text: str) -> list[str]:
-    """The signs that occur."""
+    """Explain the signs that occur."""
     occurs = {
         ">": ">" in text,
         "+": "+" in text,

@@ -1,4 +1,4 @@
-"""What a coordinator commands in an update, as text."""
+"""The commands of a coordinator in an update, as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REHEARSED = 3  # updates: enough to see what is remembered
 
 
 def draw_commands(coordinator: Coordinator) -> list[str]:
-    """The commands of an update as a rehearsal gives them, and which of them take a collective."""
+    """Draw the commands of an update as a rehearsal gives them, and the collectives that they need."""
     *_, commands = rehearse(coordinator, REHEARSED).updates
     signs, stale = list[str](), False
     for command in commands:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 def draw(plan: Plan, colours: bool = False, more: Sequence[str] = ()) -> str:
-    """The plan's picture, without a newline at its end.
+    """Draw a plan as text, without a newline at its end.
 
     Args:
-        colours: whether to colour it as a terminal shows colours, where it has any.
-        more: lines to add.
+        colours: whether to colour a timetable for a terminal.
+        more: lines to append.
     """
     if plan.workers > len(LETTERS):
         raise PlanError(f"{plan.workers} workers do not fit on a page; draw at most {len(LETTERS)}: --workers 8")
@@ -55,13 +55,14 @@ def _body(plan: Plan, colours: bool) -> list[str]:
 
 
 class RecordedRun(NamedTuple):
-    """A run's folder, read once."""
+    """The plan and the trace of a run's folder."""
 
     plan: Plan
     rows: Columns
 
 
 def open_run(folder: Path) -> RecordedRun:
+    """Read a run's folder."""
     from paceline.runs.record import read_record
     from paceline.runs.trace import Trace
 
@@ -78,7 +79,7 @@ def open_run(folder: Path) -> RecordedRun:
 
 
 def draw_run(run: RecordedRun, colours: bool = False, more: Sequence[str] = ()) -> str:
-    """The plan of a run; for a pipeline, with one table's time as it was measured."""
+    """Draw the plan of a run; for a pipeline, with the measured times of one table."""
     plan, rows = run
     if not isinstance(plan.method, Pipeline):
         return draw(plan, colours, more)
@@ -87,7 +88,7 @@ def draw_run(run: RecordedRun, colours: bool = False, more: Sequence[str] = ()) 
 
 
 def draw_page(what: Plan | RecordedRun, more: Sequence[str] = ()) -> str:
-    """The same for a pipeline as an HTML page."""
+    """Draw a pipeline as an HTML page."""
     plan, rows = (what, None) if isinstance(what, Plan) else what
     if not isinstance(plan.method, Pipeline):
         raise PlanError(f"plan {plan.name} has no timetable to write as a page; draw it without --page")

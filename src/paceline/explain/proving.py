@@ -1,7 +1,7 @@
-"""What can be proved of a plan before anything runs: what `paceline prove` says.
+"""Proofs about a plan before it runs, which `paceline prove` prints.
 
-a collective    its table: no worker waits for ever, nothing is read while it is changed, the sum is the sum
-a pipeline      its timetable: messages, versions of weights, updates; under the bounds of the real buffers
+a collective    its table: no worker waits for ever, no segment is read while it is changed, the sum is complete
+a pipeline      its timetable: messages, versions of weights, updates, within the bounds of the real buffers
 a coordinator   the table by which its workers add vectors up; its commands are rehearsed
 a gate          every interleaving of a small world, with a death at every point
 anything else   no worker waits for another: there is nothing to prove
@@ -38,14 +38,17 @@ LINKS = ((1e-5, 1e9), (1e-3, 1e9), (1e-7, 1e8), (0.0, 1e9))  # latency in second
 NO_CIRCLE = "no waiting circle: every offer has its taker in the same step"
 REHEARSED = 8  # updates
 ENDLESS = 50  # updates of a pipeline that is never flushed: what follows repeats itself
-ARITHMETIC = "how averaged replicas go on is arithmetic: tests hold it to its equation"
+ARITHMETIC = "what becomes of averaged replicas is arithmetic, which tests compare with its equation"
 MOST_WORKERS, BATCHES, MOST_SHARDS = 3, 3, 2  # of a world that is walked whole in seconds
 
 
 @dataclass(frozen=True)
 class Proved:
+    """The result of a proof."""
+
     plan: str
-    holds: bool | None  # None: there was nothing to prove
+    #: None if there was nothing to prove.
+    holds: bool | None
     says: list[str]
     figures: Mapping[str, float] = field(default_factory=dict)
 
@@ -60,7 +63,7 @@ class Proved:
 def prove_plan(plan: Plan) -> Proved:
     """Prove what there is to prove.
 
-    What is wrong with a pipeline's table is in the result; a wrong table of a collective raises `PlanError`.
+    A fault in a pipeline's table is in the result; a wrong table of a collective raises `PlanError`.
     """
     if isinstance(plan.method, Server):
         return _gate(plan, plan.method)
@@ -161,7 +164,7 @@ def _mixing(plan: Plan, collective: Neighbours) -> Proved:
 
 
 class _WatchedGate:
-    """A gate, and how often it was found closed."""
+    """A gate that counts how often it was closed."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate, self.closed = gate, 0
@@ -195,10 +198,10 @@ def _gate(plan: Plan, server: Server) -> Proved:
 
 
 def _kept_by(server: Server, gathers: int) -> list[str]:
-    """What the shards of a server keep, whoever dies."""
+    """Return what the shards of a server guarantee, whichever worker dies."""
     if isinstance(server, Hogwild):
-        return ["without locks no more than that: what two writers leave behind is left to chance"]
-    once = "every shard takes every batch exactly once, also that of a worker that died half-way"
+        return ["without locks there is no more to prove: the result of two writers at once is not determined"]
+    once = "every shard takes every batch exactly once, also that of a worker that died between two pushes"
     if gathers:
         made = f"every version is made of {_many(gathers, 'gradient')}, computed from the version before"
         return [made, once]

@@ -1,4 +1,4 @@
-"""A plan's timeline as text, from a simulation in time only: who waits and whose gradients are old."""
+"""A plan's timeline as text, from a simulation in time only: which workers wait, and how old gradients are."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def draw_timeline(plan: Plan) -> list[str]:
 
 
 def _legend(plan: Plan) -> tuple[Plan, Legend]:
-    """The plan as it is drawn, with fewer local steps where its own do not fit on a page, and its legend."""
+    """Return the plan as it is drawn, with fewer local steps if its own do not fit on a page, and its legend."""
     match plan.method:
         case LocalSteps(collective, averaging) as method:
             note, every = _fitting(averaging.every)
@@ -97,7 +97,7 @@ def _legend(plan: Plan) -> tuple[Plan, Legend]:
 
 
 def _fitting(every: int) -> tuple[str, int]:
-    """(a note, local steps that fit on a page); no note where the plan's own do."""
+    """Return (a note, local steps that fit on a page); the note is empty if the plan's own do."""
     if every <= SHOWN:
         return "", every
     return f"Drawn with every={SHOWN} instead of {every}, to fit on a page.", SHOWN
@@ -120,7 +120,7 @@ def _staleness(trace: Trace) -> list[str]:
 
 
 def _simulated(plan: Plan, updates: int, slowest: float) -> Trace:
-    """The trace of a world whose last worker is `slowest` times slower than the first; the others lie between."""
+    """Simulate a world whose last worker is `slowest` times slower than the first, with the others in between."""
     from paceline.engines.virtual import World, simulate
 
     others = max(1, plan.workers - 1)
@@ -132,7 +132,7 @@ def _simulated(plan: Plan, updates: int, slowest: float) -> Trace:
 
 
 class _Line:
-    """One worker's time, from left to right; a collective takes a column of its own."""
+    """The line of one worker, from left to right; a collective takes one column."""
 
     def __init__(self, column: float) -> None:
         #: Nanoseconds of a column; the text so far; the columns that collectives took.
@@ -146,7 +146,7 @@ class _Line:
 
 
 def _lines(plan: Plan, trace: Trace, columns: int, legend: Legend) -> list[str]:
-    """A line per worker; the fastest one computes a batch in so many columns."""
+    """Return a line per worker; the fastest one computes a batch in so many columns."""
     from paceline.runs.trace import Kind
 
     lines = [_Line(BATCH * COMPUTE * 1e9 / columns) for _ in range(plan.workers)]

@@ -1,4 +1,4 @@
-"""A pipeline's table as text, workers down and ticks across: what `paceline draw` prints of it; and of a run."""
+"""A pipeline's table as text, with a line per worker and a column per tick; and the measured times of a run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paceline.runs.trace import Columns, Kind
 
 WIDTH = 120  # characters of a line
 SHOWN = 6  # batches of a pipeline that is never flushed
-MOVES = "~"  # messages, from a worker or to it; ticks of a table have no time for it
-COLOURS = {FORWARD: 34, BACKWARD: 32, INPUTS: 36, WEIGHTS: 33, UPDATE: 31, MOVES: 35}  # as terminals know them
+MOVES = "~"  # sending or receiving messages, which takes no tick of a table
+COLOURS = {FORWARD: 34, BACKWARD: 32, INPUTS: 36, WEIGHTS: 33, UPDATE: 31, MOVES: 35}  # ANSI codes
 SIGNS = (
     (FORWARD, "F0", "forward of micro-batch 0"),
     (BACKWARD, "B0", "backward of micro-batch 0"),
@@ -27,12 +27,13 @@ SIGNS = (
 
 
 def shown_table(pipeline: Pipeline, workers: int) -> Table:
-    """The table of the updates that are drawn."""
+    """Return the table of the updates that are drawn."""
     counts = (pipeline.micro_batches,) * (pipeline.schedule.span or SHOWN + workers)
     return pipeline.table(workers, counts)
 
 
 def draw_table(table: Table, colours: bool = False) -> list[str]:
+    """Draw a table with its legend and figures."""
     figures = prove_table(table)
     tasks = ticked(table)
     plain = table.homes == tuple(range(table.workers))
@@ -54,14 +55,14 @@ def _kept(in_flight: Sequence[int], versions: Sequence[int]) -> str:
 
 
 def cell(task: Task, table: Table) -> str:
-    """What is written for a task: F2, or F2.1 where stage 1 is one of several at its worker; F2v1 reads version 1."""
+    """Return the text of a task: F2, or F2.1 if its worker holds several stages; F2v1 reads version 1."""
     stage = f".{task.stage}" if table.stages > table.workers else ""
     version = f"v{task.version}" if task.version else ""
     return "U" if task.what == UPDATE else f"{task.what}{task.micro}{stage}{version}"
 
 
 def grid(table: Table, tasks: Sequence[Task], colours: bool) -> list[str]:
-    """As many lines as there are workers, again and again where the page is too narrow."""
+    """Return a line per worker, in several blocks if the page is too narrow."""
     last = max((task.tick for task in tasks), default=0)
     cells = [[""] * (last + 1) for _ in range(table.workers)]
     paint = [[""] * (last + 1) for _ in range(table.workers)]
@@ -104,7 +105,7 @@ def _painted(text: str, what: str, colours: bool) -> str:
 
 
 def draw_measured(table: Table, rows: Columns, colours: bool = False) -> list[str]:
-    """One table's time in a run whose plan it is, in the same form: the one of median length."""
+    """Draw the measured times of one table of a run: the one of median length."""
     spans = measured(rows, table)
     if not spans:
         return ["Its trace has no whole table to draw."]
@@ -131,7 +132,7 @@ def draw_measured(table: Table, rows: Columns, colours: bool = False) -> list[st
 
 
 def summary_line(spans: Sequence[Span], workers: int) -> str:
-    """How long it took, and what of it was not work."""
+    """Return how long a table took, and the shares of it that workers were idle or moved messages."""
     length = max(span.end for span in spans) - min(span.start for span in spans)
     moving, working = (
         sum(span.end - span.start for span in spans if (span.what == MOVES) == moves) / (length * workers)
@@ -144,18 +145,19 @@ def summary_line(spans: Sequence[Span], workers: int) -> str:
 
 
 class Span(NamedTuple):
-    """Something that was done, and when, in nanoseconds."""
+    """A piece of work, with its times in nanoseconds."""
 
     worker: int
     what: str
     text: str
     start: int
     end: int
-    waited: int = 0  # before it
+    #: Nanoseconds that the worker waited before it.
+    waited: int = 0
 
 
 def measured(rows: Columns, table: Table) -> list[Span]:
-    """What was done in those updates that took a median time, of as many as the table has and whose trace is whole."""
+    """Return the work of the group of updates that took a median time, of those whose trace is complete."""
     work, count = rows[rows["kind"] == Kind.STAGE], sum(each.what != UPDATE for line in table.lines for each in line)
     together = max(each.version for line in table.lines for each in line if each.what == UPDATE)
     groups = {int(group): work[work["update"] // together == group] for group in np.unique(work["update"] // together)}
@@ -175,7 +177,7 @@ def measured(rows: Columns, table: Table) -> list[Span]:
 
 
 def _messages(spans: Sequence[Span]) -> Iterator[Span]:
-    """Between two pieces of a worker's work: what it did not wait."""
+    """Yield the times between two pieces of a worker's work in which it did not wait."""
     before: dict[int, Span] = {}
     for span in spans:
         last = before.get(span.worker)

@@ -1,5 +1,4 @@
-"""A pipeline's table, and a run of it under it, as an HTML page: the same as `timetable` writes, in colours and to
-scale."""
+"""A pipeline's table and a run of it as an HTML page: the content of `timetable`, in colours and to scale."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ STYLE = "body{font:14px sans-serif;margin:2em;color:#222}text{font:11px sans-ser
 
 
 def page(title: str, table: Table, run: Sequence[Span], more: Sequence[str]) -> str:
-    """`run`: what was done in one table's time, and when; may be empty. `more`: what is said of the table besides."""
+    """Return the page of a table and of the measured work of one table, if there is any; `more` are lines to add."""
     figures = prove_table(table)
     planned = []
     for task in ticked(table):

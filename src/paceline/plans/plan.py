@@ -1,4 +1,4 @@
-"""Plan: how a job is trained. A plan is a method with a number of workers; well-known plans have names.
+"""A plan says how a job is trained: it is a method with a number of workers; well-known plans have names.
 
 `Plan.parse("downpour:workers=4,shards=2")` and `Downpour(workers=4, shards=2)` are the same.
 """
@@ -27,6 +27,8 @@ RECIPES: dict[str, Recipe] = {**DATA_PARALLEL, **PIPELINES, **PEERS}
 
 @dataclass(frozen=True)
 class Plan:
+    """A method with a number of workers, and the options that it was made with."""
+
     name: str
     method: Method
     workers: int = 1
@@ -34,7 +36,7 @@ class Plan:
     chunks: int = 1
     #: Compute threads of each worker.
     threads: int = 1
-    #: How gradients are written on the wire.
+    #: The encoding of gradients on the wire.
     codec: Codec = field(default_factory=Dense)
     #: The options as the user gave them.
     options: dict[str, Option] = field(default_factory=dict)
@@ -72,19 +74,19 @@ class Plan:
         return self.codec if self.traits.sends_gradients else Dense()
 
     def fitted(self, shards: int) -> Plan:
-        """The same plan with as many shards as there are, since each has at least one parameter."""
+        """Return the same plan with this number of shards, since each has at least one parameter."""
         method = self.method
         return replace(self, method=method.with_shards(shards)) if isinstance(method, ParameterServer) else self
 
     def agenda(
         self, samples: int, batch_size: int, epochs: int = 1, accumulate: int = 1, limit: int | None = None
     ) -> Agenda:
-        """How this plan divides the training."""
+        """Return how this plan divides the training."""
         by = self.division
         return Agenda(samples, batch_size, epochs, accumulate, by.parts, limit, by.block, by.shares, by.data_parts)
 
     def cut_at(self, names: Sequence[str]) -> Plan:
-        """The same pipeline with the places where the model was cut, so that it is cut there again."""
+        """Return the same pipeline with the layers where the model was cut, so that it is cut there again."""
         cuts, method = "+".join(names), self.method
         if not isinstance(method, Pipeline) or cuts == method.cuts:
             return self
@@ -92,7 +94,7 @@ class Plan:
 
     @staticmethod
     def parse(text: str | Plan, workers: int | None = None) -> Plan:
-        """A plan from its name and options; `workers` fills in what the text leaves open."""
+        """Make a plan from its name and options; `workers` is used if the text does not say it."""
         if isinstance(text, Plan):
             return text if workers is None or "workers" in text.options else make_again(text, workers)
         name, _, tail = text.strip().partition(":")
@@ -119,7 +121,7 @@ class Plan:
 
 
 def make(name: str, **given: Option) -> Plan:
-    """The plan called `name`; unknown options and impossible values raise `PlanError`."""
+    """Make the plan called `name`; unknown options and impossible values raise `PlanError`."""
     return _made(name, given)
 
 
@@ -141,7 +143,7 @@ def _made(name: str, given: Mapping[str, Option], saved_table: str = "") -> Plan
 
 
 def _wanted(recipe: Recipe, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a recipe's function names; all that it has no name for, where it takes any."""
+    """Return the options that a recipe's function names, and the fields of `Pipeline` if it takes any keyword."""
     parameters = inspect.signature(recipe.method).parameters.values()
     wanted = {p.name: chosen[p.name] for p in parameters if p.kind is not p.VAR_KEYWORD and p.name in chosen}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -151,14 +153,14 @@ def _wanted(recipe: Recipe, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_again(plan: Plan, workers: int) -> Plan:
-    """The same plan with another number of workers, where it has workers at all."""
+    """Return the same plan with another number of workers, if it has that option."""
     if "workers" not in _recipe(plan.name).options:
         return plan
     return make(plan.name, **{**plan.options, "workers": workers})
 
 
 def plan_class(name: str) -> Callable[..., Plan] | None:
-    """`Downpour` for "downpour", `DcAsgd` for "dc_asgd"; None where no plan has that name."""
+    """Return the constructor of a plan, such as `DcAsgd` for "dc_asgd"; None if no plan has that name."""
     for plan in RECIPES:
         if "".join(part.capitalize() for part in plan.split("_")) == name:
 

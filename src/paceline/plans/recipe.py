@@ -1,4 +1,4 @@
-"""Recipe: what a named plan is made of, and which options it has."""
+"""Recipes of named plans: the method and the options of each."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Option = int | float | str
 
 
 class Kind(NamedTuple):
-    """What an option may be.
+    """The values that an option may have.
 
-    The default says whether it is a whole number, a number (None: the method's own default) or a word: one of
-    `words`, or any word where `words` is empty.
+    The default says whether it is an integer, a number (None stands for the method's own default) or a word: one of
+    `words`, or any word if `words` is empty.
     """
 
     default: Option | None
@@ -25,11 +25,11 @@ class Kind(NamedTuple):
 
     @property
     def free(self) -> bool:
-        """Whether any word will do."""
+        """Whether any word is allowed."""
         return isinstance(self.default, str) and not self.words
 
     def refusal(self, value: object) -> str | None:
-        """What is wrong with a value, or None."""
+        """Return what is wrong with a value, or None."""
         if self.free:
             return None if isinstance(value, str) else "is not a word"
         if self.words:

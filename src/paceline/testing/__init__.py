@@ -1,7 +1,7 @@
-"""What the authors test with, for whoever adds a member or writes a plug-in.
+"""Helpers for testing plans, members of `core` and plug-ins.
 
-jobs.py         small models that between them have everything awkward
-conformance.py  what every plan must keep, whatever the engine
-killing.py      real workers, really killed
-leaks.py        that a test leaves no process, thread, descriptor or file behind
+jobs.py         small models that between them have every awkward feature
+conformance.py  the invariants of every plan on every engine
+killing.py      killing real workers
+leaks.py        checking that a test leaves no process, thread, descriptor or file behind
 """

@@ -1,4 +1,4 @@
-"""What every plan must keep, whatever the engine. A new member joins by one row in PLANS.
+"""The invariants of every plan on every engine. A new plan is added by one row in PLANS.
 
 same_numbers        a synchronous plan of N workers is `sequential:chunks=N`, to rounding
 each_sample_once    an epoch visits every sample exactly once
@@ -33,7 +33,7 @@ from paceline.runs.trace import Kind
 
 @dataclass(frozen=True)
 class Member:
-    """A plan as the suite tries it."""
+    """A plan, and the numbers of workers that the suite runs it with."""
 
     plan: str
     workers: tuple[int, ...]
@@ -84,14 +84,14 @@ ENGINES = ("virtual", "local")
 
 
 def difference(one: nn.Module, other: nn.Module) -> float:
-    """The relative difference of all parameters and buffers, as one vector."""
+    """Return the relative difference of all parameters and buffers, as one vector."""
     a = torch.cat([t.double().flatten() for t in one.state_dict().values()])
     b = torch.cat([t.double().flatten() for t in other.state_dict().values()])
     return float((a - b).norm() / a.norm())
 
 
 def same_numbers(job: Job, plan: Plan, engine: str, tolerance: float = 1e-9, updates: int = 20) -> None:
-    """`plan` against the oracle: the same chunks in one process."""
+    """Assert that `plan` trains as the oracle does, which computes the same chunks in one process."""
     oracle = train(job, make("sequential", chunks=plan.parts), engine="virtual", folder=None, updates=updates)
     run = train(job, plan, engine=engine, folder=None, updates=updates)
     gap = difference(oracle.model, run.model)
@@ -99,7 +99,7 @@ def same_numbers(job: Job, plan: Plan, engine: str, tolerance: float = 1e-9, upd
 
 
 def check_run(run: Run, plan: Plan) -> None:
-    """Everything a finished run's trace must show."""
+    """Assert every invariant that the trace of a finished run can show."""
     each_sample_once(run)
     if isinstance(plan.method, Server) and not isinstance(plan.method, Hogwild):
         no_update_lost(run)
@@ -111,9 +111,11 @@ def check_run(run: Run, plan: Plan) -> None:
 
 
 def each_sample_once(run: Run) -> None:
-    """Per update, the samples computed and applied are those of the agenda; a death may add lost computations. A
-    programme evaluates a batch several times: its samples count where it does so first, and are none in later rows.
-    What came too late for a round is computed again, and so is what only some shards had when the run was killed.
+    """Assert that the samples of every update are computed and applied once.
+
+    A death may add lost computations. A coordinator evaluates a batch several times, and its samples count in the
+    first row only. A gradient that is too late for a round is computed again, and so is one that only some shards had
+    when the run was killed.
     """
     summary, shards = run.summary(), len(set(run.trace.of_kind(Kind.APPLY)["shard"].tolist()))
     twice = shards > 1 and len(run.trace.lives()) > 1
@@ -151,7 +153,7 @@ def staleness_identity(run: Run) -> None:
     machine = plan.method.machine(plan.workers)
     resumed = run.trace.of_kind(Kind.RESUME)
     for shard, rows in _pushes(run, plan).items():
-        # Of each life by itself: all begin it with the version that it begins with.
+        # The identity holds for each part of a resumed run: all workers start it from the same version.
         begins = [0, *(int(v) for v in resumed[resumed["shard"] == shard]["version"]), int(rows[-1]["version"])]
         for low, high in pairwise(begins):
             mine = [row for row in rows if low < row["version"] <= high]
@@ -165,7 +167,7 @@ def every_version(run: Run) -> None:
     assert isinstance(pipeline, Pipeline)
     counts = tuple(len(_agenda(run).filled(update)) for update in range(updates))
     span = pipeline.schedule.span or updates
-    reads: dict[tuple[int, int], int] = {}  # (stage, update): what the first forward of its micro-batches read
+    reads: dict[tuple[int, int], int] = {}  # (stage, update): the version that its first forward reads
     for first in range(0, updates, span):
         table, ends = (
             pipeline.table(plan.workers, counts[first : first + span]),
@@ -193,14 +195,14 @@ def _agenda(run: Run) -> Agenda:
 
 
 def _pushes(run: Run, plan: Plan) -> dict[int, list[Any]]:
-    """Per shard, the pushes it took, in the order of the versions they are in."""
+    """Return for each shard the pushes that it applied, in the order of the versions that they are in."""
     rows = run.trace.of_kind(Kind.APPLY)
     found: dict[int, list[Any]] = {}
     for shard in sorted(set(rows["shard"].tolist())):
-        # A worker killed between writing a row and making its version leaves a row too many: the later one is true.
+        # A worker killed between writing a row and making its version leaves a row too many: the later one is valid.
         key = "update" if isinstance(plan.method, GatheringServer) else "version"
-        true_rows = {int(row[key]): row for row in rows[rows["shard"] == shard]}
-        found[shard] = sorted(true_rows.values(), key=lambda row: int(row["version"]))
+        valid_rows = {int(row[key]): row for row in rows[rows["shard"] == shard]}
+        found[shard] = sorted(valid_rows.values(), key=lambda row: int(row["version"]))
     return found
 
 

@@ -110,7 +110,7 @@ class _TiedAutoEncoder(nn.Module):
 
 
 class _DeepTied(nn.Module):
-    """The same with layers before and after what is tied."""
+    """A tied auto-encoder with layers before and after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ DEEP_JOBS: dict[str, Callable[[], Job]] = {  # the same kinds, deep enough for t
 
 
 class _Bag(nn.Module):
-    """A table of words, of which a batch touches few, and (with a head) a dense part."""
+    """An embedding table, of which a batch touches few rows, and a dense head if `head`."""
 
     def __init__(self, sparse: bool, head: bool) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class _Bag(nn.Module):
 
 
 def bag(optimizer: Callable[..., torch.optim.Optimizer], sparse: bool = True, head: bool = True) -> Job:
-    """Words, some of them more common than others."""
+    """Return a job on words, some of which are more common than others."""
     generator = torch.Generator().manual_seed(1)
     words = (torch.rand(SAMPLES, 2, generator=generator).square() * 900).long()
     labels = torch.randint(5, (SAMPLES,), generator=generator)

@@ -1,6 +1,4 @@
-"""Killing real workers: an optimizer that kills its own process in the middle of a step, and a hand that kills from
-outside.
-"""
+"""Killing real workers: by an optimizer in the middle of a step, or from outside."""
 
 from __future__ import annotations
 
@@ -46,16 +44,16 @@ class DiesInMidUpdate(torch.optim.SGD):
 
 
 def worker_processes() -> list[psutil.Process]:
-    """The workers of the run that this process has started, in the order of their numbers."""
+    """Return the workers of the run that this process has started, in the order of their numbers."""
     found = []
-    for servant in psutil.Process().children():
-        if "forkserver" in " ".join(servant.cmdline()):
-            found += servant.children()
+    for child in psutil.Process().children():
+        if "forkserver" in " ".join(child.cmdline()):
+            found += child.children()
     return sorted(found, key=lambda p: p.pid)
 
 
 def kill_tree(root: psutil.Process) -> None:
-    """SIGKILL to a process and all that it has started, at once."""
+    """Send SIGKILL to a process and all its descendants."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in [root, *root.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -63,7 +61,7 @@ def kill_tree(root: psutil.Process) -> None:
 
 
 def kill_one(after: float, choose: Callable[[int], int], how: signal.Signals = signal.SIGKILL) -> ProgressCallback:
-    """Return a progress callback that kills the worker `choose(count)` so many seconds into the training."""
+    """Return a progress callback that kills worker `choose(count)` after so many seconds of training."""
     done = False
 
     def progress(state: Progress) -> None:
@@ -78,7 +76,7 @@ def kill_one(after: float, choose: Callable[[int], int], how: signal.Signals = s
 
 
 def kill_later(delay: float, choose: Callable[[int], int], patience: float = 10.0) -> None:
-    """Wait for workers to appear, then so long, then kill one. For a thread beside `train`."""
+    """Wait until workers appear, then `delay` seconds more, then kill one; to be called in a thread beside `train`."""
     end = time.monotonic() + patience
     while not (workers := worker_processes()) and time.monotonic() < end:
         time.sleep(0.001)

@@ -26,8 +26,8 @@ def _children() -> set[int]:
     for child in psutil.Process().children(recursive=True):
         try:
             command = " ".join(child.cmdline())
-            servant = child.ppid() == os.getpid() and ("forkserver" in command or "resource_tracker" in command)
-            if not servant and child.status() != psutil.STATUS_ZOMBIE:
+            helper = child.ppid() == os.getpid() and ("forkserver" in command or "resource_tracker" in command)
+            if not helper and child.status() != psutil.STATUS_ZOMBIE:
                 found.add(child.pid)
         except psutil.NoSuchProcess:
             continue

@@ -1,4 +1,4 @@
-"""What a server answers: what the engine must now do."""
+"""The answers of a server: each says what the engine must do next."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from typing import NamedTuple
 
 
 class Lease(NamedTuple):
-    """Compute this batch. It stays the worker's until it says Finish or dies."""
+    """Compute this batch, which is leased to the worker until it sends Finish or dies."""
 
     batch: int
-    again: bool  # its first owner died, perhaps after some of its pushes
+    #: Its first owner died, perhaps after some of its pushes.
+    again: bool
 
 
 class Wait(NamedTuple):
-    """Nothing to do yet; ask again when something has changed."""
+    """There is nothing to do yet; ask again when the desk has changed."""
 
 
 class Done(NamedTuple):
-    """Every batch has been applied: go home."""
+    """Every batch has been applied, so the worker has finished."""
 
 
 class Apply(NamedTuple):
@@ -28,7 +29,7 @@ class Apply(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The gradient, computed from version `base`, waits at the shard for the others that `version` is made of."""
+    """The shard holds the gradient, computed from version `base`, for the others that `version` is made of."""
 
     version: int
     base: int
@@ -43,7 +44,7 @@ class Drop(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """Nothing to do."""
+    """There is nothing to do."""
 
 
 Action = Lease | Wait | Done | Apply | Held | Late | Drop | Noted

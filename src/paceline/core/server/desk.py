@@ -5,7 +5,7 @@
                <------------                <------------
            Lease | Wait | Done              Apply(version, base) | Drop
 
-What holds, whatever the order of events and whoever dies in between:
+The invariants, whatever the order of events and whichever workers die:
 
 - every batch is applied exactly once by every shard (`pushed` remembers each worker's last batch: a batch whose
   owner died between two shards is leased again, and dropped by the shards that already have it);
@@ -14,7 +14,8 @@ What holds, whatever the order of events and whoever dies in between:
   (position of its last push + 1) - (number of its pushes); see `identity_gap`.
 
 State is a flat run of integers owned by the engine (an array here, shared memory there) and changed in place, so a
-decision costs a microsecond; whoever needs all-or-nothing under SIGKILL gives the machine a copy and flips it in.
+decision costs a microsecond. An engine that needs changes to be all or nothing under SIGKILL hands in a copy, and
+makes it the valid one afterwards.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Desk:
     state: next | finished | orphans | lost | orphan per worker and ghost | lease per worker | lost batch per worker |
     the gate's integers
 
-    An orphan is a batch whose owner died; it lies in its dead owner's cell until somebody takes it. Ghosts are owners
-    that died in an earlier life of the run (`core.cut`).
+    An orphan is a batch whose owner died; it stays in the dead owner's cell until another worker takes it. Ghosts are
+    owners that died before the run was resumed (`core.server.cut`).
     """
 
     def __init__(self, workers: int, batches: int, gate: Gate, ghosts: int = 0) -> None:
@@ -52,7 +53,7 @@ class Desk:
         self.ints = self._gate + gate.ints(workers)
 
     def init(self, state: State, given_out: int = 0, orphans: Sequence[int] = ()) -> None:
-        """At the start; or, so many batches having been given out, with all of them finished but these orphans."""
+        """Start with no batch given out, or with so many given out, of which all but these orphans are finished."""
         state[0], state[1], state[2], state[3] = given_out, given_out - len(orphans), len(orphans), 0
         for worker in range(self.workers):
             state[self._orphan + worker] = state[self._lease + worker] = state[self._lost + worker] = NONE
@@ -107,7 +108,7 @@ class Desk:
         return Noted()
 
     def _found(self, state: State, batch: int) -> None:
-        """A batch is finished that may have died with a worker."""
+        """Note that a batch is finished, which may have been lost with a worker."""
         for cell in range(self._lost, self._lost + self.workers):
             if state[cell] == batch:
                 state[cell] = NONE
@@ -136,14 +137,14 @@ class Desk:
         return Lease(state[lease], again=True)
 
     def leased(self, state: State) -> list[int]:
-        """The batch of each worker, NONE or DEAD."""
+        """Return the batch of each worker, NONE or DEAD."""
         return list(state[self._lease : self._lease + self.workers])
 
     def given_out(self, state: State) -> int:
         return state[0]
 
     def under_way(self, state: State) -> list[int]:
-        """The batches that were given out and that nobody has finished yet."""
+        """Return the batches that were given out and that no worker has finished yet."""
         return sorted(batch for batch in state[self._orphan : self._lost] if batch >= 0)
 
     def finished(self, state: State) -> int:

@@ -1,4 +1,4 @@
-"""What can happen to a server: the words a worker says to it, and the news of a death."""
+"""The events of a server: the messages of workers, and deaths."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ class Ask(NamedTuple):
 
 
 class Compute(NamedTuple):
-    """A worker computes the gradient of its batch. It concerns nobody else: no machine hears of it."""
+    """A worker computes the gradient of its batch. No machine handles this command."""
 
     worker: int
     batch: int
 
 
 class Push(NamedTuple):
-    """A worker brings the gradient of `batch` to one shard, and pulls that shard's newest parameters."""
+    """A worker pushes the gradient of `batch` to one shard, and pulls that shard's newest parameters."""
 
     worker: int
     shard: int
     batch: int
-    again: bool = False  # the batch was leased before, to a worker that died
+    #: The batch was leased before, to a worker that died.
+    again: bool = False
 
 
 class Pull(NamedTuple):
-    """A worker wants a shard's newest parameters, without bringing anything."""
+    """A worker wants a shard's newest parameters without pushing a gradient."""
 
     worker: int
     shard: int
@@ -42,7 +43,7 @@ class Finish(NamedTuple):
 
 
 class Death(NamedTuple):
-    """A worker is dead. A worker that takes its place says `Join` first."""
+    """A worker is dead. A worker that takes its place sends `Join` first."""
 
     worker: int
 

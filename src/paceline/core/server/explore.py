@@ -1,12 +1,12 @@
-"""Every interleaving of a small world, walked.
+"""Exploring every interleaving of a small world.
 
 Workers, desk and shards are machines with integers for state, so a world can be copied, compared and visited once.
-The walk is breadth-first: the first bad story found is a shortest one. A worker may die between any two of its
-commands, up to `deaths` of them in all, and another one may join in its place, up to `joins` times; what lies inside a
-command is atomic (the local engine makes it so, and is tested by killing it there).
+The search is breadth-first: the first bad story that it finds is a shortest one. A worker may die between any two of
+its commands, up to `deaths` of them in all, and another one may join in its place, up to `joins` times. A command is
+atomic (the local engine makes it so, and is tested by killing workers there).
 
-Asked at every state: no batch leased to two living workers; versions count the pushes; the staleness identity holds.
-At every end: every batch applied exactly once by every shard. And that there is an end: no state where all wait.
+At every state no batch is leased to two living workers, versions count the pushes, and the staleness identity holds. At
+every end each shard has applied each batch exactly once. And there is an end: no state in which all workers wait.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ Move = tuple[str, int]  # ("goes on", "dies" or "joins", worker)
 
 @dataclass
 class Explored:
+    """The result of an exploration."""
+
     states: int
     moves: int
-    story: str | None  # the shortest bad one
+    #: The shortest story in which an invariant fails; None if there is none.
+    story: str | None
 
     @property
     def good(self) -> bool:
@@ -46,12 +49,14 @@ class _World:
     shard_states: list[list[int]]
     workers: list[Worker]
     alive: list[bool]
-    waits: list[bool]  # asked, was told to wait, and nothing has changed since
-    applied: list[list[tuple[int, Taken]]] = field(default_factory=list)  # per shard (batch, push)
-    joined: int = 0  # workers that joined late
-    identity: list[int] = field(
-        default_factory=list
-    )  # of the worker that has each place: other ones have other numbers
+    #: Whether each worker was answered Wait and the desk has not changed since.
+    waits: list[bool]
+    #: For each shard, the (batch, push) that it applied, in order.
+    applied: list[list[tuple[int, Taken]]] = field(default_factory=list)
+    #: The number of workers that joined late.
+    joined: int = 0
+    #: For each worker's number, a number that tells the workers that had it one after another apart.
+    identity: list[int] = field(default_factory=list)
 
     def copy(self) -> _World:
         return _World(
@@ -77,14 +82,8 @@ class _Explorer:
         self, workers: int, batches: int, shards: int, gathers: int, deaths: int, joins: int, gate: Gate,
         desk: type[Desk],
     ) -> None:  # fmt: skip
-        self.joins, self.count, self.batches, self.shards, self.gathers, self.deaths = (
-            joins,
-            workers,
-            batches,
-            shards,
-            gathers,
-            deaths,
-        )
+        self.count, self.batches, self.shards, self.gathers = workers, batches, shards, gathers
+        self.deaths, self.joins = deaths, joins
         self.desk = desk(workers, batches, gate)
         self.shard: Shard | Gathering = Gathering(workers, gathers) if gathers else Shard(workers)
 
@@ -129,7 +128,7 @@ class _Explorer:
                 yield ("joins", worker.number)
 
     def make(self, world: _World, move: Move) -> Scene:
-        """Change the world by one move, and say what happened."""
+        """Change the world by one move, and describe it."""
         kind, number = move
         if kind == "dies":
             world.alive[number] = False
@@ -147,7 +146,7 @@ class _Explorer:
         action = self._perform(world, command)
         worker.answer(action)
         if isinstance(command, Finish) or isinstance(action, Lease):
-            world.waits = [False] * self.count  # the desk has changed: those who wait may ask again
+            world.waits = [False] * self.count  # the desk has changed: workers that wait may ask again
         if isinstance(action, Wait):
             world.waits[number] = True
         return Scene(f"worker {number}", f"{_say(command)} -> {_say(action)}")
@@ -182,7 +181,7 @@ class _Explorer:
         for number, applied in enumerate(world.applied):
             missing = set(range(self.batches)) - {batch for batch, _ in applied}
             if missing:
-                return f"everybody went home, but shard {number} never got batches {sorted(missing)}"
+                return f"every worker has finished, but shard {number} never got batches {sorted(missing)}"
         return None
 
 
@@ -196,7 +195,7 @@ def explore(
     gathers: int = 0,
     joins: int = 0,
 ) -> Explored:
-    """Walk every interleaving; the shortest bad story, if there is one."""
+    """Explore every interleaving, and return the shortest story in which an invariant fails, if there is one."""
     explorer = _Explorer(workers, batches, shards, gathers, deaths, joins, gate or Asynchronous(), desk)
     first = explorer.first()
     came_from: dict[Any, tuple[Any, Scene] | None] = {explorer.key(first): None}
@@ -246,7 +245,7 @@ def _say(thing: Command | Action) -> str:
     if isinstance(thing, Noted):
         return "done"
     if isinstance(thing, Done):
-        return "goes home"
+        return "finishes"
     if isinstance(thing, Wait | Drop | Late):
         return type(thing).__name__.lower()
     return f"finishes batch {thing.batch}" if isinstance(thing, Finish) else "asks"

@@ -1,15 +1,15 @@
 """A shard that makes a version only of enough gradients that were all computed from the version before.
 
                   Push            too old     Late: the worker pulls and computes its share again
-        worker ---------> shard   fresh       Held: it lies in the shard's hands until the round is full
+        worker ---------> shard   fresh       Held: the shard holds it until the round is full
                                   the last    Apply: the sum of all that are held is the next version
 
-A gradient lies in a slot. Whoever brings one leaves his slot to the round and goes on with the one that was free in
-its place, so slots are written before the lock is taken, and a round whose last contributor is killed while he adds up
-still has all the others.
+Each gradient is in a slot. A worker that pushes leaves its slot to the round and takes the free one of the round for
+its next gradient, so slots are written before the lock is taken, and a round whose last contributor is killed while it
+adds up still has all the others.
 
     slots of worker 0, worker 1 | of the round      0 1 | 2 3
-    worker 1 is the first to bring                  0 2 | 1 3
+    worker 1 is the first to push                   0 2 | 1 3
 """
 
 from __future__ import annotations
@@ -27,12 +27,17 @@ if TYPE_CHECKING:
 
 
 class Contribution(NamedTuple):
+    """A gradient that a round holds."""
+
     batch: int
     slot: int
 
 
 class Gathering:
-    """state: version | per worker: base, last batch pushed, slot | held | per place in the round: batch, slot"""
+    """Counts the versions of a shard, each of `needed` gradients.
+
+    state: version | per worker: base, last batch pushed, slot | held | per gradient of the round: batch, slot
+    """
 
     def __init__(self, workers: int, needed: int) -> None:
         self.workers, self.needed = workers, needed
@@ -42,13 +47,13 @@ class Gathering:
         self.slots = workers + needed
 
     def init(self, state: State, version: int = 0, pushed: Sequence[int] = ()) -> None:
-        """`pushed` by ghosts is of no use here: what was brought is in a version, or lost with the round."""
+        """Start every worker from this version. `pushed` is not used: a held gradient is lost with its round."""
         state[0], state[self._held] = version, 0
         for worker in range(self.workers):
             state[self._base + worker], state[self._pushed + worker] = version, NONE
             state[self._slot + worker] = worker
-        for place in range(self.needed):
-            state[self._batches + place], state[self._slots + place] = NONE, self.workers + place
+        for number in range(self.needed):
+            state[self._batches + number], state[self._slots + number] = NONE, self.workers + number
 
     def handle(self, state: State, event: Push | Pull) -> Apply | Drop | Held | Late | Noted:
         worker = event.worker
@@ -75,18 +80,18 @@ class Gathering:
         state[self._held] = held + 1
 
     def has(self, state: State, batch: int) -> bool:
-        """Whether a batch that is under way has been brought here."""
+        """Return whether a batch that is under way was pushed here."""
         return batch in list(state[self._pushed : self._slot])
 
     def held(self, state: State) -> list[int]:
-        """Batches that were brought and are in no version yet."""
+        """Return the batches that were pushed and are in no version yet."""
         return list(state[self._batches : self._batches + state[self._held]])
 
     def base(self, state: State, worker: int) -> int:
         return state[self._base + worker]
 
     def slot(self, state: State, worker: int) -> int:
-        """Where this worker may lay down its next gradient."""
+        """Return the slot for this worker's next gradient."""
         return state[self._slot + worker]
 
     def full_round(self, state: State) -> list[Contribution]:

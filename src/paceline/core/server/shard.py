@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 
 class Taken(NamedTuple):
-    """A push that a shard took, for asking afterwards whether all went well."""
+    """A push that a shard applied, recorded so that invariants can be checked afterwards."""
 
     worker: int
-    base: int  # the version it was computed from
-    joined: bool = False  # the worker joined late
+    #: The version that it was computed from.
+    base: int
+    #: The worker joined late.
+    joined: bool = False
 
 
 class Shard:
@@ -38,7 +40,7 @@ class Shard:
         self.ints = self._pushed + workers + ghosts
 
     def init(self, state: State, version: int = 0, pushed: Sequence[int] = ()) -> None:
-        """Every worker starts from this version. `pushed`: what each ghost has brought here, or NONE."""
+        """Start every worker from this version; `pushed` is the batch that each ghost has pushed here, or NONE."""
         state[0] = version
         for worker in range(self.workers):
             state[1 + worker] = version
@@ -59,23 +61,23 @@ class Shard:
         return Apply(state[0], base)
 
     def note(self, state: State, worker: int, batch: int) -> None:
-        """This worker has brought this batch."""
+        """Note that this worker has pushed this batch."""
         state[self._pushed + worker] = batch
 
     def has(self, state: State, batch: int) -> bool:
-        """Whether a batch that is under way has been brought here."""
+        """Return whether a batch that is under way was pushed here."""
         return batch in list(state[self._pushed : self.ints])
 
     def held(self, state: State) -> list[int]:
-        """Batches that were brought and are in no version yet."""
+        """Return the batches that were pushed and are in no version yet."""
         return []
 
     def base(self, state: State, worker: int) -> int:
-        """The version this worker holds."""
+        """Return the version that this worker holds."""
         return state[1 + worker]
 
     def fault(self, pushes: Sequence[Taken], version: int) -> str | None:
-        """What is wrong with these pushes, in their order, when the shard is then at `version`."""
+        """Describe what is wrong with these pushes, in their order, if the shard is then at `version`; else None."""
         if version != len(pushes):
             return f"it is at version {version} after {len(pushes)} pushes"
         if gap := identity_gap(pushes):
@@ -87,7 +89,7 @@ class Shard:
 
 
 def identity_gap(pushes: Sequence[Taken]) -> int:
-    """Sum of staleness minus what the identity says it is, for one shard's pushes in their order.
+    """Return the sum of staleness minus the sum that the identity predicts, for one shard's pushes in their order.
 
     When every worker pulls right after each push, its staleness sums to
     (position of its last push + 1) - (version it started from) - (number of its pushes).

@@ -3,11 +3,11 @@
         [ask] --Lease--> [compute] --> [push shard ...] --> [finish] --Lease--> [compute] ...
           |  ^           every shard once, each worker         |
         Done  \\-Wait--    starting at another one             +--Wait--> [ask]
-          v                                                    +--Done--> [home]
-        [home]
+          v                                                    +--Done--> [finished]
+        [finished]
 
-A worker starts with version 0 of every shard in its hands and pulls a shard's newest parameters with each push
-(Downpour with n_fetch = n_push = 1). Where the shard gathers, a push may come back empty-handed, or too late:
+A worker starts with version 0 of every shard and pulls a shard's newest parameters with each push (Downpour with
+n_fetch = n_push = 1). Where the shard gathers, a push may make no version, or be too late:
 
         [ask] --Lease--> [pull] --> [compute] --> [push] --Held, Apply--> [finish] --Lease--> [pull] ...
                             ^------------------Late--+
@@ -23,7 +23,7 @@ from paceline.core.server.actions import Action, Done, Late, Lease, Wait
 from paceline.core.server.events import Ask, Command, Compute, Finish, Join, Pull, Push
 
 ASK, PULL, COMPUTE, PUSH, FINISHED = 0, 1, 2, 3, -1
-JOIN, CATCH_UP = -2, -3  # and further down, a pull of every shard
+JOIN, CATCH_UP = -2, -3  # and below, one pull per shard
 
 
 class Worker:
@@ -35,7 +35,7 @@ class Worker:
         self.stage, self.batch, self.again = JOIN if joins else ASK, -1, False
 
     def command(self) -> Command | None:
-        """What this worker does next; None when it has gone home."""
+        """Return what this worker does next; None when it has finished."""
         stage = self.stage
         if stage == FINISHED:
             return None
@@ -54,7 +54,7 @@ class Worker:
         return Finish(self.number, self.batch)
 
     def answer(self, action: Action) -> None:
-        """What came of it."""
+        """Take the answer to the last command."""
         if isinstance(action, Late):
             self.stage = PULL
         elif PULL <= self.stage < PUSH + self.shards:

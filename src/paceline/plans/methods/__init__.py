@@ -1,4 +1,4 @@
-"""Methods: what a plan's workers do, one frozen class per way of parallelising.
+"""Methods of training in parallel, one frozen class each.
 
     method            what workers exchange                     who applies the optimizer     plans
     Alone             nothing                                   every worker                  sequential, ceiling
@@ -14,10 +14,10 @@
     Pipeline          activations and their gradients           the worker of each stage      layers, gpipe, ...
     NativeDdp         what PyTorch decides                      every worker                  ddp
 
-A method is pure data: it holds members of `core` (a collective, a gate, a rule, a schedule, ...) and answers what the
-rest of Paceline asks of any method (`Method`). Whatever acts on a method looks it up by its class in one table per
-activity: `engines.local.methods` runs it on processes, `engines.arithmetic` computes it in one process,
-`engines.virtual` times it, `explain` draws and proves it.
+A method is pure data: it holds members of `core` (a collective, a gate, a rule, a schedule, ...) and implements the
+protocol `Method`. Code that acts on a method selects by its class, in one place per activity: `engines.local.methods`
+runs it on processes, `engines.arithmetic` computes it in one process, `engines.virtual` times it, `explain` draws and
+proves it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Devices = Literal["alone", "summed", "shared", "stages", "native"]
 
 @dataclass(frozen=True)
 class Traits:
-    """What every part of Paceline may need to know of a method, whatever the method does."""
+    """The properties of a method that other parts of Paceline may ask for."""
 
     #: Every worker takes part in every update, so the run cannot go on without one of them.
     keeps_step: bool = True
@@ -68,7 +68,7 @@ class Traits:
 
 @dataclass(frozen=True)
 class Division:
-    """How a method divides the training, as `core.agenda.Agenda` wants to know it."""
+    """How a method divides the training, for `core.agenda.Agenda`."""
 
     #: Chunks that a batch is cut into.
     parts: int
@@ -76,21 +76,21 @@ class Division:
     block: int = 1
     #: Leases that an update is divided into.
     shares: int = 1
-    #: Parts of the data that each train a replica of their own; 0 where a lease is simply the next batch.
+    #: Parts of the data that each train a replica of their own; 0 if a lease is simply the next batch.
     data_parts: int = 0
 
 
 class Method(Protocol):
-    """What a plan is asked for, whatever its method."""
+    """The interface of every method."""
 
     @property
     def traits(self) -> Traits: ...
 
     def division(self, workers: int, chunks: int) -> Division:
-        """How a batch of `chunks` chunks per worker is divided among `workers`."""
+        """Return how a batch of `chunks` chunks per worker is divided among `workers`."""
 
     def prove(self, workers: int) -> None:
-        """Raise `PlanError` where a table of the method would deadlock or compute something else than it says."""
+        """Raise `PlanError` if a table of the method would deadlock or compute a wrong result."""
 
     def results(self, workers: int) -> int:
-        """The number of workers whose replicas make the trained model: 1 where all agree at the end."""
+        """Return the number of workers whose replicas make the trained model: 1 if all agree at the end."""

@@ -11,6 +11,8 @@ from paceline.plans.methods import Division, Traits
 
 @dataclass(frozen=True)
 class AllReduce:
+    """Adds all gradients up in every update."""
+
     collective: Collective
 
     traits = Traits(agrees=True, sends_gradients=True, shares_parameters=True, devices="summed")

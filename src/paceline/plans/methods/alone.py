@@ -9,13 +9,15 @@ from paceline.plans.methods import Division, Traits
 
 @dataclass(frozen=True)
 class Alone:
+    """Trains every worker on its own."""
+
     traits = Traits(takes_sparse=True, devices="alone")
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(chunks)
 
     def prove(self, workers: int) -> None:
-        """Nothing is exchanged, so nothing can wait."""
+        """Do nothing: without exchanges no worker waits."""
 
     def results(self, workers: int) -> int:
         return 1

@@ -12,6 +12,8 @@ from paceline.plans.methods import Division, Traits
 
 @dataclass(frozen=True)
 class Coordinated:
+    """Lets a coordinator command every update."""
+
     collective: Collective
     coordinator: Coordinator
 

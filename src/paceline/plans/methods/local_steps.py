@@ -16,13 +16,15 @@ from paceline.plans.methods import Division, Traits
 
 
 def averages_after(averaging: Averaging, update: int, updates: int) -> bool:
-    """Whether replicas are averaged after this update: every so many updates, and after the last one."""
+    """Return whether replicas are averaged after this update: every so many updates, and after the last one."""
     every = averaging.every
     return update + 1 == updates or bool(every and (update + 1) % every == 0)
 
 
 @dataclass(frozen=True)
 class LocalSteps:
+    """Averages all replicas after some local steps."""
+
     collective: Collective
     averaging: Averaging
 
@@ -40,6 +42,8 @@ class LocalSteps:
 
 @dataclass(frozen=True)
 class Gossip:
+    """Mixes each replica with its neighbours' after some local steps."""
+
     graph: Neighbours
     averaging: Averaging
 
@@ -52,5 +56,5 @@ class Gossip:
         prove_mixing(self.graph, workers)
 
     def results(self, workers: int) -> int:
-        """All of them: the model is the mean of replicas that never agree."""
+        """Return all workers: the model is the mean of replicas that never agree."""
         return workers

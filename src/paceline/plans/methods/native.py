@@ -9,6 +9,8 @@ from paceline.plans.methods import Division, Traits
 
 @dataclass(frozen=True)
 class NativeDdp:
+    """Trains under DistributedDataParallel."""
+
     traits = Traits(
         agrees=True,
         devices="native",
@@ -23,7 +25,7 @@ class NativeDdp:
         return Division(workers)
 
     def prove(self, workers: int) -> None:
-        """PyTorch's collectives are not tables of Paceline's."""
+        """Do nothing: PyTorch's collectives have no table."""
 
     def results(self, workers: int) -> int:
         return 1

@@ -1,4 +1,4 @@
-"""Pipeline: the model is cut into stages that lie with different workers, and a schedule says who does what when."""
+"""Pipeline: workers hold different stages of the model, and a schedule orders their work."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from paceline.core.schedules import Schedule, Table, table_of
 from paceline.errors import PlanError
 from paceline.plans.methods import Division, Traits
 
-LARGEST = 200_000  # places in a table: half a minute of proving
+LARGEST = 200_000  # cells of a table, whose proof takes half a minute
 
 
 @dataclass(frozen=True)
 class Pipeline:
+    """Runs the stages of a model by a schedule."""
+
     schedule: Schedule
     micro_batches: int = 1
     #: Names of the layers where stages begin, joined by +; empty where stages are balanced automatically.
@@ -52,7 +54,7 @@ class Pipeline:
         return Division(self.micro_batches)
 
     def prove(self, workers: int) -> None:
-        """Tables depend on the batches of a training; `engines.setup` proves those that will be used."""
+        """Do nothing: tables depend on the batches of a training; `engines.setup` proves those that will be used."""
 
     def results(self, workers: int) -> int:
         return 1
@@ -66,16 +68,16 @@ class Pipeline:
         return every[self.recompute] if self.recompute in every else tuple(map(int, self.recompute.split("+")))
 
     def table(self, workers: int, counts: Sequence[int]) -> Table:
-        """What every worker does in as many updates, of so many micro-batches each."""
+        """Return the table of these updates, each of so many micro-batches."""
         if (size := self.stages(workers) * sum(counts)) > LARGEST:
             raise PlanError(
-                f"the table of this pipeline would have {size:,} places, micro-batches times stages, and at most "
-                f"{LARGEST:,} are walked; give fewer micro_batches or workers"
+                f"the table of this pipeline would have {size:,} cells, micro-batches times stages, and at most "
+                f"{LARGEST:,} are proved; give fewer micro_batches or workers"
             )
         return table_of(self.schedule, workers, counts)
 
     def check_stages(self, name: str, workers: int) -> None:
-        """Raise `PlanError` where cuts or recomputation name stages that the plan does not have."""
+        """Raise `PlanError` if cuts or recomputation name stages that the plan does not have."""
         stages = self.stages(workers)
         cuts = self.cuts.count("+") + 1 if self.cuts else stages - 1
         if cuts + 1 != stages:

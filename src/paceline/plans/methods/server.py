@@ -1,7 +1,7 @@
-"""Methods with a server: a desk leases batches to workers one after another, and a gate decides who may go on.
+"""Methods with a server: a desk leases batches to workers, and a gate decides which workers may continue.
 
-The desk is the same machine for all of them (`core.server`); they differ in what a push brings to a shard, and in
-what the shard makes of it. A worker that dies is replaced by the others: its batch is leased again.
+The desk is the same for all of them (`core.server`); they differ in what is pushed to a shard and in how the shard
+applies it. If a worker dies, its batch is leased again to another one.
 """
 
 from __future__ import annotations

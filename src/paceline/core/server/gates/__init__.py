@@ -1,4 +1,6 @@
-"""Gates: who may go on? A gate is asked before each lease and told of every finished batch and death.
+"""Gates decide which workers may start another batch.
+
+The desk calls `open` before each lease, and reports every finished batch, death and join.
 
 One file per published method. A gate keeps its integers at `state[at:]`; it never sees a clock.
 """
@@ -13,12 +15,12 @@ if TYPE_CHECKING:
 
 class Gate(Protocol):
     def ints(self, workers: int) -> int:
-        """How many integers it keeps."""
+        """Return the number of integers that the gate keeps."""
 
     def init(self, state: State, at: int, workers: int) -> None: ...
 
     def open(self, state: State, at: int, worker: int) -> bool:
-        """May this worker start another batch now?"""
+        """Return whether this worker may start another batch now."""
 
     def finished(self, state: State, at: int, worker: int) -> None: ...
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asynchronous:
+    """Opens for every worker at any time."""
+
     def ints(self, workers: int) -> int:
         return 0
 

@@ -1,12 +1,12 @@
-"""The gate with backup workers: a round is over when the first n of all workers have brought their gradient.
+"""The gate with backup workers: a round ends when the first n of all workers have pushed their gradient.
 
 Chen et al., "Revisiting distributed synchronous SGD", ICLR workshop 2016. Of n + b workers that compute from the same
-parameters the n quickest make the update, so up to b stragglers hold up nobody. A worker that has brought its gradient
-waits for the end of the round; one that comes too late pulls and computes its share again (`core.gathering`), so no
-gradient is stale and, unlike in the paper, no sample is left out. With b = 0 it is the synchronous plan.
+parameters the n fastest make the update, so that up to b stragglers delay no worker. A worker that has pushed waits for
+the end of the round; one that is too late pulls and computes its share again (`core.server.gathering`), so no gradient
+is stale and, unlike in the paper, no sample is left out. With b = 0 it is the synchronous plan.
 
-When those who may still bring something are too few to end the round, as after a death, whoever is free may bring more.
-Not to be confused with stale-synchronous, where the slow are waited for and every gradient counts.
+If too few workers are left to end the round, as after a death, workers that have pushed may push again. Not to be
+confused with stale-synchronous, where the slow workers are waited for and every gradient counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ DEAD = -1
 
 @dataclass(frozen=True)
 class Backup:
-    """state: workers | the round | finished in it | the round that each worker is free for, or DEAD"""
+    """Opens for a worker that has not pushed in this round, or if the round lacks workers.
+
+    state: workers | the round | finished in it | the round that each worker is free for, or DEAD
+    """
 
     needed: int
 

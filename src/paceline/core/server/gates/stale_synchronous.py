@@ -1,4 +1,4 @@
-"""The stale-synchronous gate: nobody may be more than `bound` batches ahead of the slowest.
+"""The stale-synchronous gate: no worker may be more than `bound` batches ahead of the slowest.
 
 Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NeurIPS 2013 (SSP). A
 worker's clock counts the batches it has finished; it may start another while
@@ -10,7 +10,7 @@ still pushes its own batch: that equals a synchronous plan only for plain SGD wi
 Not to be confused with a bound on staleness, which counts updates: P workers that are s clocks apart may make up to
 (P - 1)(2s + 1) of them between a pull and its push.
 
-A worker that died has no clock, so nobody waits for it.
+A worker that died has no clock, so no worker waits for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ DEAD = -1
 
 @dataclass(frozen=True)
 class StaleSynchronous:
-    """state: workers | a clock per worker, or DEAD"""
+    """Opens for workers within `bound` batches of the slowest living one.
+
+    state: workers | a clock per worker, or DEAD
+    """
 
     bound: int = 3
 
