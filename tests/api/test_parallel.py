@@ -1,4 +1,4 @@
-"""A user's own loop under every plan that keeps to its batches: real processes, started as torchrun starts them."""
+"""A user's own loop under every plan that allows one, in real processes, started as torchrun starts them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.errors import PlanError, UsageError
 from paceline.runs.record import read_record
 from tests.scripts import Ended, world
 
-# Every rank computes what falls to it under the plan, in plain PyTorch.
+# Every rank computes its share under the plan in plain PyTorch.
 LOOP = """
 import os, sys, torch
 from functools import partial
@@ -134,7 +134,7 @@ def test_asynchronous_plans_end_with_one_model_and_lose_no_step(tmp_path: Path) 
 
 
 def test_the_optimizer_goes_on_with_what_it_remembers_and_follows_its_schedule(tmp_path: Path) -> None:
-    """One process under a server's plan is plain PyTorch, whatever is done to the optimizer meanwhile."""
+    """One process under a plan with a server equals plain PyTorch, even if the optimizer is changed meanwhile."""
     (ended,) = run(
         tmp_path, 1,
         """
@@ -256,7 +256,7 @@ def test_what_cannot_be_is_refused_before_anything_is_shared(tmp_path: Path) -> 
 
 
 def test_processes_that_torchrun_did_not_start_find_each_other_where_their_group_did(tmp_path: Path) -> None:
-    """As those of torch.multiprocessing.spawn: no environment tells how many there are."""
+    """Processes of torch.multiprocessing.spawn have no environment variable for the number of ranks."""
     ended = run(
         tmp_path, 2, """
         import torch.distributed as dist

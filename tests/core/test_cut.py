@@ -1,4 +1,4 @@
-"""Histories closed at any moment, and gone on with by other workers."""
+"""Runs cut at any moment and resumed by other workers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from paceline.core.server.worker import Worker
 from paceline.plans.methods.server import GatheringServer, ParameterServer, Server
 
 
-class Life:
-    """Desk, shards and workers, run in an order that chance decides; what every shard took is in `applied`."""
+class Part:
+    """A desk, shards and workers, which run in random order; `applied` counts the batches of each shard."""
 
     def __init__(
         self, workers: int, batches: int, server: Server, shards: int, applied: list[Counter[int]], cut: Cut | None
@@ -43,7 +43,7 @@ class Life:
         return take_cut(self.desk, self.state, self.machine, self.shards)
 
     def do(self, worker: Worker) -> None:
-        """Its next command; each shard's round is kept, for what a version is made of."""
+        """Perform the worker's next command, and count the batches of every new version."""
         command: Any = worker.command()
         if isinstance(command, Compute):
             worker.answer(Noted())
@@ -58,7 +58,7 @@ class Life:
             worker.answer(self.desk.handle(self.state, command))
 
     def step(self, chance: random.Random) -> bool:
-        """One command of one worker; whether somebody is still at work."""
+        """Perform one command of a random worker; return whether any worker had one."""
         busy = [w for w in self.workers if w.number not in self.dead and w.command() is not None]
         if busy:
             self.do(chance.choice(busy))
@@ -80,29 +80,29 @@ def test_every_batch_is_taken_once_however_often_the_run_is_cut(server: Server, 
     applied: list[Counter[int]] = [Counter() for _ in range(shards)]
     cut: Cut | None = None
     for _ in range(5):
-        life = Life(chance.randint(least, 4), batches, server, shards, applied, cut)
+        part = Part(chance.randint(least, 4), batches, server, shards, applied, cut)
         for _ in range(chance.randrange(60)):
-            life.step(chance)
-            if chance.random() < 0.02 and len(life.workers) - len(life.dead) > least:
-                victim = chance.choice([w.number for w in life.workers if w.number not in life.dead])
-                life.dead.add(victim)
-                life.desk.handle(life.state, Death(victim))
-        cut = life.cut()
+            part.step(chance)
+            if chance.random() < 0.02 and len(part.workers) - len(part.dead) > least:
+                victim = chance.choice([w.number for w in part.workers if w.number not in part.dead])
+                part.dead.add(victim)
+                part.desk.handle(part.state, Death(victim))
+        cut = part.cut()
         assert [sum(taken.values()) for taken in applied] == [version * least for version in cut.versions]
         assert cut.finished <= min(sum(taken.values()) for taken in applied)
-    life, steps = Life(3, batches, server, shards, applied, cut), 0
-    while life.step(chance):
+    part, steps = Part(3, batches, server, shards, applied, cut), 0
+    while part.step(chance):
         steps += 1
         assert steps < 10**5, "nobody gets any further"
     assert applied == [Counter(range(batches))] * shards
 
 
 def test_a_batch_that_all_shards_have_is_done_and_one_that_some_have_is_not() -> None:
-    life = Life(2, 9, ParameterServer(), 2, [Counter(), Counter()], None)
-    zero, one = life.workers
+    part = Part(2, 9, ParameterServer(), 2, [Counter(), Counter()], None)
+    zero, one = part.workers
     for _ in range(4):  # asks, computes, pushes to both shards, and is about to say so
-        life.do(zero)
+        part.do(zero)
     assert zero.command() == Finish(0, 0)
     for _ in range(3):  # asks, computes, pushes to its first shard, which is shard 1
-        life.do(one)
-    assert life.cut() == Cut(2, (1, 2), (UnderWay(1, (1,)),))
+        part.do(one)
+    assert part.cut() == Cut(2, (1, 2), (UnderWay(1, (1,)),))

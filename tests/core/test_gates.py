@@ -1,4 +1,4 @@
-"""What each gate promises, in every interleaving of a small world and in many random large ones."""
+"""The guarantee of each gate, in every interleaving of a small world and in many random large ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def soaked(*values: int) -> Any:
 
 
 class Counts(Desk):
-    """A desk that counts for itself who has finished how much, and never leases to one too far ahead."""
+    """A desk that counts each worker's finished batches itself, and asserts that no lease goes to one too far ahead."""
 
     BOUND = 1
 
@@ -153,7 +153,7 @@ def test_ssp_keeps_its_bound_in_random_worlds_of_eight_with_stragglers_and_a_dea
 
 
 def _furthest_ahead(trace: Trace, world: World) -> int:
-    """By how many batches a worker, when it began one, was ahead of the slowest worker then alive."""
+    """Return by how many batches a worker was ahead of the slowest living worker when it began one."""
     rows = trace.rows
     back = world.travel(BYTES) * 1e9
     death = {int(r["worker"]): int(r["start"]) for r in trace.of_kind(Kind.DEATH)}

@@ -1,4 +1,4 @@
-"""Every interleaving of a small world; and that broken machines are caught with the shortest story."""
+"""Every interleaving of a small world, and broken machines that it catches with the shortest story."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_interleaving_is_good(workers: int, batches: int, shards: int, dea
 
 
 class OnlyTheSlower(Asynchronous):
-    """A stale-synchronous gate gone wrong: it wants a worker to be behind the fastest, where equal is enough."""
+    """A broken stale-synchronous gate: it wants a worker to be behind the fastest, where equal is enough."""
 
     def ints(self, workers: int) -> int:
         return workers

@@ -1,5 +1,5 @@
-"""Runs that are killed on the way, and go on. A few with SIGKILL to the whole process tree; benchmarks/resuming does so
-more often, and at random moments. The others by an exception in the parent, which kills the workers on the spot.
+"""Runs that are killed and resumed: a few by SIGKILL to the whole process tree, the others by an exception in the
+parent, which kills the workers at once. benchmarks/resuming kills more often, and at random moments.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def job_of(file: Path) -> pl.Job:
 
 @contextlib.contextmanager
 def slowly(file: Path) -> Iterator[None]:
-    """So that what a test waits for happens before the run is over."""
+    """Slow a run down, so that the event that a test waits for happens before it ends."""
     flag = file.with_name("slowly")
     flag.touch()
     try:
@@ -89,13 +89,13 @@ def slowly(file: Path) -> Iterator[None]:
 
 
 def paceline(*arguments: object) -> subprocess.Popen[str]:
-    """A command in a process of its own, which a test may kill."""
+    """Start a command in its own process, which a test may kill."""
     command = [sys.executable, "-W", "ignore", "-m", "paceline", "train", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def newest(runs: Path) -> int:
-    """The number of the newest checkpoint that is whole; 0 before there is one."""
+    """Return the number of the newest complete checkpoint; 0 before there is one."""
     return max((int(p.name) for p in runs.glob("*/checkpoints/*") if p.name.isdigit()), default=0)
 
 
@@ -107,10 +107,10 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
 
 
 def killed_and_resumed(file: Path, runs: Path, plan: str, workers: tuple[int, ...]) -> Run:
-    """Every life but the last ends by SIGKILL to the whole tree, once there are two more checkpoints."""
+    """End every part of the run but the last by SIGKILL to the whole tree, after two more checkpoints."""
     *first, last = workers
-    for life, count in enumerate(first):
-        begun = ["--resume", *runs.iterdir()] if life else [file, "--plan", plan, "--runs", runs]
+    for part, count in enumerate(first):
+        begun = ["--resume", *runs.iterdir()] if part else [file, "--plan", plan, "--runs", runs]
         with slowly(file):
             process = paceline(*begun, "-w", count, "--checkpoint-every", EVERY)
             enough = newest(runs) + 2 * EVERY
@@ -127,9 +127,9 @@ class Interrupted(Exception):
 
 
 def interrupted_and_resumed(file: Path, runs: Path, plan: str, workers: tuple[int, ...]) -> Run:
-    """Every life but the last ends by an exception in the parent, once there are two more checkpoints."""
+    """End every part of the run but the last by an exception in the parent, after two more checkpoints."""
     *first, last = workers
-    for life, count in enumerate(first):
+    for part, count in enumerate(first):
         enough = newest(runs) + 2 * EVERY
 
         def look(_: Progress, enough: int = enough) -> None:
@@ -138,7 +138,7 @@ def interrupted_and_resumed(file: Path, runs: Path, plan: str, workers: tuple[in
 
         begun = (
             partial(pl.train, resume=next(runs.iterdir()))
-            if life
+            if part
             else partial(pl.train, job_of(file), plan, folder=runs)
         )
         with slowly(file), pytest.raises(Interrupted):
@@ -237,7 +237,7 @@ def rows_of_words() -> pl.Job:
 
 
 @pytest.mark.parametrize("plan", ["downpour:workers=2", "sequential"])
-def test_embedding_tables_go_on(plan: str, tmp_path: Path) -> None:
+def test_embedding_tables_are_resumed(plan: str, tmp_path: Path) -> None:
     def stop(state: Progress) -> None:
         if state.updates > 50 and not told:
             told.append(os.kill(os.getpid(), signal.SIGTERM))
@@ -294,7 +294,7 @@ def test_by_seconds(job_file: Path, tmp_path: Path) -> None:
 
 
 def stopped(file: Path, folder: Path, plan: str = "ring", job: pl.Job | None = None) -> Path:
-    """A run that was stopped on the way."""
+    """Return a run that was stopped before its end."""
 
     def stop(state: Progress) -> None:
         if state.updates > 30 and not told:

@@ -1,7 +1,7 @@
-"""Workers that compute on another device than their parameters are at home on.
+"""Workers that compute on another device than the one that stores their parameters.
 
-Without a GPU the CPU plays the device: parameters and gradients cross over all the same. Where there is a GPU the same
-rows run on it.
+Without a GPU the CPU stands in for the device, and parameters and gradients are copied as for a GPU. With a GPU the
+same rows run on it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU 
 ROWS = [plan for member in PLANS for plan in member.plans()[-1:] if not isinstance(plan.method, Pipeline)]
 
 
-def put(monkeypatch: pytest.MonkeyPatch, on_device: bool = False, library: str = "") -> None:
-    """Have all workers compute on a device of their own: the CPU."""
+def place_workers(monkeypatch: pytest.MonkeyPatch, on_device: bool = False, library: str = "") -> None:
+    """Place all workers on a device that the CPU stands in for."""
 
     def placed(job: Job, plan: Plan, together: bool = False) -> Placement:
         return Placement((CPU,) * plan.workers, on_device, library)
@@ -44,38 +44,38 @@ def sha(run: pl.Run) -> object:
 @pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.errors.JobWarning")
 @pytest.mark.parametrize("job", ["residual", "tied"])
 @pytest.mark.parametrize("plan", ROWS, ids=str)
-def test_every_plan_makes_the_same_bits_from_abroad(plan: Plan, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_plan_makes_the_same_bits_on_a_device(plan: Plan, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = JOBS[job]()
-    on_device = train(made, plan, engine="virtual", folder=None, updates=12)
-    put(monkeypatch)
-    assert sha(train(made, plan, engine="virtual", folder=None, updates=12)) == sha(on_device)
+    expected = train(made, plan, engine="virtual", folder=None, updates=12)
+    place_workers(monkeypatch)
+    assert sha(train(made, plan, engine="virtual", folder=None, updates=12)) == sha(expected)
 
 
 @pytest.mark.parametrize(
     "plan", ["ring:workers=2", "downpour:workers=2,shards=2", "hogwild:workers=2", "ssp:workers=3"]
 )
-def test_real_workers_abroad(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(monkeypatch)
+def test_real_workers_on_a_device(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place_workers(monkeypatch)
     check_run(train(JOBS["residual"](), plan, folder=None, updates=12), Plan.parse(plan))
 
 
-def test_sparse_gradients_and_loops_over_chunks_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_gradients_and_loops_over_chunks_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     made = SPARSE_JOBS["bag-adagrad"]()
-    on_device = [
+    expected = [
         sha(train(made, p, engine="virtual", folder=None)) for p in ("downpour:workers=2", "sequential:chunks=3")
     ]
-    put(monkeypatch)
-    abroad = [sha(train(made, p, engine="virtual", folder=None)) for p in ("downpour:workers=2", "sequential:chunks=3")]
-    assert abroad == on_device
+    place_workers(monkeypatch)
+    copied = [sha(train(made, p, engine="virtual", folder=None)) for p in ("downpour:workers=2", "sequential:chunks=3")]
+    assert copied == expected
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("plan", ["ring", "local_sgd:every=4"])
 def test_a_library_may_add_up(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With gloo in NCCL's place; with two workers the order of the sum does not matter."""
+    """gloo stands in for NCCL; with two workers the order of the sum does not matter."""
     made = JOBS["residual"]()
     by_table = train(made, plan, 2, folder=None, updates=12)
-    put(monkeypatch, on_device=True, library="gloo")
+    place_workers(monkeypatch, on_device=True, library="gloo")
     run = train(made, plan, 2, folder=None, updates=12)
     assert difference(run.model, by_table.model) < 1e-9
     assert run.summary()["bytes_sent"] > 0
@@ -83,7 +83,7 @@ def test_a_library_may_add_up(plan: str, monkeypatch: pytest.MonkeyPatch) -> Non
         pl.replay(run)
 
 
-def test_a_crossing_keeps_kinds_and_holes_apart() -> None:
+def test_a_copy_keeps_kinds_and_holes_apart() -> None:
     def made() -> list[nn.Parameter]:
         return [
             nn.Parameter(torch.arange(6.0).view(2, 3)),
@@ -107,7 +107,7 @@ def test_a_crossing_keeps_kinds_and_holes_apart() -> None:
     assert back[1].dtype == torch.float64
 
 
-def test_a_replica_abroad_draws_the_same_chance() -> None:
+def test_a_replica_copied_draws_the_same_chance() -> None:
     made = JOBS["mlp"]()
     module = made.make_model()
     chunk, batch = Chunk(3, 1, 0, 0, 8, 1.0), tuple(t[:8] for t in made.data)

@@ -1,4 +1,4 @@
-"""One short run on each engine: what tells at once whether training works at all."""
+"""One short run on each engine, which shows quickly whether training works at all."""
 
 from __future__ import annotations
 

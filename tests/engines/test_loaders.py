@@ -32,7 +32,7 @@ WITHOUT_ORDER = ("hogwild",)
 
 
 class Set(Dataset):  # type: ignore[type-arg]
-    """Samples with chance in them, and a note of each process that read any."""
+    """Samples with random augmentation; a file names each process that read any."""
 
     def __init__(self, notes: Path) -> None:
         self.notes = notes
@@ -47,7 +47,7 @@ class Set(Dataset):  # type: ignore[type-arg]
 
 
 class Noting(nn.Module):
-    """A layer that notes each process that computes, and changes its input in place."""
+    """A layer that records each process that computes, and changes its input in place."""
 
     def __init__(self, notes: Path) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_loaders_read_for_plans_that_know_what_comes(plan: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("plan", REPLAYED)
 def test_loaders_read_what_will_probably_be_leased(plan: str, tmp_path: Path) -> None:
-    """A replay reads without loaders, and raises where it does not get the recorded bits."""
+    """A replay reads without loaders, and raises if its bits are not the recorded ones."""
     job = _job(tmp_path / "notes", loader_workers=2)
     run = pl.train(job, plan, workers=3, folder=tmp_path / "runs")
     _check_who_read(tmp_path / "notes")

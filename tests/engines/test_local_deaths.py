@@ -1,4 +1,4 @@
-"""Real processes, really killed. Deaths are placed by what the run has done, not by sleeping."""
+"""Killing real processes. Each death is timed by the progress of the run, not by sleeping."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_others_survive_a_death_in_mid_update_with_the_lock_held(tmp_path: P
 
 
 class Held(nn.Sequential):
-    """After ten forward passes in a worker each further one waits for as long as a file exists."""
+    """A model whose forward passes, after ten in a worker, wait for as long as a file exists."""
 
     passes = 0
 

@@ -1,4 +1,4 @@
-"""What `draw` draws and what `prove` says, of every plan there is."""
+"""The output of `draw` and `prove` for every plan."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_plan_has_a_picture_that_fits_on_a_page(name: str, workers: int) -
 
 @pytest.mark.parametrize("name", ["ring", "tree", "halving_doubling", "hierarchical", "central"])
 def test_a_table_ends_with_capitals_only(name: str) -> None:
-    """The last thing everyone takes is complete."""
+    """The last part that each worker receives is a complete sum."""
     head, *rows = draw(Plan.parse(name, 6)).splitlines()[2:]
     for worker in range(6):
         place = head.index(f"worker {worker}")

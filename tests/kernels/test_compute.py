@@ -59,8 +59,8 @@ def test_real_workers_and_their_replay(plan: str) -> None:
 
 
 @pytest.mark.parametrize("on_device", [True, False])
-def test_on_a_device_that_is_played(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parameters at home on the device, or in the host's memory with the module abroad."""
+def test_on_a_device_that_the_cpu_stands_in_for(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters are stored on the device, or in the host's memory and copied to it."""
 
     def on_played(module: nn.Module, loss: nn.Module, optimizer: None, batch: int, threads: int) -> Fused:
         return played(module, loss, optimizer, batch)

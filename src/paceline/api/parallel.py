@@ -97,6 +97,8 @@ def parallel(
 
 
 def _step_of(block: _Block) -> Callable[..., Any]:
+    """Return the function that takes the place of `optimizer.step` in a block."""
+
     def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
@@ -119,6 +121,7 @@ class _Stores:
     blocks = 0
 
     def next_block(self) -> Store:
+        """Return a store for the next block, with keys of its own."""
         import torch.distributed as dist
         from torch._C._distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
@@ -296,6 +299,7 @@ class _Block:
             self.worker.step()
 
     def finish(self) -> None:
+        """End the method, wait for all ranks, and give the result to the model."""
         with torch.no_grad():
             self.worker.conclude()
             part = self._part(self.rank)

@@ -23,6 +23,7 @@ class Order:
         self._epochs: dict[int, Tensor] = {}
 
     def indices(self, chunk: Chunk) -> Tensor:
+        """Return the sample numbers of a chunk."""
         return self._epoch(chunk.epoch)[chunk.start : chunk.stop]
 
     def _epoch(self, epoch: int) -> Tensor:

@@ -75,6 +75,7 @@ class DatasetSource:
         return len(self.dataset)
 
     def sample(self, index: int, epoch: int) -> Any:
+        """Read one sample with seeded random generators."""
         seed = mix(self.seed, epoch, index, 1)
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
@@ -198,6 +199,7 @@ class Reader:
                 self._found = iter(self._loader)
 
     def batch(self, chunk: Chunk) -> Batch:
+        """Return the batch of a chunk, from a loader if the job has any."""
         if not self.ahead:
             return self.source.batch(self.order.indices(chunk), chunk.epoch)
         if not self.repeats:

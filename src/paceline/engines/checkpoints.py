@@ -218,6 +218,7 @@ def newest(run: Path) -> Checkpoint | None:
 
 
 def _read(folder: Path) -> Checkpoint:
+    """Read a checkpoint."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 

@@ -38,6 +38,7 @@ class Placement:
     library: str = ""
 
     def replica(self, worker: int, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
+        """Make the replica of a worker on its device."""
         device = self.devices[worker]
         make_deterministic(device)
         kind = FusedReplica if job.compute == "fused" else Replica
@@ -77,6 +78,7 @@ def _of_stages(name: str) -> torch.device:
 
 
 def _wanted(name: str) -> torch.device:
+    """Return the device that the job names, if this machine has it."""
     if name == "auto":
         return torch.device("cuda") if torch.cuda.is_available() else CPU
     try:

@@ -82,6 +82,7 @@ def train(setup: Setup) -> Outcome:
 
 
 def _train(setup: Setup) -> Outcome:
+    """Train stretch by stretch, each in one call."""
     agenda, team, rows, snapshots = setup.agenda, Team(setup, by_ranks), list[Row](), list[Snapshot]()
     world = team.fused.runner.nodes.world
     world.Barrier()

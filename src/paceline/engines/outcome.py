@@ -98,6 +98,7 @@ def _evaluate(setup: Setup, outcome: Outcome, module: nn.Module) -> list[Evaluat
 
 
 def _summarize(setup: Setup, outcome: Outcome) -> Summary:
+    """Summarize the trace, with figures that only the engine knows."""
     plan, updates = setup.plan, setup.agenda.updates
     summary = summarize(
         outcome.trace, plan=str(plan), engine=setup.engine, workers=plan.workers, updates=updates,
@@ -113,6 +114,7 @@ def _summarize(setup: Setup, outcome: Outcome) -> Summary:
 
 
 def _warn_if_crowded(plan: Plan, waited: float) -> None:
+    """Warn if workers have waited for cores."""
     cores, wanted = len(os.sched_getaffinity(0)), plan.workers * plan.threads
     if waited and wanted > cores:
         team = f"{plan.workers} workers" + (f" of {plan.threads} threads" if plan.threads > 1 else "")

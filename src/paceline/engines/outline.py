@@ -53,6 +53,7 @@ def outline(job: Job, module: nn.Module, source: Source) -> list[LayerRecord]:
 
 
 def _layers(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers of a module with their names."""
     children = dict(module.named_children())
     own = any(True for _ in module.parameters(recurse=False))
     if not children or (own and type(module).__module__.startswith("torch.")):
@@ -95,6 +96,8 @@ class _Tracker(TorchFunctionMode):
         return result
 
     def watch(self, number: int, part: nn.Module) -> list[Any]:
+        """Register the hooks of one layer."""
+
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             self.calls.setdefault(number, len(self.calls))
             self.after.setdefault(number, set()).update(self._origin((args, kwargs)) - {number})

@@ -45,6 +45,7 @@ def life_record(setup: Setup, updates: int) -> LifeRecord:
 
 
 def _job(setup: Setup) -> JobRecord:
+    """Describe the job."""
     job = setup.job
     return JobRecord(
         name=job.name,

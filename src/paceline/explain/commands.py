@@ -37,6 +37,7 @@ def draw_commands(coordinator: Coordinator) -> list[str]:
 
 
 def _formula(command: Command) -> str:
+    """Return a command as a formula."""
     if isinstance(command, Dot):
         return f"{command.one} . {command.other}"
     if isinstance(command, Copy):

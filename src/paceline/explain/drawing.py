@@ -41,6 +41,7 @@ def draw(plan: Plan, colours: bool = False, more: Sequence[str] = ()) -> str:
 
 
 def _body(plan: Plan, colours: bool) -> list[str]:
+    """Draw what the method of the plan has to show."""
     match plan.method:
         case AllReduce(collective):
             return draw_collective(collective, plan.workers)
@@ -97,6 +98,7 @@ def draw_page(what: Plan | RecordedRun, more: Sequence[str] = ()) -> str:
 
 
 def write_page(what: Plan | RecordedRun, file: Path, more: Sequence[str] = ()) -> None:
+    """Write the HTML page of a pipeline to a file."""
     text = draw_page(what, more)
     try:
         file.write_text(text)

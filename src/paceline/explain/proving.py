@@ -85,6 +85,7 @@ def prove_plan(plan: Plan) -> Proved:
 
 
 def _pipeline(plan: Plan, pipeline: Pipeline) -> Proved:
+    """Prove the timetable of a pipeline."""
     micro_batches = pipeline.micro_batches
     counts = (micro_batches,) * (pipeline.schedule.span or ENDLESS)
     table = pipeline.table(plan.workers, counts)
@@ -116,6 +117,7 @@ def _many(count: int, what: str) -> str:
 
 
 def _collective(plan: Plan, collective: Collective, more: list[str]) -> Proved:
+    """Prove the table of a collective, its closed form and its rounds."""
     workers = plan.workers
     steps = prove(collective, workers)
     says = [
@@ -151,6 +153,7 @@ def _rehearsed(coordinator: Coordinator) -> list[str]:
 
 
 def _mixing(plan: Plan, collective: Neighbours) -> Proved:
+    """Prove the table of neighbours that mix."""
     workers = plan.workers
     steps = prove_mixing(collective, workers)
     says = [
@@ -178,6 +181,7 @@ class _WatchedGate:
 
 
 def _gate(plan: Plan, server: Server) -> Proved:
+    """Explore a small world under the gate of a server."""
     gathers = server.gathers if isinstance(server, GatheringServer) else 0
     workers, shards = min(plan.workers, MOST_WORKERS), min(plan.shards, MOST_SHARDS)
     if gathers:  # all the backups, and one more at least

@@ -21,7 +21,7 @@ SHOWN = 10  # local steps between two collectives that fit on a page
 
 @dataclass(frozen=True)
 class Legend:
-    """How the timeline of a method is drawn."""
+    """The style and the legend of a method's timeline."""
 
     #: Updates that are drawn.
     updates: int
@@ -41,6 +41,7 @@ OWN_STEP, BATCHES, WAITS = "  -o  a step of its own parameters", "  -   computes
 
 
 def draw_timeline(plan: Plan) -> list[str]:
+    """Draw the timeline of a plan with its legend."""
     shown, legend = _legend(plan)
     slowest, columns = (2, 2) if legend.own_steps else (3, 7)
     trace = _simulated(shown, legend.updates, slowest)

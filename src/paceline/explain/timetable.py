@@ -84,6 +84,7 @@ def grid(table: Table, tasks: Sequence[Task], colours: bool) -> list[str]:
 
 
 def legend(table: Table, tasks: Sequence[Task], colours: bool) -> list[str]:
+    """Explain the signs that occur in a table."""
     found = {task.what for task in tasks}
     lines = [
         f"  {_painted(sign, what, colours)}{' ' * (5 - len(sign))}{means}"

@@ -49,6 +49,7 @@ def page(title: str, table: Table, run: Sequence[Span], more: Sequence[str]) -> 
 
 
 def _picture(workers: int, spans: Sequence[tuple[int, str, str, float, float]]) -> str:
+    """Draw spans as an SVG picture, a line per worker."""
     begins, ends = min(span[3] for span in spans), max(span[4] for span in spans)
     scale = WIDE / (ends - begins)
     lines = []

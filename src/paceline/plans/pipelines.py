@@ -28,6 +28,7 @@ PIPELINE = {**TEAM, "micro_batches": Kind(4), **CUTTING}
 
 
 def _layers(workers: int, on: str, micro_batches: int, **cutting: Any) -> Pipeline:
+    """Make the pipeline of `layers`, whose option `on` names the worker of each stage."""
     words = on.split("+") if on else [str(worker) for worker in range(workers)]
     if set(words) != {str(worker) for worker in range(workers)}:
         named = sorted({int(word) for word in words if word.isdigit()})
@@ -76,7 +77,7 @@ PIPELINES: dict[str, Recipe] = {
         {**PIPELINE, "micro_batches": Kind(1), "on": Kind("")},
     ),
     "gpipe": Recipe("a pipeline: all forwards, all backwards, then the update", _of(Gpipe()), PIPELINE),
-    "one_f_one_b": Recipe("a pipeline: a forward and a backward in turn, then the update", _of(OneFOneB()), PIPELINE),
+    "one_f_one_b": Recipe("a pipeline: one forward, one backward, then the update", _of(OneFOneB()), PIPELINE),
     "zero_bubble": Recipe(
         "a pipeline: backward in two halves, of which the second fills gaps", _of(ZeroBubble()), PIPELINE
     ),

@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def wire(self) -> Codec:
-        """How what leaves a worker is encoded: a gradient by the codec, a replica as it is."""
+        """The encoding of what leaves a worker: the codec for a gradient, none for a replica."""
         return self.codec if self.traits.sends_gradients else Dense()
 
     def fitted(self, shards: int) -> Plan:
@@ -126,6 +126,7 @@ def make(name: str, **given: Option) -> Plan:
 
 
 def _made(name: str, given: Mapping[str, Option], saved_table: str = "") -> Plan:
+    """Check the options of a plan and make it."""
     recipe = _recipe(name)
     for key, value in given.items():
         if key not in recipe.options:
@@ -180,6 +181,7 @@ def _recipe(name: str) -> Recipe:
 
 
 def _options(name: str, tail: str) -> dict[str, Option]:
+    """Parse the options of a plan's text."""
     options: dict[str, Option] = {}
     kinds = RECIPES[name].options if name in RECIPES else {}
     for word in filter(None, (part.strip() for part in tail.split(","))):

@@ -138,6 +138,7 @@ def each_sample_once(run: Run) -> None:
 
 
 def no_update_lost(run: Run) -> None:
+    """Assert that every shard applied every lease once, in versions without a gap."""
     plan, agenda = _plan(run), _agenda(run)
     versions = agenda.leases // agenda.shares
     for shard, rows in _pushes(run, plan).items():
@@ -148,6 +149,7 @@ def no_update_lost(run: Run) -> None:
 
 
 def staleness_identity(run: Run) -> None:
+    """Assert the staleness identity of every shard."""
     plan = _plan(run)
     assert isinstance(plan.method, Server)
     machine = plan.method.machine(plan.workers)
@@ -162,6 +164,7 @@ def staleness_identity(run: Run) -> None:
 
 
 def every_version(run: Run) -> None:
+    """Assert that every stage made every version once, from the versions that its table says."""
     plan, updates = _plan(run), _agenda(run).updates
     pipeline = plan.method
     assert isinstance(pipeline, Pipeline)
@@ -207,6 +210,7 @@ def _pushes(run: Run, plan: Plan) -> dict[int, list[Any]]:
 
 
 def replays(run: Run) -> None:
+    """Assert that a replay ends with the same bits."""
     found = replay(run)
     assert found.matches, "the replay gave other bits"
     with torch.no_grad():

@@ -1,6 +1,4 @@
-"""That a piece of code leaves nothing behind: no process, no thread, no open descriptor, no shared memory, no file
-in /tmp.
-"""
+"""Checking that code leaves nothing behind: no process, thread, descriptor, shared memory or file in /tmp."""
 
 from __future__ import annotations
 

@@ -62,6 +62,7 @@ class Desk:
         self.gate.init(state, self._gate, self.workers)
 
     def handle(self, state: State, event: Event) -> Action:
+        """Change the state by one event, and return the answer."""
         if isinstance(event, Ask):
             return self._ask(state, event.worker)
         if isinstance(event, Finish):
@@ -81,6 +82,7 @@ class Desk:
         raise ProtocolError(f"the desk has no answer to {event}")
 
     def _death(self, state: State, worker: int) -> Noted:
+        """Mark a worker as dead; its batch becomes an orphan."""
         lease = self._lease + worker
         if state[lease] == DEAD:
             return Noted()
@@ -115,6 +117,7 @@ class Desk:
                 state[3] -= 1
 
     def _ask(self, state: State, worker: int) -> Action:
+        """Lease an orphan or the next batch to a worker, if the gate is open."""
         lease = self._lease + worker
         if state[lease] != NONE:
             raise ProtocolError(f"worker {worker} asks, but its cell says {state[lease]}")

@@ -45,6 +45,8 @@ class Explored:
 
 @dataclass
 class _World:
+    """The state of a small world."""
+
     desk_state: list[int]
     shard_states: list[list[int]]
     workers: list[Worker]
@@ -78,6 +80,8 @@ def _copy_worker(worker: Worker) -> Worker:
 
 
 class _Explorer:
+    """The machines of a small world, and its moves and invariants."""
+
     def __init__(
         self, workers: int, batches: int, shards: int, gathers: int, deaths: int, joins: int, gate: Gate,
         desk: type[Desk],
@@ -117,6 +121,7 @@ class _Explorer:
         )
 
     def moves(self, world: _World) -> Iterator[Move]:
+        """Yield the moves that are possible in a world."""
         died = world.alive.count(False) + world.joined
         for worker in world.workers:
             if world.alive[worker.number] and worker.stage != FINISHED:
@@ -163,6 +168,7 @@ class _Explorer:
         return self.desk.handle(world.desk_state, command)
 
     def fault(self, world: _World) -> str | None:
+        """Describe an invariant that fails in this state; None if all hold."""
         leases = [b for n, b in enumerate(self.desk.leased(world.desk_state)) if b >= 0 and world.alive[n]]
         if len(set(leases)) < len(leases):
             return f"two living workers hold the same batch: leases {leases}"
@@ -175,6 +181,7 @@ class _Explorer:
         return None
 
     def fault_at_end(self, world: _World) -> str | None:
+        """Describe what is missing in a final state; None if nothing is."""
         stuck = [w.number for w in world.workers if world.alive[w.number] and w.stage != FINISHED]
         if stuck:
             return f"workers {stuck} wait for ever"
@@ -228,6 +235,7 @@ def _path(came_from: dict[Any, tuple[Any, Scene] | None], key: Any) -> list[Scen
 
 
 def _say(thing: Command | Action) -> str:
+    """Return a command or an answer in words."""
     if isinstance(thing, Lease):
         return f"batch {thing.batch}{' again' if thing.again else ''}"
     if isinstance(thing, Apply):

@@ -56,6 +56,7 @@ class Gathering:
             state[self._batches + number], state[self._slots + number] = NONE, self.workers + number
 
     def handle(self, state: State, event: Push | Pull) -> Apply | Drop | Held | Late | Noted:
+        """Change the state by one event, and return the answer."""
         worker = event.worker
         if isinstance(event, Pull):
             state[self._base + worker] = state[0]

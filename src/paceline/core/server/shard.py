@@ -49,6 +49,7 @@ class Shard:
             state[ghost] = batch
 
     def handle(self, state: State, event: Push | Pull) -> Apply | Drop | Noted:
+        """Change the state by one event, and return the answer."""
         if isinstance(event, Pull):
             state[1 + event.worker] = state[0]
             return Noted()

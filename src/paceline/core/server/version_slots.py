@@ -55,6 +55,7 @@ class VersionSlots:
         return state[self.at], state[self.at + 2 + worker]
 
     def of(self, state: State, worker: int) -> int:
+        """Return the slot of the version that this worker holds."""
         return state[self.at + 2 + worker]
 
     def newest(self, state: State) -> int:
@@ -89,6 +90,7 @@ class ReplicaSlots:
         return source, target
 
     def of(self, state: State, replica: int) -> int:
+        """Return the slot that the owner of this replica computes with."""
         return state[self.at + 2 * replica + 1]
 
     def newest(self, state: State, replica: int = 0) -> int:

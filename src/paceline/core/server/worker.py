@@ -27,6 +27,8 @@ JOIN, CATCH_UP = -2, -3  # and below, one pull per shard
 
 
 class Worker:
+    """One worker's side of the protocol."""
+
     def __init__(self, number: int, shards: int, gathering: bool = False, joins: bool = False) -> None:
         self.number, self.shards = number, shards
         self._leased = PULL if gathering else COMPUTE

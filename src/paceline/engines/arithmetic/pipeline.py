@@ -59,6 +59,7 @@ class StagedPipeline:
             yield passing, table
 
     def do(self, worker: int, work: Work) -> Sums | None:
+        """Run a piece of one worker's work; an update returns its loss."""
         segment = self.segments[worker]
         if sends(work):
             self.in_flight[channel_of(work)].append(segment.fetch(work))

@@ -125,6 +125,7 @@ class CommandedWorkers:
         self.executor.update()
 
     def evaluate(self) -> float:
+        """Add up the gradients of the first evaluation, or compute new ones."""
         shares, self.first = self.first, []
         if not shares:
             agenda, workers = self.setup.agenda, range(len(self.slices))

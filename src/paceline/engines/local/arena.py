@@ -170,6 +170,7 @@ class Arena:
         self.memory.close()
 
     def _shard(self, number: int) -> ShardMemory:
+        """Lay out the memory of one shard."""
         memory, shape, server = self.memory, self.shape.versions[number], self.shape.server
         assert server is not None
         machine = server.machine(self.shape.workers, self.shape.ghosts)
@@ -182,6 +183,7 @@ class Arena:
 
     @staticmethod
     def create(shape: ArenaShape) -> Arena:
+        """Allocate an arena and initialise its state."""
         require_store_order("the local engine")
         arena = Arena(shape, Memory(_size(shape)), Locks())
         if arena.desk is not None:

@@ -132,6 +132,7 @@ class CheckpointCoordinator:
         return found
 
     def _take_at_server(self, desk: DeskMemory) -> Checkpoint | None:
+        """Take a checkpoint of a plan with a server, under all locks."""
         setup, shards, every = self.setup, self.arena.shards, self.request.interval.updates
         done = setup.agenda.done_by(desk.finished)
         due = self.requested or (every and done // every > self.last // every)
@@ -217,6 +218,7 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
+        """Write the newest checkpoint on offer, until the writer is closed."""
         for module in ("torch.distributed.checkpoint", "safetensors.torch"):
             importlib.import_module(module)  # takes half a second, in which the training goes on
         while True:

@@ -67,6 +67,8 @@ class Reduction:
         return link.waited - before
 
     def _move(self, step: Step, turn: int, cuts: list[int]) -> _Move:
+        """Resolve a step of the table to spans of this worker's vectors."""
+
         def span(part: Part | None) -> Span:
             return Span(turn, cuts[part.first], cuts[part.stop]) if part else Span(turn, 0, 0)
 

@@ -138,6 +138,7 @@ class LoopWorker:
         return self.cancel_reason is not None
 
     def _what_is_wrong(self, gone: set[int]) -> str | None:
+        """Return why this rank cannot continue; None if it can."""
         doing = self.arena.doing
         where = f"worker {self.number} cannot go on after its step {doing[self.number] + 1}"
         for other, ended in enumerate(self.arena.ended):

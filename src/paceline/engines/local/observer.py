@@ -76,6 +76,7 @@ class Observer:
         return max(self.start.updates if self.start else 0, max(self.arena.doing) + 1)
 
     def _drain(self) -> list[Columns]:
+        """Move new rows from the workers' rings to the trace."""
         assert self.writer is not None
         rows = [ring.drain() for ring in self.arena.traces]
         for number, when in self._deaths:
@@ -87,6 +88,7 @@ class Observer:
         return rows
 
     def _report(self, rows: list[Columns], stopping: bool) -> Progress:
+        """Describe the progress of the run."""
         losses = [r["value"][(r["kind"] == Kind.COMPUTE) & (r["samples"] > 0)] for r in rows]
         latest = [float(values[-1]) for values in losses if len(values)]
         updates = self._updates

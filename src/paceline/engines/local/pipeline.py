@@ -71,6 +71,7 @@ class PipelineWorker(WorkerContext):
         return Place(update, samples=self.reader.order.indices(self.doing).tolist())
 
     def train(self) -> None:
+        """Run the worker's program, table after table."""
         schedule = self.method.schedule
         self.reader.announce(self._foreseen())
         programs: dict[tuple[int, ...], list[Work]] = {}  # by their numbers of micro-batches
@@ -98,6 +99,7 @@ class PipelineWorker(WorkerContext):
                     yield passing.chunk(work.micro)
 
     def _follow(self, program: Iterable[Work], passing: Pass) -> None:
+        """Run the program of one table."""
         bases: dict[tuple[int, int], int] = {}  # (stage, update): version that its first forward read
         for work in program:
             self.doing = passing.chunk(work.micro)
@@ -137,6 +139,7 @@ class PipelineWorker(WorkerContext):
         self.segment.agree(sum(float(found[worker]) for worker in sorted(found)))
 
     def _work(self, work: Work, passing: Pass, bases: dict[tuple[int, int], int]) -> None:
+        """Run a piece of work and write its row."""
         assert self.doing is not None
         start, update = now(), self.doing.update
         if work.what == FORWARD:

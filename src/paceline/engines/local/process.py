@@ -39,6 +39,7 @@ STATES = {
 
 
 def state_of(pid: int | None) -> str:
+    """Describe the state of a process, as the kernel reports it."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

@@ -45,6 +45,7 @@ class WorkerProcess:
         worker.waiter.until(lambda: not worker.trace.full, lambda: "the parent to read the trace")
 
     def snapshot(self, worker: WorkerContext, updates: int, values: Callable[[], list[Tensor]]) -> None:
+        """Write a snapshot if one is due after so many updates."""
         if self.snapshots is None or not worker.agenda.reaches(updates, self.snapshots.every):
             return
         start = now()
@@ -94,6 +95,7 @@ class LocalWorker:
         return Place(update, self.due.version, samples)
 
     def train(self) -> None:
+        """Train by the method of the plan."""
         given, method = self.given, self.given.plan.method
         self.read_ahead = ReadAhead(self.reader, self.runner)
         if given.placement.library:

@@ -65,6 +65,7 @@ class WorkerContext:
         self.peak = memory("VmHWM") - memory("RssShmem") - memory("RssFile")
 
     def lock(self, number: int, what: str, shared: bool = False) -> RecordLock:
+        """Return a lock of the arena that this worker waits for by its own waiter."""
         return RecordLock(self.arena.locks, number, self.waiter, what, shared)
 
     def link(self, vectors: SharedVectors) -> Link:

@@ -145,6 +145,7 @@ class WorkerPool:
             doorbell.ring()
 
     def _wait_until_ready(self) -> None:
+        """Wait until every worker has built its model."""
         ready: set[int] = set()
         while len(ready | self.dead) < self.workers:
             for number, message in self._messages():
@@ -231,6 +232,7 @@ class WorkerPool:
             self.tensors.memory.close()
 
     def _assignment(self, number: int) -> bytes:
+        """Pickle the assignment of a worker."""
         setup, job = self.setup, self.setup.job
         data = job.data if self.tensors is None else None
         if setup.blueprint is not None:

@@ -52,7 +52,7 @@ class Loss(NamedTuple):
 
 
 class Pushes(Protocol):
-    """How the recorded pushes of a plan make versions."""
+    """The way in which the recorded pushes of a plan make versions."""
 
     #: Workers pull before they compute.
     pulls: bool

@@ -89,6 +89,7 @@ def replay(
 
 
 def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRecord, Trace]:
+    """Read the job, the record and the trace of a run."""
     if isinstance(run, Run):
         return job or run.job, run.record, run.trace
     path = Path(run)
@@ -100,6 +101,7 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRe
 
 
 def _check_same_start(setup: Setup, record: RunRecord) -> None:
+    """Raise if the data or the initial model differ from the recorded ones."""
     if setup.source.fingerprint() != record.data_fingerprint:
         raise ReplayDiverged("the data are not those of the recorded run: their fingerprints differ")
     if setup.initial_sha256 != record.initial_sha256:
@@ -113,6 +115,7 @@ def _check_same_start(setup: Setup, record: RunRecord) -> None:
 
 
 def _run(setup: Setup, trace: Trace, plans: list[Plan], until: int | None, shard: int, record: RunRecord) -> Replay:
+    """Replay up to version `until`, and describe the update that would come next."""
     replayer = make_replayer(setup, trace, plans)
     for _ in replayer.replay(until):
         pass

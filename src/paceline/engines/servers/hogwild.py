@@ -52,6 +52,7 @@ class HogwildPort:
         raise AssertionError("every worker sees the newest parameters")
 
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
+        """Apply the gradient without keeping other writers out."""
         start, machine = now(), self.memory.machine
         assert isinstance(machine, Shard)
         with self.guard:

@@ -70,6 +70,7 @@ class ShardPort:
         return self.exchange.bytes
 
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
+        """Run the transaction of a push, step by step as above."""
         memory, start = self.memory, now()
         self.exchange.prepare(event, gradients)  # 1
         with self.lock as waited:
@@ -90,6 +91,7 @@ class ShardPort:
         return action
 
     def pull(self, event: Pull) -> Action:
+        """Fetch the newest version under the shard's lock."""
         memory = self.memory
         with self.lock:
             draft = memory.integers.begin()

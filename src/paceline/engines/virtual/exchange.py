@@ -12,7 +12,7 @@ from paceline.engines.virtual.world import World
 
 
 class Exchanged(NamedTuple):
-    """What a collective cost each worker."""
+    """The cost of a collective for each worker."""
 
     #: When each worker leaves, in seconds.
     ends: list[float]

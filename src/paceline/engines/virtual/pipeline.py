@@ -27,6 +27,7 @@ ACTIVATIONS = 1024  # bytes per sample, where there is no model to measure
 def run_pipeline(
     plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, sums: StagedPipeline | None
 ) -> list[Row]:
+    """Run a pipeline and return the rows of its trace."""
     run = _Run(plan, pipeline, agenda, world, sums)
     for passing in passes(pipeline.schedule.span, agenda) if sums is None else ():
         run.run_table(passing)
@@ -36,6 +37,8 @@ def run_pipeline(
 
 
 class _Run:
+    """One simulated run."""
+
     def __init__(
         self, plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, sums: StagedPipeline | None
     ) -> None:
@@ -91,6 +94,7 @@ class _Run:
         return self.pipeline.table(self.workers, passing.counts)
 
     def _seconds(self, worker: int, work: Work, passing: Pass, stages: int) -> float:
+        """Return the seconds that a piece of work takes."""
         if work.what == UPDATE:
             return self.world.update
         if work.what == MEET:

@@ -25,7 +25,7 @@ from paceline.runs.trace import Kind, Row
 
 
 class ServerModel(Protocol):
-    """What the clock asks of a server."""
+    """A server that can be simulated."""
 
     def base(self, worker: int) -> int:
         """The version that a worker computes with."""
@@ -35,7 +35,7 @@ class ServerModel(Protocol):
     def push(self, event: Push) -> Action: ...
 
     def bytes(self, event: Push) -> int:
-        """What a push moved, there and back."""
+        """Return the bytes that a push moved, both ways."""
 
 
 class TimedServer:
@@ -64,12 +64,15 @@ class TimedServer:
 def run_server(
     plan: Plan, method: Server, agenda: Agenda, world: World, size: int, arithmetic: ServerArithmetic | None
 ) -> list[Row]:
+    """Run a method with a server and return the rows of its trace."""
     run = _Run(plan, method, agenda, world, size, arithmetic)
     run.run()
     return run.rows
 
 
 class _Run:
+    """One simulated run."""
+
     def __init__(
         self, plan: Plan, method: Server, agenda: Agenda, world: World, size: int, arithmetic: ServerArithmetic | None
     ) -> None:
@@ -93,6 +96,7 @@ class _Run:
         self.dead: set[int] = set()
 
     def run(self) -> None:
+        """Schedule all workers and deaths, and run the clock until no event is left."""
         for number, when in self.world.deaths.items():
             if number < self.plan.workers:
                 self.clock.at(when, self._death(number))
@@ -106,6 +110,7 @@ class _Run:
         return lambda: None if worker.number in self.dead else self._advance(worker)
 
     def _advance(self, worker: Worker) -> None:
+        """Perform the worker's next command, and schedule what follows it."""
         command, now = worker.command(), self.clock.now
         if isinstance(command, Compute):
             self.clock.at(now + self._compute(worker, command), self._next(worker))
@@ -131,6 +136,7 @@ class _Run:
             self.clock.at(self.clock.now, self._next(self.workers[number]))
 
     def _compute(self, worker: Worker, command: Compute) -> float:
+        """Compute all tasks of a lease, and return the seconds that they take."""
         number, begins = worker.number, self.clock.now
         for task in self.agenda.tasks(command.batch):
             chunks = self.agenda.task(task)
@@ -154,6 +160,7 @@ class _Run:
         self.clock.at(self.clock.now + self.world.travel(size), self._next(worker))
 
     def _arrive(self, worker: Worker, command: Push, sent: float) -> None:
+        """Apply a push that has arrived at its shard, when the shard is free."""
         if worker.number in self.dead:
             return  # the message is lost with its sender
         shard, now = command.shard, self.clock.now
@@ -175,6 +182,8 @@ class _Run:
         self.clock.at(end + self.world.travel(self.piece), self._next(worker))
 
     def _death(self, worker: int) -> Callable[[], None]:
+        """Return the event of a worker's death."""
+
         def die() -> None:
             if self.workers[worker].stage == FINISHED:
                 return

@@ -21,6 +21,7 @@ from paceline.runs.trace import Kind, Row
 
 
 def run_synchronous(plan: Plan, agenda: Agenda, world: World, size: int, sums: Synchronous | None) -> list[Row]:
+    """Run a method without a server and return the rows of its trace."""
     run = _Run(plan, agenda, world, size, sums)
     for update in range(agenda.updates):
         run.make(update)
@@ -28,6 +29,8 @@ def run_synchronous(plan: Plan, agenda: Agenda, world: World, size: int, sums: S
 
 
 class _Run:
+    """One simulated run."""
+
     def __init__(self, plan: Plan, agenda: Agenda, world: World, size: int, sums: Synchronous | None) -> None:
         self.plan, self.agenda, self.world, self.sums = plan, agenda, world, sums
         self.collective, self.averaging = _exchange_of(plan)
@@ -74,7 +77,7 @@ class _Run:
         return self.averaging is None or averages_after(self.averaging, update, self.agenda.updates)
 
     def _evaluate_again(self, update: int, size: int, losses: list[float]) -> None:
-        """What a coordinator commands after an update's first evaluation."""
+        """Time the exchanges and evaluations that follow an update's first evaluation under a coordinator."""
         for worker, loss in enumerate(losses):
             samples = sum(c.samples for c in self.agenda.mine(update, worker))
             times = self._compute(worker, samples, update)

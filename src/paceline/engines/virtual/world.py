@@ -31,6 +31,7 @@ class World:
     seed: int = 0
 
     def speed(self, worker: int) -> float:
+        """Return the speed of a worker."""
         return self.speeds[worker] if worker < len(self.speeds) else 1.0
 
     def travel(self, size: float) -> float:
@@ -46,6 +47,7 @@ class ComputeTimes:
         self._draws = [np.random.Generator(np.random.Philox(key=[world.seed, w])) for w in range(workers)]
 
     def draw(self, worker: int, samples: int) -> float:
+        """Return the seconds of a worker's next computation."""
         world, draw = self.world, self._draws[worker]
         seconds = samples * world.compute / world.speed(worker) * (1 + world.jitter * draw.random())
         probability, factor = world.straggle

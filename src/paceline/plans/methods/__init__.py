@@ -68,7 +68,7 @@ class Traits:
 
 @dataclass(frozen=True)
 class Division:
-    """How a method divides the training, for `core.agenda.Agenda`."""
+    """The division of the training by a method, for `core.agenda.Agenda`."""
 
     #: Chunks that a batch is cut into.
     parts: int

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 class Gate(Protocol):
+    """The interface of every gate."""
+
     def ints(self, workers: int) -> int:
         """Return the number of integers that the gate keeps."""
 

@@ -22,6 +22,7 @@ from paceline.plans.methods.all_reduce import AllReduce
 
 
 def all_reduce(runner: PlanRunner, method: AllReduce) -> Walk:
+    """Add gradients up in every update, then make the same step on every worker."""
     store, rule = runner.local_store(), Plain()
     state, reduction = runner.resume(store), runner.reduction(method.collective)
     for update in runner.updates_ahead():

@@ -11,6 +11,7 @@ from paceline.plans.methods.alone import Alone
 
 
 def alone(runner: PlanRunner, method: Alone) -> Walk:
+    """Train this worker's share of the updates on its own."""
     store, workers = runner.local_store(), runner.plan.workers
     state = runner.resume(store)
     for update in runner.updates_ahead(runner.number, workers):

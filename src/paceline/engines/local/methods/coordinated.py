@@ -67,6 +67,7 @@ class CoordinatorClient:
         return self.runner.replica.worker_state() | self.slice.worker_state() | coordinator
 
     def make(self, update: int) -> None:
+        """Make one update as the coordinator commands."""
         self.doing = update
         self.executor.update()
         self.runner.applied(update, update, update + 1, now())  # at once: what led to it lies between collectives

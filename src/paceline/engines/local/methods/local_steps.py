@@ -12,16 +12,19 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_afte
 
 
 def local_steps(runner: PlanRunner, method: LocalSteps) -> Walk:
+    """Step a replica, and average all replicas by a collective."""
     yield from _averaged(runner, method.averaging, runner.reduction(method.collective))
 
 
 def gossip(runner: PlanRunner, method: Gossip) -> Walk:
+    """Step a replica, and mix it with its neighbours'."""
     arena, workers = runner.arena, runner.plan.workers
     mixing = NeighbourMixing(runner.link(arena.payloads), method.graph, workers, arena.shape.layout)
     yield from _averaged(runner, method.averaging, mixing)
 
 
 def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:
+    """Step a replica in every update, and average it after those that are due."""
     store, exchanges, apart = runner.local_store(rule), 0, False
     replica, state = AveragingReplica(runner.learner, store, rule), runner.resume(store)
     for update in runner.updates_ahead():

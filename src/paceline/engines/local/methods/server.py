@@ -33,6 +33,7 @@ from paceline.plans.methods.server import GatheringServer, Server
 
 
 def serve(runner: PlanRunner, method: Server) -> Walk:
+    """Return the walk of a worker of a plan with a server."""
     # Opened before the run starts: other workers may push as soon as they may start.
     client = ServerClient(runner, isinstance(method, GatheringServer))
     client.resume()
@@ -66,6 +67,7 @@ class ServerClient:
             port.resume(self.runner.resume_point.resumed, writer.found)
 
     def walk(self) -> Walk:
+        """Follow the worker's protocol, command after command."""
         worker, agenda, leaving = self.worker, self.runner.agenda, False
         while (command := worker.command()) is not None and not (leaving and isinstance(command, Ask | Compute)):
             if isinstance(command, Compute):
@@ -91,6 +93,7 @@ class ServerClient:
         return len(tasks)
 
     def _perform(self, command: Command) -> Action:
+        """Push to or pull from a shard, or ask the desk."""
         if isinstance(command, Push):
             action = self.ports[command.shard].push(command, self.gradients)
             if self.gathers and isinstance(action, Apply):
@@ -106,6 +109,7 @@ class ServerClient:
         return action
 
     def _ask_desk(self, command: Ask | Finish) -> Action:
+        """Send a command to the desk; a finished batch may open the gate for others."""
         runner, desk = self.runner, self.runner.arena.desk
         assert desk is not None
         action, finished = desk.handle(command, self.desk_lock)
