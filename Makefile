@@ -3,20 +3,33 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check docs bench clean
+# What tells within a minute whether a change broke something.
+QUICK := tests/core tests/plans tests/parameters tests/check tests/engines/test_each_engine.py tests/test_face.py
+# Most tests wait for processes, or keep one core busy.
+PARALLEL := -n logical --maxprocesses 4 --dist worksteal
+
+.PHONY: demo test quick soak check style docs bench clean
 
 demo: $(VENV)/.ready          ## environment, then a comparison ending in a table and a page
 	$(BIN)/paceline compare digits --plans sequential,ddp,ring,downpour --workers 2
 
-test: $(VENV)/.ready check    ## everything CI runs
-	$(BIN)/python -m pytest
+test: style                   ## everything CI runs: ten minutes on two cores
+	$(BIN)/python -m pytest -m "not soak" $(PARALLEL)
 
-check: $(VENV)/.ready         ## style, types, architecture
+quick: $(VENV)/.ready         ## what to run while working: a minute
+	$(BIN)/python -m pytest -q -m "not soak" $(PARALLEL) $(QUICK)
+
+soak: $(VENV)/.ready          ## exhaustive sweeps, soaks and rare cases: what `make test` leaves out
+	$(BIN)/python -m pytest -m soak $(PARALLEL)
+
+check: style                  ## style, types, architecture
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+style: $(VENV)/.ready
 	$(BIN)/ruff check src tests examples benchmarks docs
 	$(BIN)/ruff format --check src tests examples benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/paceline check src
-	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 docs: $(VENV)/.ready          ## the site, in site/; a warning is an error
 	$(BIN)/mkdocs build --strict -d site

@@ -8,14 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.runs.run import machine
+from paceline.runs.machine import this_machine
+from paceline.runs.schema import to_dict
 
 
 def write(folder: Path, figures: dict[str, Any], name: str = "result.json") -> None:
     record = {
         "command": "python " + " ".join(sys.argv),
         "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
+        "machine": to_dict(this_machine()),
         **figures,
     }
     (folder / name).write_text(json.dumps(record, indent=1) + "\n")

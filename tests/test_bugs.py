@@ -18,10 +18,13 @@ from torch import nn
 
 import paceline as pl
 from paceline.errors import JobError, PlanError, UsageError, WorkerFailed
+from tests.errors.cases import Case
+from tests.errors.happening import happen
 
 X = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 SGD = partial(torch.optim.SGD, lr=0.1)
+TIMEOUT = 400.0  # seconds, of a process that hangs
 
 
 def job(model: Any = lambda: nn.Linear(6, 2), **changes: Any) -> pl.Job:
@@ -147,33 +150,32 @@ def test_a_chunk_of_one_sample_that_batch_norm_refuses_is_found_before_the_start
         pl.train(job(net, batch_size=19), "ring:workers=3", engine="virtual", folder=None)
 
 
-def test_prints_of_the_users_do_not_spoil_the_json(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", ["ring", pytest.param("sequential", marks=pytest.mark.soak)])
+def test_prints_of_the_users_do_not_spoil_the_json(plan: str, tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(
         "import torch, paceline as pl\nfrom torch import nn\nprint('reading')\n"
         "def step(model, batch):\n    print('step')\n    return model(batch[0]).mean() * float('nan')\n"
         "job = pl.Job(model=lambda: nn.Linear(6, 2), data=(torch.randn(40, 6), torch.zeros(40)), step=step,\n"
         "             optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=10, on_nan='ignore')\n"
     )
-    for plan in ("sequential", "ring"):
-        done = subprocess.run(
-            [sys.executable, "-m", "paceline", "train", "noisy.py", "--plan", plan, "--json"],
-            cwd=tmp_path, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout, parse_constant=pytest.fail)["train_loss"] is None
-        assert "step" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "train", "noisy.py", "--plan", plan, "--json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout, parse_constant=pytest.fail)["train_loss"] is None
+    assert "step" in done.stderr
 
 
 def test_a_job_file_that_fails_when_it_is_read_is_wrong_use(tmp_path: Path) -> None:
     for text, says in (("1 / 0", "ZeroDivisionError"), ("import sys; sys.exit(5)", "SystemExit")):
-        (tmp_path / "broken.py").write_text(text)
-        done = subprocess.run(
-            [sys.executable, "-m", "paceline", "train", "broken.py"],
-            cwd=tmp_path, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 2
-        assert f"fails when it is read, in line 1: {says}" in done.stderr
-        assert "Traceback" not in done.stderr
+        case = Case("", text + "\n", "train job.py", 2, (), head="")
+        folder = tmp_path / says
+        folder.mkdir()
+        code, said = happen(case, folder)
+        assert code == 2
+        assert f"fails when it is read, in line 1: {says}" in said
+        assert "Traceback" not in said
 
 
 def test_a_gate_of_the_users_own_script_reaches_the_workers(tmp_path: Path) -> None:
@@ -187,12 +189,20 @@ def test_a_gate_of_the_users_own_script_reaches_the_workers(tmp_path: Path) -> N
         "             loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=10)\n"
         "print(pl.train(job, 'own', workers=2, folder=None).summary()['updates'])\n"
     )
-    done = subprocess.run([sys.executable, "own_gate.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "own_gate.py"], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT
+    )
     assert done.stdout.strip() == "4", done.stderr
 
 
-@pytest.mark.parametrize("plan", ["sequential", "ring"])
-@pytest.mark.parametrize("name", ["short", "long" * 20])
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("short", "sequential"),
+        ("long" * 20, "ring"),
+        *(pytest.param(*pair, marks=pytest.mark.soak) for pair in (("short", "ring"), ("long" * 20, "sequential"))),
+    ],
+)
 def test_loader_processes_left_folders_behind_and_sockets_had_too_long_names(
     name: str, plan: str, tmp_path: Path
 ) -> None:
@@ -209,7 +219,7 @@ def test_loader_processes_left_folders_behind_and_sockets_had_too_long_names(
     )
     environment = {**os.environ, "TMPDIR": str(scratch)}
     done = subprocess.run(
-        [sys.executable, str(script), plan], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, str(script), plan], env=environment, capture_output=True, text=True, timeout=TIMEOUT
     )
     assert done.returncode == 0, done.stderr
     left = [path.name for path in scratch.iterdir()]
@@ -224,4 +234,4 @@ def test_nobody_waits_less_than_no_time() -> None:
 @pytest.mark.parametrize("engine", ["virtual", "local"])
 def test_more_shards_than_parameters(engine: str) -> None:
     run = pl.train(job(), "downpour:workers=2,shards=9", engine=engine, folder=None)
-    assert run.record["shards"] == len(list(run.model.parameters())) < 9
+    assert run.record.shards == len(list(run.model.parameters())) < 9

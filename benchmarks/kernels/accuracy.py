@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from record import write
 
-from paceline.jobs.built_in import mnist, mnist_cnn
+from paceline.jobs.built_ins import mnist, mnist_cnn
 from paceline.kernels import fuse
 
 SGD = partial(torch.optim.SGD, lr=0.5)

@@ -24,7 +24,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.errors import JobWarning
-from paceline.jobs.built_in import IdxMissing, mnist
+from paceline.jobs.built_ins import IdxMissing, mnist
 from paceline.plans.plan import RECIPES, Plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -22,8 +22,9 @@ import torch
 import paceline as pl
 from paceline.core.agenda import Agenda
 from paceline.engines.virtual import simulate
-from paceline.jobs.job import load_job
-from paceline.links.shared_memory import Locks, RecordLock, Waiter
+from paceline.jobs.loading import load_job
+from paceline.links.locks import Locks, RecordLock
+from paceline.links.waiting import Waiter
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
 
@@ -36,16 +37,16 @@ PARAMETER_BYTES = 55_050 * 4
 CHILD = """
 import sys
 import paceline as pl
-from paceline.jobs.job import load_job
+from paceline.jobs.loading import load_job
 sys.path.insert(0, sys.argv[4])
 from tree import nanoseconds
 plan, updates, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 job = load_job("mnist-dnn").with_(test=None, epochs=10**6, batch_size=batch)
 seen = []
 def look(so_far):
-    if not seen and so_far["updates"] >= updates // 6 or seen and so_far["updates"] >= updates * 5 // 6:
+    if not seen and so_far.updates >= updates // 6 or seen and so_far.updates >= updates * 5 // 6:
         if len(seen) < 2:
-            seen.append((so_far["updates"], nanoseconds()))
+            seen.append((so_far.updates, nanoseconds()))
 pl.train(job, plan, folder=None, updates=updates, progress=look)
 (first, then), (last, now) = seen
 print((now - then) / 1e9 / (last - first))

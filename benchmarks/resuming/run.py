@@ -20,7 +20,8 @@ from typing import Any
 import psutil
 
 import paceline as pl
-from paceline.jobs.job import load_job
+from paceline.jobs.loading import load_job
+from paceline.runs.record import read_record
 from paceline.testing.conformance import each_sample_once, no_update_lost, replays, staleness_identity
 from paceline.testing.killing import kill_tree
 
@@ -128,11 +129,11 @@ def is_done(folder: Path) -> bool:
 def opened(folder: Path) -> pl.Run:
     import torch
 
-    job, record = load_job(JOB), json.loads((folder / "run.json").read_text())
+    job, record = load_job(JOB), read_record(folder)
     model = job.make_model()
     model.load_state_dict(torch.load(folder / "model.pt"))
     trace = pl.trace.Trace.open(folder / "trace.arrow")
-    return pl.Run(folder, trace, record, model, job, record["history"])
+    return pl.Run(folder, trace, record, model, job)
 
 
 def check(folder: Path, plan: str, whole: dict[str, Any] | None) -> None:

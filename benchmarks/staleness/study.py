@@ -14,8 +14,8 @@ from paceline.engines.setup import set_up
 from paceline.engines.virtual import simulate
 from paceline.errors import JobWarning
 from paceline.gradients.payload import Payload
-from paceline.jobs.built_in import patterns
-from paceline.jobs.job import load_job
+from paceline.jobs.built_ins import patterns
+from paceline.jobs.loading import load_job
 from paceline.plans.plan import Plan
 from paceline.runs.run import Run
 from paceline.runs.trace import Kind

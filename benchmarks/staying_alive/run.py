@@ -20,6 +20,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.errors import RunFailed, WorkerDied
+from paceline.runs.progress import Progress
 from paceline.testing.conformance import no_update_lost, replays, staleness_identity
 from paceline.testing.killing import DiesInMidUpdate, kill_later, kill_one
 from paceline.testing.leaks import nothing_left_behind
@@ -49,8 +50,8 @@ def downpour(chance: random.Random, inside: bool, scratch: Path) -> bool:
         made = job(optimizer=partial(DiesInMidUpdate, lr=0.05, momentum=0.9, when=str(when)))
         at = chance.randrange(20, 800)
 
-        def progress(state: dict[str, Any], armed: list[int] = []) -> None:  # noqa: B006
-            if state["updates"] >= at and not armed:
+        def progress(state: Progress, armed: list[int] = []) -> None:  # noqa: B006
+            if state.updates >= at and not armed:
                 armed.append(1)
                 when.touch()
 

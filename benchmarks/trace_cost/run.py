@@ -10,8 +10,8 @@ from pathlib import Path
 from time import perf_counter_ns as now
 
 import paceline as pl
-from paceline.jobs.built_in import IdxMissing
-from paceline.jobs.job import load_job
+from paceline.jobs.built_ins import IdxMissing
+from paceline.jobs.loading import load_job
 from paceline.runs.trace import Kind, TraceRing, TraceWriter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

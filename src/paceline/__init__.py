@@ -24,6 +24,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from paceline.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from paceline.api.compare import compare as compare
     from paceline.api.parallel import parallel as parallel
@@ -31,14 +33,14 @@ if TYPE_CHECKING:
     from paceline.engines.replay.replay import replay as replay
     from paceline.jobs.job import Job as Job
     from paceline.plans.plan import Plan as Plan
+    from paceline.runs.progress import Progress as Progress
     from paceline.runs.run import Run as Run
     from paceline.stages.through_time import ThroughTime as ThroughTime
-
-__version__ = "0.1.0"
 
 _FACE = {
     "Job": "paceline.jobs.job",
     "Plan": "paceline.plans.plan",
+    "Progress": "paceline.runs.progress",
     "Run": "paceline.runs.run",
     "train": "paceline.api.train",
     "compare": "paceline.api.compare",

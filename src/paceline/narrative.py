@@ -56,7 +56,8 @@ def format_waits(headline: str, waits: Sequence[Wait]) -> str:
     """The story of a deadlock: the shortest cycle, or else the first wait for something that never happens."""
     found = shortest_cycle(waits)
     if found:
-        conclusion = f"deadlock: {found[0].who} waits for {', which waits for '.join(wait.whom for wait in found)}"
+        chain = ", which waits for ".join(wait.whom for wait in found) if len(found) > 1 else "itself"
+        conclusion = f"deadlock: {found[0].who} waits for {chain}"
     else:
         waiting = {wait.who for wait in waits}
         found = [next((wait for wait in waits if wait.whom not in waiting), waits[0])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ EXAMPLES = {  # the package it needs, the extra that brings it, what it takes
 }
 # All by torchrun, though Lightning can start its processes itself: it chooses a port before it uses it, and meanwhile
 # somebody else may take it.
+WAYS = Path(__file__).with_name("ways.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SAYS = r"2 processes, (\w+): ([\d.]+)% right, loss ([\d.]+)"
 
@@ -28,27 +30,32 @@ def need(package: str, extra: str) -> None:
         pytest.skip(f"{package} is not installed: pip install 'paceline[{extra}]'")
 
 
-def python(script: Path, *arguments: str, start: tuple[str, ...] = ()) -> str:
-    done = subprocess.run(
-        [sys.executable, *start, script, *arguments], cwd=script.parent, capture_output=True, text=True, timeout=120
-    )
+def python(script: Path, *arguments: str, start: tuple[str | Path, ...] = ()) -> str:
+    command = [sys.executable, *start, script, *arguments]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # as torchrun has it
+    done = subprocess.run(command, cwd=script.parent, env=one_thread, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
+@pytest.mark.parametrize("by_torchrun", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_trains_the_same_over_gloo_the_backend_and_a_synchronous_plan(name: str, tmp_path: Path) -> None:
+def test_an_example_trains_the_same_over_gloo_the_backend_and_a_synchronous_plan(
+    name: str, by_torchrun: bool, tmp_path: Path
+) -> None:
     package, extra, ways = EXAMPLES[name]
     need(package, extra)
     script = tmp_path / f"{name}.py"
     script.write_text((FOLDER / f"{name}.py").read_text())
     assert len(script.read_text().splitlines()) < 60
-    losses = {}
-    for way in ways:
-        (said,) = re.findall(SAYS, python(script, way, start=TORCHRUN))
-        assert said[0] == way
-        assert float(said[1]) > 95
-        losses[way] = float(said[2])
+    if by_torchrun:
+        said = "".join(python(script, way, start=TORCHRUN) for way in ways)
+    else:
+        said = python(script, *ways, start=(WAYS, package))
+    found = re.findall(SAYS, said)
+    assert [way for way, _, _ in found] == list(ways)
+    assert all(float(right) > 95 for _, right, _ in found), found
+    losses = {way: float(loss) for way, _, loss in found}
     for way in {"paceline", "ring"} & set(ways):
         assert losses[way] == pytest.approx(losses["gloo"], rel=1e-6), losses
 

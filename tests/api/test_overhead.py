@@ -38,7 +38,7 @@ def test_workers_that_pay_need_no_word() -> None:
     assert verdict(case(1500.0, 1900.0)) is None
 
 
-def test_the_cost_of_meeting_is_named_with_the_batch_that_would_pay() -> None:
+def test_the_cost_of_communication_is_named_with_the_batch_that_would_pay() -> None:
     said = verdict(case(500.0, 2000.0))
     assert said is not None
     assert "0.50 times as fast as one process" in said
@@ -52,8 +52,8 @@ def test_the_cost_of_meeting_is_named_with_the_batch_that_would_pay() -> None:
 def test_where_the_ceiling_is_low_nothing_can_help() -> None:
     said = verdict(case(800.0, 1020.0, name="2 threads"))
     assert said is not None
-    assert "keeps several cores busy by itself (2 threads)" in said
-    assert "no way of meeting" in said
+    assert "keeps several cores busy on its own (2 threads)" in said
+    assert "no plan gains more here" in said
 
 
 def test_rounds_that_differ_settle_nothing() -> None:
@@ -61,4 +61,6 @@ def test_rounds_that_differ_settle_nothing() -> None:
     assert said is not None
     assert "rounds differ by 30%" in said
     assert "not settled" in said
-    assert "no way of meeting" in (verdict(replace(case(500.0, 600.0), doubt=0.3)) or "")  # so far off, it is settled
+    assert "no plan gains more here" in (
+        verdict(replace(case(500.0, 600.0), doubt=0.3)) or ""
+    )  # so far off, it is settled

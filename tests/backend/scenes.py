@@ -53,13 +53,24 @@ def collectives() -> None:
 
 
 def long_vectors() -> None:
-    """Longer than a slot, and where segments are added up apart."""
-    ours, gloo = both()
-    for length in (70_000, 2_500_003):
-        for name in ("sums", "broadcasts", "reduces", "gathers_all", "scatters", "scatters_sums", "all_to_all"):
-            x = numbers((length,), torch.float32)
-            same(OPERATIONS[name](ours, x.clone(), 1), OPERATIONS[name](gloo, x.clone(), 1))
-    x = numbers((70_000,), torch.float32)
+    """Vectors longer than a slot, here a short one; and long enough to be added up in segments."""
+    from paceline.backend import collectives, group_memory
+
+    group_memory.SLOT = collectives.SLOT = 1 << 16
+    compare_long(70_003)
+
+
+def very_long_vectors() -> None:
+    """Vectors longer than a slot as it is."""
+    compare_long(2_500_003)
+
+
+def compare_long(length: int) -> None:
+    ours, gloo = dist.new_group(), dist.new_group(backend="gloo")
+    for name in ("sums", "broadcasts", "reduces", "gathers_all", "scatters", "scatters_sums", "all_to_all"):
+        x = numbers((length,), torch.float32)
+        same(OPERATIONS[name](ours, x.clone(), 1), OPERATIONS[name](gloo, x.clone(), 1))
+    x = numbers((length,), torch.float32)
     dist.all_reduce(x)
     everybodys = empties(x)
     dist.all_gather(everybodys, x)
@@ -150,10 +161,14 @@ def sharded_training() -> None:
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
 
 
-def random_programs() -> None:
+def random_programs(seeds: range = range(8)) -> None:
     ours, gloo = both()
-    for seed in range(40):
+    for seed in seeds:
         programs.compare(programs.make(seed, dist.get_world_size()), ours, gloo)
+
+
+def more_random_programs() -> None:
+    random_programs(range(8, 200))
 
 
 def sparse() -> None:
@@ -170,7 +185,7 @@ def sparse() -> None:
 
 def elsewhere() -> None:
     """Rank 1 believes that it is on another machine."""
-    from paceline.backend import rendezvous
+    from paceline.links import rendezvous
 
     if dist.get_rank() == 1:
         rendezvous.machine = lambda: "another"
@@ -276,7 +291,7 @@ def aborts() -> None:
 
 
 def any_order() -> None:
-    """What is legal with gloo: nobody waits in the order of the others, or at all."""
+    """What is legal with gloo: no rank waits in the order of the others, and some do not wait at all."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % ranks, (rank - 1) % ranks
     pair = [dist.new_group(), dist.new_group()]
@@ -431,7 +446,7 @@ def objects() -> None:
 
 
 def again() -> None:
-    """Destroyed, and made anew over the same store."""
+    """A group is destroyed, and created again over the same store."""
     store = dist.distributed_c10d._get_default_store()
     for _ in range(3):
         dist.all_reduce(torch.ones(3))
@@ -444,7 +459,7 @@ def again() -> None:
 
 
 def child() -> None:
-    """A forked child neither takes part nor says goodbye for its parent."""
+    """A forked child neither takes part in a group nor leaves it for its parent."""
     if (pid := os.fork()) == 0:
         status = 1
         try:
@@ -457,23 +472,27 @@ def child() -> None:
 
 
 def leaks_nothing() -> None:
-    """Neither descriptors nor memory, however many groups and operations there were."""
+    """Neither descriptors nor memory are left, however many groups and operations there were."""
+    from paceline.backend import background
+
+    background.IDLE_SECONDS = 0.01
 
     def state() -> tuple[int, int]:
         maps = Path("/proc/self/maps").read_text()
         return len(os.listdir("/proc/self/fd")), maps.count("memfd:paceline")
 
     def settled() -> tuple[int, int]:
-        """When the helper thread has ended, which holds a group for a moment longer."""
+        """The state when the background thread has ended, which holds a group for a moment longer."""
         deadline = time.monotonic() + 20
-        while any(thread.name == "paceline-mover" for thread in threading.enumerate()) and time.monotonic() < deadline:
+        running = lambda: any(thread.name == "paceline-background" for thread in threading.enumerate())  # noqa: E731
+        while running() and time.monotonic() < deadline:
             time.sleep(0.05)
         gc.collect()
         return state()
 
     def use() -> None:
         group = dist.new_group()
-        for length in range(1, 2000):
+        for length in range(1, 200):
             work = dist.all_reduce(torch.ones(length), group=group, async_op=True)
             work.wait()
         dist.destroy_process_group(group)
@@ -496,7 +515,7 @@ def never_starts() -> None:
 
 
 def fails_late() -> None:
-    """Rank 1 leaves DDP in the middle, while rank 0 holds a future that nobody has set yet."""
+    """Rank 1 leaves DDP in the middle, while rank 0 holds a future that is not set yet."""
     model = nn.parallel.DistributedDataParallel(network())
     train(model, 2)
     if dist.get_rank() == 1:

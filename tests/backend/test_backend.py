@@ -27,9 +27,16 @@ def test_every_operation_gives_what_gloo_gives(ranks: int, tmp_path: Path) -> No
     play(scenes.collectives, ranks, tmp_path)
 
 
+SOME = [
+    scenes.letters, scenes.long_vectors, scenes.random_programs, scenes.any_order,
+    pytest.param(scenes.very_long_vectors, marks=pytest.mark.soak),
+    pytest.param(scenes.more_random_programs, marks=pytest.mark.soak),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("scene", [scenes.letters, scenes.long_vectors, scenes.random_programs, scenes.any_order])
-def test_between_some(scene: object, ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scene", SOME)
+def test_between_two_and_three_ranks(scene: object, ranks: int, tmp_path: Path) -> None:
     play(scene, ranks, tmp_path)  # type: ignore[arg-type]
 
 
@@ -60,7 +67,7 @@ def test_beside_nccl(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slip", ["reduction", "length", "dtype", "operation", "root"])
-def test_a_mismatch_is_told_to_all_with_all_lines(slip: str, tmp_path: Path) -> None:
+def test_a_mismatch_is_reported_on_all_ranks_with_all_lines(slip: str, tmp_path: Path) -> None:
     for text in play(getattr(scenes, f"slip_{slip}"), 3, tmp_path, fails=True):
         assert "CollectivesDiffer" in text, text
         assert "not like the others: rank 1" in text, text
@@ -137,7 +144,7 @@ def test_a_rank_that_never_starts_is_named(tmp_path: Path) -> None:
     assert "rank 0 waited in the making of a process group for rank 1" in text
 
 
-def test_pytorch_finds_the_word_by_itself(tmp_path: Path) -> None:
+def test_pytorch_finds_the_backend_without_an_import(tmp_path: Path) -> None:
     """By the entry point of pyproject.toml, as pip would write it."""
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     (entry,) = re.findall(r'\[project.entry-points."torch.backends"\]\n(.*)\n', project)

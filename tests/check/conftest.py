@@ -1,4 +1,4 @@
-"""The checker is pure: it starts nothing and keeps nothing, so what it leaves behind is looked at once per module."""
+"""The checker is pure: what it leaves behind is looked at once per module rather than after every test."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from paceline.testing.leaks import nothing_left_behind
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _leaves_nothing_behind() -> Iterator[None]:
+def _leaves_nothing_behind(_own_temporary_folder: None) -> Iterator[None]:
     with nothing_left_behind():
         yield

@@ -169,9 +169,9 @@ import multiprocessing, time
 class Slow(nn.Linear):
     def forward(self, x):
         if self.training and str(multiprocessing.current_process().name).endswith("-2"):
-            time.sleep(0.02)
+            time.sleep(0.2)  # much longer than any time slice of a busy machine
         return super().forward(x)
-job = job.with_(model=lambda: Slow(8, 3), epochs=6)
+job = job.with_(model=lambda: Slow(8, 3), epochs=2)
 """
 
 

@@ -12,7 +12,7 @@ from tests.cli.conftest import Command
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _leaves_nothing_behind() -> Iterator[None]:
+def _leaves_nothing_behind(_own_temporary_folder: None) -> Iterator[None]:
     """No command here gets as far as starting anything: one look for all of them is enough."""
     with nothing_left_behind():
         yield

@@ -218,4 +218,4 @@ def test_clipping_is_refused_and_what_is_not_used_is_named() -> None:
     made = job(schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
     with pytest.warns(JobWarning, match="does not use optimizer=, schedule="):
         run = pl.train(made, "sandblaster", engine="virtual", folder=None, updates=1)
-    assert any("schedule=" in note for note in run.record["notes"])
+    assert any("schedule=" in note for note in run.record.notes)

@@ -19,6 +19,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.errors import RunFailed, WorkerDied, WorkerFailed
+from paceline.runs.progress import Progress
 from paceline.testing.conformance import no_update_lost, replays, staleness_identity
 from paceline.testing.killing import DiesInMidUpdate, kill_one, worker_processes
 
@@ -43,14 +44,9 @@ def job(**changes: Any) -> pl.Job:
 )
 def test_the_others_survive_a_death_in_mid_update_with_the_lock_held(tmp_path: Path, plan: str) -> None:
     when = tmp_path / "die"
-
-    def arm(state: dict[str, Any]) -> None:
-        if state["updates"] > 20 and not armed:
-            armed.append(when.touch())
-
-    armed: list[None] = []
-    made = job(optimizer=partial(DiesInMidUpdate, lr=0.05, momentum=0.9, when=str(when)), epochs=200)
-    run = pl.train(made, plan, workers=3, folder=None, progress=arm)
+    when.touch()
+    made = job(optimizer=partial(DiesInMidUpdate, lr=0.05, momentum=0.9, when=str(when), spared=7), epochs=4)
+    run = pl.train(made, plan, workers=3, folder=None)
     assert len(run.summary()["deaths"]) == 1
     assert all(p.abs().max() < 1e3 for p in run.model.parameters()), "the torn step was not taken back"
     no_update_lost(run)
@@ -58,15 +54,39 @@ def test_the_others_survive_a_death_in_mid_update_with_the_lock_held(tmp_path: P
     replays(run)
 
 
+class Held(nn.Sequential):
+    """After ten forward passes in a worker each further one waits for as long as a file exists."""
+
+    passes = 0
+
+    def __init__(self, gate: str, parent: int) -> None:
+        super().__init__(*net())
+        self.gate, self.parent = gate, parent
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if os.getpid() != self.parent:
+            Held.passes += 1
+            while Held.passes > 10 and os.path.exists(self.gate):
+                time.sleep(0.001)
+        return super().forward(x)  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("plan", ["downpour", "backup", "gossip:mode=asynchronous"])
-def test_the_last_one_goes_on_when_all_others_are_killed(plan: str) -> None:
-    first, second = kill_one(0.1, lambda n: 0), kill_one(0.3, lambda n: n - 1)
+def test_the_last_one_goes_on_when_all_others_are_killed(tmp_path: Path, plan: str) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
 
-    def both(state: dict[str, Any]) -> None:
-        first(state)
-        second(state)
+    victims: list[psutil.Process] = []
 
-    run = pl.train(job(epochs=400), plan, workers=3, folder=None, progress=both)
+    def kill_two(state: Progress) -> None:
+        if not victims:
+            victims.extend(worker_processes())
+        if len(state.dead) == 2:
+            gate.unlink(missing_ok=True)
+        elif state.updates > 5:
+            victims[2 * len(state.dead)].kill()
+
+    run = pl.train(job(model=partial(Held, str(gate), os.getpid())), plan, 3, folder=None, progress=kill_two)
     assert len(run.summary()["deaths"]) == 2
     no_update_lost(run)
     staleness_identity(run)
@@ -77,19 +97,19 @@ def test_the_last_one_goes_on_when_all_others_are_killed(plan: str) -> None:
 def test_a_plan_that_keeps_step_ends_at_once_and_names_the_dead(plan: str) -> None:
     killed_at: list[float] = []
 
-    def kill(state: dict[str, Any]) -> None:
-        if state["updates"] > 10 and not killed_at:
+    def kill(state: Progress) -> None:
+        if state.updates > 10 and not killed_at:
             killed_at.append(time.monotonic())
             worker_processes()[1].kill()
 
     with pytest.raises(WorkerDied, match=r"worker 1 died \(SIGKILL\)\n  when     in update \d+") as caught:
         pl.train(job(epochs=10**4), plan, workers=3, folder=None, progress=kill)
     assert caught.value.worker == 1
-    assert time.monotonic() - killed_at[0] < 5
+    assert time.monotonic() - killed_at[0] < 60, "it was the deadline that ended it"
 
 
 def test_every_worker_dead_is_said() -> None:
-    def kill_all(state: dict[str, Any]) -> None:
+    def kill_all(state: Progress) -> None:
         for process in worker_processes():
             process.kill()
 
@@ -100,15 +120,15 @@ def test_every_worker_dead_is_said() -> None:
 def test_a_stopped_worker_is_named_by_the_one_who_waits() -> None:
     stopped: list[psutil.Process] = []
 
-    def stop(state: dict[str, Any]) -> None:
-        if state["updates"] > 5 and not stopped:
+    def stop(state: Progress) -> None:
+        if state.updates > 5 and not stopped:
             stopped.append(worker_processes()[0])
             stopped[0].suspend()
 
     with pytest.raises(
-        RunFailed, match=r"worker 0 did not come: worker 1 waited 1 s for it. Its process \d+ is stopped"
+        RunFailed, match=r"worker 0 did not come: worker 1 waited 3 s for it. Its process \d+ is stopped"
     ):
-        pl.train(job(epochs=10**4), "ring", workers=2, folder=None, progress=stop, deadline=1.0)
+        pl.train(job(epochs=10**4), "ring", workers=2, folder=None, progress=stop, deadline=3.0)
 
 
 def test_an_exception_in_the_users_model_is_the_message() -> None:
@@ -149,12 +169,13 @@ job = pl.Job(model=lambda: nn.Linear(50, 4), data=(torch.randn(1000, 50), torch.
              loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10,
              epochs=int(sys.argv[2]))
 def tell(state):
-    print(state["updates"], flush=True)
+    print(state.updates, flush=True)
 pl.train(job, sys.argv[1], workers=2, folder=None, progress=tell)
 """
 
 
 EPOCHS, UPDATES_PER_EPOCH = 20, 100
+BUSY = 60.0  # seconds that a busy machine may take for what an idle one does at once
 
 
 def _start(plan: str, tmp_path: Path, epochs: int, updates: int) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
@@ -171,25 +192,37 @@ def _start(plan: str, tmp_path: Path, epochs: int, updates: int) -> tuple[subpro
     return process, psutil.Process(process.pid).children(recursive=True)
 
 
-def _nothing_is_left(process: subprocess.Popen[str], family: list[psutil.Process]) -> None:
-    process.wait(2)
+def _nothing_is_left(process: subprocess.Popen[str], family: list[psutil.Process], seconds: float) -> None:
+    process.wait(seconds)
     assert process.stdout
     process.stdout.close()
-    _, left = psutil.wait_procs(family, timeout=2)
+    _, left = psutil.wait_procs(family, timeout=seconds)
     left = [p for p in left if p.status() != psutil.STATUS_ZOMBIE]  # dead; whether it is reaped is init's affair
     assert not left, left
 
 
+def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+    _interrupt("ring", 3, tmp_path, BUSY)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(("tenth", "plan"), list(zip(range(10), ["ring", "downpour"] * 5, strict=True)))
 def test_ctrl_c_at_any_tenth_of_a_run_ends_everything_within_two_seconds(plan: str, tenth: int, tmp_path: Path) -> None:
+    _interrupt(plan, tenth, tmp_path, 2.0)
+
+
+def _interrupt(plan: str, tenth: int, tmp_path: Path, seconds: float) -> None:
     process, family = _start(plan, tmp_path, EPOCHS, EPOCHS * UPDATES_PER_EPOCH * tenth // 10)
     assert len(family) >= 3  # the forkserver and two workers
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everybody
-    _nothing_is_left(process, family)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
+    _nothing_is_left(process, family, seconds)
 
 
-@pytest.mark.parametrize("plan", ["ring", "downpour"])
-def test_killing_the_parent_ends_everything_within_two_seconds(plan: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("plan", "seconds"),
+    [("downpour", BUSY), *(pytest.param(plan, 2.0, marks=pytest.mark.soak) for plan in ("ring", "downpour"))],
+)
+def test_killing_the_parent_ends_everything(plan: str, seconds: float, tmp_path: Path) -> None:
     process, family = _start(plan, tmp_path, 10**6, 1)
     process.kill()
-    _nothing_is_left(process, family)
+    _nothing_is_left(process, family, seconds)

@@ -9,7 +9,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.errors import JobWarning, ReplayDiverged, RunFolderError, UsageError
-from paceline.jobs.built_in import TinyTransformer, cifar_resnet, digits_net, mnist_dnn
+from paceline.jobs.built_ins import TinyTransformer, cifar_resnet, digits_net, mnist_dnn
 from paceline.parameters.layout import sha256
 
 G = torch.Generator().manual_seed(0)

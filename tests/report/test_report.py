@@ -27,15 +27,16 @@ from torch import nn
 
 import paceline as pl
 from paceline.data.source import open_source
+from paceline.engines.outline import outline
 from paceline.errors import RunFolderError, UsageError
-from paceline.gradients.outline import outline
-from paceline.jobs.built_in import built_in
+from paceline.jobs.built_ins import built_in
 from paceline.report import charts, exports, formatting, perfetto, tensorboard, write
 from paceline.report.curves import AXES, envelope, evaluation_curve, histogram, loss_curve
 from paceline.report.lanes import Lane, binned, lanes, merged, packed
 from paceline.report.page import page
 from paceline.report.reading import Reading, open_all
 from paceline.report.run_stats import lanes_of, run_stats
+from paceline.runs.record import Evaluation, RunRecord, Summary
 from paceline.runs.time_accounting import Time
 from paceline.runs.trace import Kind, Row, Trace
 
@@ -142,8 +143,12 @@ def test_a_packed_lane_unfolds_to_what_it_was(parts: list[tuple[int, int]], firs
 # --- curves and charts ----------------------------------------------------------------------------------------------
 
 
+SUMMARY = partial(Summary, "ring", "local", 2, samples=40, seconds=3.0, samples_per_second=10.0)
+
+
 def reading(rows: list[Row], **record: Any) -> Reading:
-    return Reading(Path("run"), {"plan": "ring:workers=2", "workers": 2, **record}, Trace.of(rows), {}, (), "ring ×2")
+    known = RunRecord(plan="ring:workers=2", workers=2, **record)
+    return Reading(Path("run"), known, Trace.of(rows), None, (), "ring ×2")
 
 
 def test_the_loss_is_weighted_and_lies_where_the_batch_was_done() -> None:
@@ -153,16 +158,13 @@ def test_the_loss_is_weighted_and_lies_where_the_batch_was_done() -> None:
         Row(Kind.COMPUTE, 0, 1, end=3 * 10**9, samples=20, value=float("nan")),
         Row(Kind.COMPUTE, 1, 1, end=3 * 10**9, samples=0, value=9.0),
     ]
-    curve = loss_curve(reading(rows, summary={"updates": 1}))
+    curve = loss_curve(reading(rows, summary=SUMMARY(updates=1)))
     assert [c.tolist() for c in curve] == [[2.0], [1.0], [40.0], [1.5]]
 
 
 def test_an_evaluation_lies_over_all_three_axes() -> None:
-    history = [
-        {"updates": 5, "seconds": 1.0, "test_accuracy": 0.5},
-        {"updates": 10, "seconds": 2.0, "test_accuracy": 0.7},
-    ]
-    curve = evaluation_curve(reading([], history=history, summary={"samples": 200, "updates": 10}), "test_accuracy")
+    history = (Evaluation(5, 1.0, {"test_accuracy": 0.5}), Evaluation(10, 2.0, {"test_accuracy": 0.7}))
+    curve = evaluation_curve(reading([], history=history, summary=SUMMARY(samples=200, updates=10)), "test_accuracy")
     assert [curve.over(axis).tolist() for axis in AXES] == [[1.0, 2.0], [5.0, 10.0], [100.0, 200.0]]
 
 
@@ -408,10 +410,10 @@ def test_an_outline_finds_residual_connections() -> None:
     made = built_in("cifar-resnet")
     module = made.make_model()
     found = outline(made, module, open_source(made.data, 0))
-    assert sum(layer["parameters"] for layer in found) == sum(p.numel() for p in module.parameters())
-    by_name = {layer["name"]: layer for layer in found}
-    assert by_name["0"]["output"] == [100, 16, 16, 16]
-    first = [found[number]["name"] for number in by_name["3.body.0"]["after"]]
+    assert sum(layer.parameters for layer in found) == sum(p.numel() for p in module.parameters())
+    by_name = {layer.name: layer for layer in found}
+    assert by_name["0"].output == (100, 16, 16, 16)
+    first = [found[number].name for number in by_name["3.body.0"].after]
     assert first == ["1", "2.body.4"]  # what goes round the first block, and through it
 
 
@@ -421,6 +423,6 @@ def test_a_model_that_cannot_be_looked_into_still_has_its_sizes() -> None:
 
     made = job(loss=None, step=step)
     found = outline(made, made.make_model(), open_source(made.data, 0))
-    assert [(layer["type"], layer["parameters"], layer["output"]) for layer in found] == [
+    assert [(layer.type, layer.parameters, layer.output) for layer in found] == [
         ("Linear", 36, None), ("Tanh", 0, None), ("Linear", 15, None),
     ]  # fmt: skip

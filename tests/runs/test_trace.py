@@ -4,8 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
-from paceline.runs.trace import ROW, Kind, Row, Trace, TraceRing, TraceWriter
+from paceline.errors import RunFolderError
+from paceline.runs.schema import SCHEMA_VERSION
+from paceline.runs.trace import ROW, SCHEMA, Kind, Row, Trace, TraceRing, TraceWriter
 
 
 def _rows(count: int) -> Trace:
@@ -60,3 +63,35 @@ def test_a_trace_cut_off_anywhere_opens_to_its_last_whole_part(tmp_path: Path) -
 def test_a_row_is_bounded() -> None:
     assert ROW.size == 96
     assert len(Row._fields) == 12
+
+
+def _with_version(path: Path, metadata: dict[str, str] | None) -> Path:
+    """Write a trace of ten rows whose schema has this metadata."""
+    schema = SCHEMA.with_metadata(metadata)
+    rows = _rows(10).rows
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        stream.write_batch(pa.record_batch([pa.array(rows[name]) for name in Row._fields], schema=schema))
+    return path
+
+
+def test_a_trace_without_a_version_opens(tmp_path: Path) -> None:
+    assert np.array_equal(Trace.open(_with_version(tmp_path / "trace.arrow", None)).rows, _rows(10).rows)
+
+
+def test_a_trace_of_a_newer_schema_is_refused_by_name(tmp_path: Path) -> None:
+    path = _with_version(tmp_path / "trace.arrow", {"paceline.schema_version": "7"})
+    with pytest.raises(RunFolderError, match=r"trace.arrow has schema version 7; this paceline reads up to \d+"):
+        Trace.open(path)
+
+
+def test_a_written_trace_carries_the_version_and_reads_by_name(tmp_path: Path) -> None:
+    """Another order of columns makes no difference."""
+    writer = TraceWriter(tmp_path / "trace.arrow", 0)
+    writer.append(_rows(10).rows)
+    writer.close()
+    table = pa.ipc.open_stream(str(tmp_path / "trace.arrow")).read_all()
+    assert table.schema.metadata[b"paceline.schema_version"] == str(SCHEMA_VERSION).encode()
+    turned = table.select(list(reversed(table.column_names)))
+    with pa.OSFile(str(tmp_path / "turned.arrow"), "wb") as file, pa.ipc.new_stream(file, turned.schema) as stream:
+        stream.write_table(turned)
+    assert np.array_equal(Trace.open(tmp_path / "turned.arrow").rows, _rows(10).rows)

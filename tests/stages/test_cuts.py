@@ -200,8 +200,8 @@ def test_cuts_balance_time_or_memory(by: str, widths: list[int], place: int) -> 
 
 def test_a_run_remembers_where_it_was_cut() -> None:
     run = train(JOBS["mlp"](), "gpipe:workers=3", engine="virtual", folder=None, updates=3)
-    assert run.record["plan"].startswith("gpipe:workers=3,cuts=")
-    assert len(Plan.parse(run.record["plan"]).cuts.split("+")) == 2
+    assert run.record.plan.startswith("gpipe:workers=3,cuts=")
+    assert len(Plan.parse(run.record.plan).cuts.split("+")) == 2
     replays(run)
 
 

@@ -18,7 +18,7 @@ from paceline.api.train import train
 from paceline.core.schedules.own import Own, read
 from paceline.core.schedules.proof import prove_table
 from paceline.data.source import Reader
-from paceline.engines.memory_check import memory_line
+from paceline.engines.memory_line import memory_line
 from paceline.engines.replay.replay import replay
 from paceline.engines.setup import set_up
 from paceline.errors import JobError, NotFinite, PlanError, RunFolderError, UsageError, WorkerFailed
@@ -151,7 +151,7 @@ def test_a_table_may_hold_several_updates_and_stale_weights(tmp_path: Path) -> N
 
 def test_a_run_keeps_its_table_whatever_becomes_of_the_file(tmp_path: Path) -> None:
     run = train(JOBS["mlp"](), table_file(tmp_path, STASHING) + ",cuts=3", folder=tmp_path / "runs", updates=10)
-    picture = draw(Plan.recorded(run.record))
+    picture = draw(Plan.recorded(run.record.plan, run.record.table))
     table_file(tmp_path, "worker 0 F0 B0U\nworker 1 F0 B0U\n")
     assert run.path is not None
     assert replay(run.path).matches
@@ -208,7 +208,7 @@ def test_a_run_is_drawn_as_it_was_measured_under_its_table(plan: str, tmp_path: 
     run = train(JOBS["mlp"](), plan, engine="virtual", folder=tmp_path, updates=20)
     assert run.path is not None
     said = draw_run(opened(run.path))
-    assert said.startswith(draw(Plan.parse(run.record["plan"])))
+    assert said.startswith(draw(Plan.parse(run.record.plan)))
     below = said.partition("As it ran")[2]
     lines = [line for line in below.splitlines() if line.startswith("worker")]
     assert len(lines) == 2
@@ -225,7 +225,7 @@ def test_what_a_worker_neither_works_nor_waits_it_moves_messages(tmp_path: Path)
     """Of real processes, which copy them."""
     run = train(JOBS["mlp"](), "gpipe:workers=2", folder=tmp_path, updates=4)
     assert run.path is not None
-    spans = measured(run.trace.rows, Plan.parse(run.record["plan"]).table((4,)))
+    spans = measured(run.trace.rows, Plan.parse(run.record.plan).table((4,)))
     moving = [span for span in spans if span.what == MOVES]
     assert moving
     for worker in range(2):

@@ -1,10 +1,11 @@
-"""`compare_script`: a script of the user's that uses torch.distributed, run as it is under gloo and under Paceline.
+"""`compare_script`: a user's script that uses torch.distributed, run as it is under gloo and under Paceline.
 
-    torchrun --nproc-per-node 1 train.py                    a single process, if the script can do with one
+    torchrun --nproc-per-node 1 train.py                    a single process, if the script runs as one
     torchrun --nproc-per-node 2 train.py     over gloo
-    torchrun --nproc-per-node 2 train.py     over paceline  and again, in turn
+    torchrun --nproc-per-node 2 train.py     over paceline  and so on, in alternating rounds
 
-Nothing in the script is changed: a stand-in gives `init_process_group` another word, and notes when steps are made.
+Nothing in the script is changed: `gloo_shim` gives `init_process_group` another backend, and writes down when steps are
+made.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.api import gloo_shim as stand_in
+from paceline.api import gloo_shim
 from paceline.errors import RunFailed, UsageError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Say = Callable[[str], None]
-WORDS = ("gloo", "paceline")
-TAIL = 30  # lines of what a failed script said
+BACKENDS = ("gloo", "paceline")
+TAIL = 30  # lines of a failed script's output that an error shows
 
 
 @dataclass
@@ -38,128 +42,154 @@ class Entrant:
 
     name: str
     processes: int
-    word: str
-    threads: int | None = None  # None: as torchrun gives them, one each
-    milliseconds: list[float] = field(default_factory=list)  # of a step, a median per round
-    seconds: list[float] = field(default_factory=list)  # of the whole script, a figure per round
+    backend: str
+    threads: int | None = None  # None: one, as torchrun sets it
+    milliseconds: list[float] = field(default_factory=list)  # of a step: a median per round
+    seconds: list[float] = field(default_factory=list)  # of the whole script: a figure per round
     steps: int = 0  # of each process
-    parameters: Any = None
+    parameters: list[Tensor] | None = None  # at the end of the last round
 
     @property
     def step(self) -> float:
+        """Milliseconds of a step: the median of the rounds."""
         return statistics.median(self.milliseconds)
 
     @property
     def batches_per_second(self) -> float:
+        """Batches per second of all processes together."""
         return self.processes * 1000 / self.step
+
+    def row(self, before: float) -> ScriptRow:
+        """Make the line of the table, with the speed-up over so many batches per second."""
+        return ScriptRow(
+            self.name, self.processes, self.step, (min(self.milliseconds), max(self.milliseconds)),
+            self.batches_per_second, self.batches_per_second / before, statistics.median(self.seconds), self.steps,
+        )  # fmt: skip
 
 
 @dataclass
 class ScriptRow:
+    """One line of the table."""
+
     name: str
     processes: int
     milliseconds_per_step: float
     spread: tuple[float, float]
     batches_per_second: float
-    speedup: float  # over the best of what was there before: a single process, or gloo
+    speedup: float  # over the best without Paceline: a single process, or gloo
     seconds: float
     steps: int
 
 
 @dataclass
 class ScriptComparison:
+    """The table of a script."""
+
     script: str
     rounds: int
     rows: list[ScriptRow]
     over_gloo: float
-    difference: float | None  # the largest between parameters trained over gloo and over paceline; None: no telling
+    difference: float | None  # the largest between parameters trained over gloo and over paceline; None: not known
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
+        """The table as `paceline compare --script --json` prints it."""
         return {**self.__dict__, "rows": [asdict(row) for row in self.rows]}
 
 
 def compare_script(
     script: str, workers: int = 2, *, rounds: int = 3, seconds: float = 600.0, say: Say = lambda line: None
 ) -> ScriptComparison:
-    """Run a script under gloo and under Paceline, in turn.
+    """Run a script under gloo and under Paceline, in alternating rounds.
 
     script   a Python file and its arguments, started by torchrun; or a whole command that starts the processes itself
     seconds  that one run of the script may take
     """
-    words = shlex.split(script)
-    if not words:
-        raise UsageError(
-            "--script is empty; give a Python file and its arguments, as in --script 'train.py --epochs 1'"
-        )
-    started = not words[0].endswith(".py")
-    if not started and not Path(words[0]).is_file():
-        raise UsageError(f"there is no file {words[0]}")
-    threads = sorted({1, len(os.sched_getaffinity(0))})
-    single = [Entrant(f"one process, {t} thread{'s' * (t > 1)}", 1, "gloo", t) for t in threads if not started]
-    pair = [Entrant(f"{workers} processes, {word}", workers, word) for word in WORDS]
+    command = _Command.parse(script)
+    threads = sorted({1, len(os.sched_getaffinity(0))}) if command.processes_can_be_chosen else []
+    singles = [Entrant(f"one process, {t} thread{'s' * (t > 1)}", 1, "gloo", t) for t in threads]
+    gloo, ours = (Entrant(f"{workers} processes, {backend}", workers, backend) for backend in BACKENDS)
     notes = []
     for number in range(rounds):
         say(f"round {number + 1} of {rounds} ...")
-        for entrant in [*single, *pair]:
+        for entrant in [*singles, gloo, ours]:
             try:
-                _run(words, started, entrant, seconds)
+                _run(command, entrant, seconds)
             except RunFailed as error:
-                if entrant not in single:
+                if entrant not in singles:
                     raise
                 notes.append(f"it does not run as {entrant.name}: {str(error).splitlines()[-1].strip()}")
-                single.remove(entrant)
-    gloo, ours = pair
-    entrants = [*single, *pair]
-    before = max(entrant.batches_per_second for entrant in (*single, gloo))
-    rows = [
-        ScriptRow(
-            e.name, e.processes, e.step, (min(e.milliseconds), max(e.milliseconds)), e.batches_per_second,
-            e.batches_per_second / before, statistics.median(e.seconds), e.steps,
-        )
-        for e in entrants
-    ]  # fmt: skip
+                singles.remove(entrant)
+    before = max(entrant.batches_per_second for entrant in (*singles, gloo))
+    rows = [entrant.row(before) for entrant in (*singles, gloo, ours)]
     return ScriptComparison(script, rounds, rows, gloo.step / ours.step, _difference(gloo, ours), notes)
 
 
-def _run(words: Sequence[str], started: bool, entrant: Entrant, seconds: float) -> None:
-    """Once, to its end; nothing of it is left."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    command = list(words) if started else [*torchrun, str(entrant.processes), *words]
-    if command[0] == "python":
-        command[0] = sys.executable
+@dataclass(frozen=True)
+class _Command:
+    """How the processes of a script are started."""
+
+    words: list[str]
+    processes_can_be_chosen: bool  # by torchrun; else the user's own command starts them
+
+    @staticmethod
+    def parse(script: str) -> _Command:
+        """Parse `--script`; UsageError if it names no file."""
+        words = shlex.split(script)
+        if not words:
+            raise UsageError(
+                "--script is empty; give a Python file and its arguments, as in --script 'train.py --epochs 1'"
+            )
+        started = not words[0].endswith(".py")
+        if not started and not Path(words[0]).is_file():
+            raise UsageError(f"there is no file {words[0]}")
+        return _Command(words, not started)
+
+    def of(self, processes: int) -> list[str]:
+        """The command line for so many processes."""
+        if self.processes_can_be_chosen:
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+            return [*torchrun, str(processes), *self.words]
+        first = sys.executable if self.words[0] == "python" else self.words[0]
+        return [first, *self.words[1:]]
+
+
+def _run(command: _Command, entrant: Entrant, seconds: float) -> None:
+    """Run the script once to its end, and add what it took to the entrant. No process and no file is left behind."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         begun = time.perf_counter()
         process = subprocess.Popen(
-            command, env=_environment(entrant, folder), text=True, start_new_session=True,
+            command.of(entrant.processes), env=_environment(entrant, folder), text=True, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
-            said, _ = process.communicate(timeout=seconds)
+            output, _ = process.communicate(timeout=seconds)
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
-            said, _ = process.communicate()
+            output, _ = process.communicate()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise RunFailed(
-                    f"{entrant.name}: not done after {seconds:.0f} s. It said last:\n{_tail(said)}"
+                    f"{entrant.name}: not done after {seconds:.0f} s. Its last output:\n{_tail(output)}"
                 ) from None
             raise
         if process.returncode:
-            raise RunFailed(f"{entrant.name}: the script ended with {process.returncode}. It said last:\n{_tail(said)}")
+            raise RunFailed(
+                f"{entrant.name}: the script ended with {process.returncode}. Its last output:\n{_tail(output)}"
+            )
         entrant.seconds.append(time.perf_counter() - begun)
-        _read(entrant, Path(folder))
+        _read_steps(entrant, Path(folder))
 
 
 def _environment(entrant: Entrant, folder: str) -> dict[str, str]:
-    places = [str(Path(stand_in.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    places = [str(Path(gloo_shim.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     found = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-    found |= {"PACELINE_STAND_IN": entrant.word, "PACELINE_STEPS": folder}
+    found |= {"PACELINE_STAND_IN": entrant.backend, "PACELINE_STEPS": folder}
     if entrant.threads:
         found["OMP_NUM_THREADS"] = str(entrant.threads)
     return found
 
 
-def _read(entrant: Entrant, folder: Path) -> None:
+def _read_steps(entrant: Entrant, folder: Path) -> None:
     steps = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
     if not steps or min(map(len, steps)) < 3:
         raise UsageError(
@@ -182,8 +212,8 @@ def _difference(one: Entrant, other: Entrant) -> float | None:
     return max((float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel()), default=None)
 
 
-def _tail(said: str) -> str:
-    """The end of what the script said itself, without what torchrun adds."""
-    lines = [line for line in said.splitlines() if "torch/distributed/run.py" not in line]
+def _tail(output: str) -> str:
+    """Take the end of the script's own output, without what torchrun adds."""
+    lines = [line for line in output.splitlines() if "torch/distributed/run.py" not in line]
     ends = [number for number, line in enumerate(lines) if "torch/distributed/elastic" in line]
     return "\n".join(lines[: ends[0] if ends else None][-TAIL:])

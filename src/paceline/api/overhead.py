@@ -1,8 +1,8 @@
 """Where a worker's step goes, and why several workers do not pay where they do not. Pure.
 
 a step of one worker
-| own compute | update | meeting | waiting | between |
-                         ───────────────────────────     what a worker that meets nobody does not have
+| own compute | update | collectives | waiting | between |
+                         ───────────────────────────────     what a worker that never communicates does not have
 """
 
 from __future__ import annotations
@@ -10,42 +10,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from paceline.runs.comparison import Step
 from paceline.runs.time_accounting import Time, TimeAccounting
 from paceline.runs.trace import Kind, Trace
 
-DOUBTFUL = 0.15  # from this spread of rounds on nothing is said for certain
+DOUBTFUL = 0.15  # spread of the rounds from which on a verdict near the limit is not given
 PAYS = 1.05  # times as fast as one process; less is not worth a second one
 
 
-@dataclass(frozen=True)
-class Step:
-    """Microseconds of one worker's step, on average."""
-
-    compute: float
-    update: float
-    communicate: float
-    wait: float
-    other: float  # between rows of the trace: taking a batch, Python, a snapshot
-
-    @property
-    def whole(self) -> float:
-        return self.compute + self.update + self.communicate + self.wait + self.other
-
-
 def step(trace: Trace, workers: int) -> Step | None:
-    """None where nobody computed."""
-    tally = TimeAccounting(workers)
-    tally.add(trace.rows)
-    steps = tally.sums[:, TimeAccounting.FIELDS.index("pieces")].sum()
+    """Average the time of all workers over their steps; None if no gradient was computed."""
+    accounting = TimeAccounting(workers)
+    accounting.add(trace.rows)
+    steps = accounting.total("pieces")
     if not steps:
         return None
-    parts = {time: tally.sums[:, TimeAccounting.FIELDS.index(time.name)].sum() for time in Time}
-    known = trace.rows[trace.rows["kind"] != Kind.DEATH]
-    spent = sum(
-        int(mine["end"].max() - mine["start"].min())
-        for worker in range(workers)
-        if len(mine := known[known["worker"] == worker])
-    )
+    parts = {time: accounting.total(time.name) for time in Time}
+    rows = trace.rows[trace.rows["kind"] != Kind.DEATH]
+    each = (rows[rows["worker"] == worker] for worker in range(workers))
+    spent = sum(int(mine["end"].max() - mine["start"].min()) for mine in each if len(mine))
     parts[Time.OTHER] = max(0.0, spent - sum(parts.values()))
     per = {time: float(part / steps / 1000) for time, part in parts.items()}
     return Step(per[Time.COMPUTE], per[Time.UPDATE], per[Time.COMMUNICATE], per[Time.WAIT], per[Time.OTHER])
@@ -58,51 +41,60 @@ class Case:
     plan: str
     workers: int
     speed: float
-    ceiling: float  # of as many workers that never meet
+    ceiling: float  # of as many workers that never communicate
     single: float  # the best single process
     single_name: str
-    samples: int  # of a step of all workers together
+    samples: int  # of one step of all workers together
     batch: int  # batch_size that gives such a step
-    step: Step | None  # None: what it went into is not known
-    doubt: float = 0.0  # by which share the rounds of these three differ from their medians
+    step: Step | None  # None: the trace does not show it
+    doubt: float = 0.0  # share by which the rounds of these three differ from their medians, at most
 
 
 def verdict(case: Case) -> str | None:
-    """Why the workers do not pay; None where they do."""
+    """Explain why the workers do not pay; None where they do."""
     if case.speed >= PAYS * case.single:
         return None
-    workers, times = f"{case.workers} workers", f"{case.speed / case.single:.2f} times as fast as one process"
+    times = f"{case.speed / case.single:.2f} times as fast as one process"
     if case.doubt >= DOUBTFUL and max(case.speed, case.ceiling) * (1 + case.doubt) >= PAYS * case.single:
         return (
             f"{case.plan} is {times}, but rounds differ by {case.doubt:.0%} from their median: whether it pays is not "
             "settled. Time it for longer (--seconds), on a quiet machine"
         )
     if case.ceiling < PAYS * case.single:
-        alone = case.single_name
-        busy = "" if alone.startswith("1 ") else f", which keeps several cores busy by itself ({alone})"
-        return (
-            f"{case.plan} is {times}{busy}: {workers} that never meet would be "
-            f"{case.ceiling / case.single:.2f} times as fast, so no way of meeting gains more here"
-        )
-    cost = case.samples / case.speed - case.samples / case.ceiling
+        return _no_plan_pays(case, times)
+    return _costs_too_much(case, times)
+
+
+def _no_plan_pays(case: Case, times: str) -> str:
+    alone = case.single_name
+    busy = "" if alone.startswith("1 ") else f", which keeps several cores busy on its own ({alone})"
+    return (
+        f"{case.plan} is {times}{busy}: {case.workers} workers that never communicate would be "
+        f"{case.ceiling / case.single:.2f} times as fast, so no plan gains more here"
+    )
+
+
+def _costs_too_much(case: Case, times: str) -> str:
+    """Compute the batch size from which on the same cost per step would be less than what the workers gain."""
+    cost = case.samples / case.speed - case.samples / case.ceiling  # seconds a step
     saved = 1 / case.single - 1 / case.ceiling  # seconds a sample
     batch = case.batch * cost / saved / case.samples
     return (
         f"{case.plan} is {times}: each step of {case.samples / case.speed * 1e6:,.0f} µs has {cost * 1e6:,.0f} µs that "
-        f"workers who never meet do not have{_where(case.step)}. With the same cost per step it would pay from a "
-        f"batch_size of about {_rounded(batch):,} on (here {case.batch:,})"
+        f"workers that never communicate do not have{_largest(case.step)}. With the same cost per step it would pay "
+        f"from a batch_size of about {_rounded(batch):,} on (here {case.batch:,})"
     )
 
 
-def _where(step: Step | None) -> str:
+def _largest(step: Step | None) -> str:
     if step is None:
         return ""
-    parts = {"meeting": step.communicate, "waiting for others": step.wait, "between the two": step.other}
+    parts = {"collectives": step.communicate, "waiting for others": step.wait, "between the two": step.other}
     name, most = max(parts.items(), key=lambda part: part[1])
     return f", most of it {name} ({most:,.0f} µs)"
 
 
 def _rounded(value: float) -> int:
-    """To two digits, upwards."""
+    """Round up to two digits."""
     unit = int(10 ** max(0, math.floor(math.log10(max(value, 1))) - 1))
     return math.ceil(value / unit - 1e-9) * unit

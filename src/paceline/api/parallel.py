@@ -13,37 +13,43 @@ they share, and the parameters are then those that the next gradient is due for.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from paceline.engines.local.arena import Arena, ArenaShape
-from paceline.engines.local.loop_worker import LoopWorker, PeerProcesses, put, statistics, tables
+from paceline.engines.local.loop_worker import LoopWorker, put, statistics, tables
 from paceline.engines.local.process import quicken
 from paceline.errors import PlanError, UsageError
 from paceline.gradients.learner import Learner
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
-from paceline.links.rendezvous import share
-from paceline.links.shared_memory import DoorbellDescriptor, Locks, Memory, SharedTensors
+from paceline.links.locks import Locks
+from paceline.links.membership import LocalProcesses
+from paceline.links.memory import Memory, SharedTensors
+from paceline.links.rendezvous import Rendezvous
 from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import lay_out, trainable
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.server import CentreServer
 from paceline.plans.plan import Plan
-from paceline.runs.run import RunFolder, emptied, machine, new_folder, summarise
+from paceline.runs.folder import RunFolder, emptied, new_folder
+from paceline.runs.machine import this_machine
+from paceline.runs.record import JobRecord, RunRecord, Status
+from paceline.runs.schema import from_dict, to_dict
+from paceline.runs.summary import summarize
 from paceline.runs.trace import Kind, Trace
 
 if TYPE_CHECKING:
@@ -103,8 +109,8 @@ def _in_the_hands_of(block: _Block) -> Callable[..., Any]:
     return step
 
 
-class Rendezvous:
-    """Where the processes of a `torchrun` find each other, kept as long as this one lives: rank 0 is the host."""
+class _Stores:
+    """The store through which the processes of a `torchrun` find each other; rank 0 hosts it as long as it lives."""
 
     store: Store | None = None
     rank = 0
@@ -123,7 +129,7 @@ class Rendezvous:
         return PrefixStore(f"paceline.parallel {self.blocks}", self.store)
 
 
-_town = Rendezvous()
+_stores = _Stores()
 
 
 def _resolve_world(plan: str | Plan) -> tuple[Plan, Store, int]:
@@ -143,8 +149,8 @@ def _resolve_world(plan: str | Plan) -> tuple[Plan, Store, int]:
         )
     if ranks == 1:
         return chosen, HashStore(), 0
-    store = _town.next_block()
-    return chosen, store, _town.rank
+    store = _stores.next_block()
+    return chosen, store, _stores.rank
 
 
 def _refuse(model: nn.Module, plan: Plan) -> None:
@@ -156,6 +162,30 @@ def _refuse(model: nn.Module, plan: Plan) -> None:
     elsewhere = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
     if elsewhere is not None:
         raise UsageError(f"the model is on {elsewhere}: this works on the CPU, where processes share memory")
+
+
+class _TensorOutline(NamedTuple):
+    """A parameter or buffer, as all ranks must have it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {list(self.shape)} {self.dtype}{'' if self.requires_grad else ' without a gradient'}"
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What rank 0 tells the other ranks of a block."""
+
+    plan: str
+    model: tuple[_TensorOutline, ...]
+    size: int  # bytes of the arena
+    start: int  # bytes of the parameters and buffers that all start from
+    folder: str | None  # of the run; None: nothing is written
+    origin: int  # of the trace, in nanoseconds of the monotonic clock
 
 
 class _Block:
@@ -183,74 +213,67 @@ class _Block:
         job = Job(model, (), step=_no_rank, optimizer=lambda _: optimizer, schedule=followers.append, name=_script())
         agenda = plan.agenda(plan.parts, plan.parts, FOREVER)
         shape = ArenaShape.of(plan, layout, agenda.leases, trainable(model), optimizer, sparse)
-        self.arena, self.said = self._meet(shape, store, folder, deadline)
-        trouble = self._difference(self.said)
-        store.set(f"rank {rank}", json.dumps([os.getpid(), trouble]))
-        everybody = [json.loads(store.get(f"rank {other}")) for other in range(plan.workers)]
-        troubles = [trouble for _, trouble in everybody if trouble]
-        if troubles:
-            with emptied(Path(self.said["folder"]) if self.said["folder"] and rank == 0 else None):
-                raise UsageError(troubles[0])
+        rendezvous = Rendezvous(store, rank, plan.workers, deadline, "the beginning of `parallel`")
+        self.arena, self.terms, self.pids = self._share(shape, rendezvous, folder)
         self._start_alike()
-        pids = [pid for pid, _ in everybody]
         self.own = [tensor.data for tensor in self._tensors()]
         learner = Learner(Replica(job, model, moving))
         self.guest = LoopWorker(
-            self.arena, plan, agenda, learner, optimizer, followers, PeerProcesses(pids, rank), deadline
+            self.arena, plan, agenda, learner, optimizer, followers, LocalProcesses(rank, self.pids), deadline
         )
         if isinstance(plan.method, CentreServer):  # what steps in the optimizer's place goes on with its memory
             for follower in followers:
                 follower.state = optimizer.state
         self.place: RunFolder | None = None
-        if self.said["folder"] and rank == 0:
-            self.place = RunFolder(Path(self.said["folder"]))
-            self.place.write(self._record("running"))
+        if self.terms.folder and rank == 0:
+            self.place = RunFolder(Path(self.terms.folder))
+            self.place.write(self._record(Status.RUNNING))
 
     def _tensors(self) -> list[Tensor]:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         return [named[name] for name in self.names]
 
-    def _meet(
-        self, shape: ArenaShape, store: Store, folder: str | Path | None, deadline: float
-    ) -> tuple[Arena, dict[str, Any]]:
-        """The arena, in which rank 0 has put where all start from."""
+    def _share(
+        self, shape: ArenaShape, rendezvous: Rendezvous, folder: str | Path | None
+    ) -> tuple[Arena, _Terms, list[int]]:
+        """Share the arena that rank 0 makes and the parameters that all ranks start from; and all process ids."""
         everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
-        kept: list[Any] = []  # until all have looked
+        own: list[Any] = []  # what rank 0 has made, open until every rank has it
 
         def make() -> tuple[list[int], dict[str, Any]]:
             arena, start = Arena.create(shape), SharedTensors(everything)
             if arena.desk is not None:
                 arena.put_version_0(self.model, self.optimizer.state)
-            kept.extend([arena, start])
             path = str(new_folder(Path(folder), f"{_script()}-{self.plan.name}")) if folder is not None else None
-            said = {
-                "plan": str(self.plan), "model": _outline(self.model), "size": arena.memory.size,
-                "start": start.memory.size, "folder": path, "origin": time.perf_counter_ns(),
-            }  # fmt: skip
-            doorbells = [doorbell.descriptor for doorbell in arena.doorbells]
-            return [arena.memory.descriptor, start.memory.descriptor, arena.locks.descriptor, *doorbells], said
+            own.extend([arena, start, path])
+            terms = _Terms(
+                plan=str(self.plan), model=_outline(self.model), size=arena.memory.size, start=start.memory.size,
+                folder=path, origin=time.perf_counter_ns(),
+            )  # fmt: skip
+            return [arena.memory.descriptor, start.memory.descriptor, arena.locks.descriptor], to_dict(terms)
 
-        descriptors, said = share(store, self.rank, self.plan.workers, make, deadline)
-        memory, start, locks, *doorbells = descriptors
+        shared = rendezvous.share(make, lambda said: self._difference(from_dict(_Terms, said)))
+        if isinstance(shared, str):
+            with emptied(Path(own[-1]) if own and own[-1] else None):
+                raise UsageError(shared)
+        terms, (memory, start, locks) = from_dict(_Terms, shared.said), shared.descriptors
         if self.rank == 0:
-            arena, self.start = kept
+            arena, self.start, _ = own
         else:
-            arena = Arena(
-                shape, Memory.of(memory, said["size"]), Locks(locks), [DoorbellDescriptor(b) for b in doorbells]
-            )
-            self.start = SharedTensors(everything, Memory.of(start, said["start"]))
-        return arena, said
+            arena = Arena(shape, Memory.of(memory, terms.size), Locks(locks))
+            self.start = SharedTensors(everything, Memory.of(start, terms.start))
+        return arena, terms, shared.pids
 
-    def _difference(self, said: dict[str, Any]) -> str | None:
-        """What keeps this rank from joining rank 0."""
-        mine, theirs = _outline(self.model), said["model"]
-        if said["plan"] != str(self.plan):
-            return f"rank 0 follows plan {said['plan']}, and rank {self.rank} {self.plan}"
+    def _difference(self, terms: _Terms) -> str:
+        """Say what keeps this rank from joining rank 0; empty if nothing does."""
+        mine, theirs = _outline(self.model), terms.model
+        if terms.plan != str(self.plan):
+            return f"rank 0 follows plan {terms.plan}, and rank {self.rank} {self.plan}"
         if mine != theirs:
             pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing")
             here, there = next(pair for pair in pairs if pair[0] != pair[1])
             return f"rank 0 has another model than rank {self.rank}: there it has {there}, and here {here}"
-        return None
+        return ""
 
     def _start_alike(self) -> None:
         everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
@@ -283,7 +306,7 @@ class _Block:
         self.guest.fail()
         self._give_back()
         if self.place is not None:
-            self.place.write({**self._record("failed"), "error": f"{type(error).__name__}: {error}"})
+            self.place.write(self._record(Status.FAILED).with_(error=f"{type(error).__name__}: {error}"))
 
     def close(self) -> None:
         self.guest.others.close()
@@ -301,34 +324,34 @@ class _Block:
     # --- the run folder ---------------------------------------------------------------------------------------------
 
     def _part(self, rank: int) -> Path | None:
-        return Path(self.said["folder"]) / f"trace-{rank}.npy" if self.said["folder"] else None
+        return Path(self.terms.folder) / f"trace-{rank}.npy" if self.terms.folder else None
 
     def _write(self, place: RunFolder) -> None:
         """Rank 0, when all are home: one trace of everybody's, and what follows from it."""
         parts = [part for rank in range(self.plan.workers) if (part := self._part(rank)) and part.exists()]
         rows = np.concatenate([*(np.load(part) for part in parts), self.guest.death_rows()])
-        rows["start"] -= self.said["origin"]
-        rows["end"] -= self.said["origin"]
+        rows["start"] -= self.terms.origin
+        rows["end"] -= self.terms.origin
         trace = Trace(rows[np.argsort(rows["end"], kind="stable")])
-        place.keep_trace(trace)
+        place.write_trace(trace)
         for part in parts:
             part.unlink()
         steps = int((rows["kind"] == Kind.COMPUTE).sum())
-        seconds = (max(self.arena.ended) - self.said["origin"]) / 1e9
-        summary = {
-            "plan": str(self.plan), "engine": "script", "workers": self.plan.workers,
-            **summarise(trace, seconds, steps, steps, self.guest.plan.workers), "run": str(place.path),
-        }  # fmt: skip
-        place.write({**self._record("done"), "summary": summary})
+        seconds = (max(self.arena.ended) - self.terms.origin) / 1e9
+        summary = summarize(
+            trace, plan=str(self.plan), engine="script", workers=self.plan.workers, updates=steps, samples=steps,
+            seconds=seconds,
+        )  # fmt: skip
+        place.write(self._record(Status.DONE).with_(summary=replace(summary, run=str(place.path))))
 
-    def _record(self, status: str) -> dict[str, Any]:
+    def _record(self, status: Status) -> RunRecord:
         parameters = sum(p.numel() for p in trainable(self.model).values())
-        job = {"name": _script(), "origin": sys.argv[0], "parameters": parameters}
-        return {
-            "status": status, "plan": str(self.plan), "engine": "script", "compute": "script",
-            "workers": self.plan.workers, "threads": torch.get_num_threads(), "shards": self.plan.shards, "job": job,
-            "notes": ["a sample is one batch of the script's own loop; its loss is not known"], "machine": machine(),
-        }  # fmt: skip
+        return RunRecord(
+            status=status, plan=str(self.plan), engine="script", compute="script", workers=self.plan.workers,
+            threads=torch.get_num_threads(), shards=self.plan.shards,
+            job=JobRecord(name=_script(), origin=sys.argv[0], parameters=parameters),
+            notes=("a sample is one batch of the script's own loop; its loss is not known",), machine=this_machine(),
+        )  # fmt: skip
 
 
 def _no_rank(model: nn.Module, batch: Any) -> Tensor:
@@ -339,6 +362,6 @@ def _script() -> str:
     return Path(sys.argv[0]).stem or "script"
 
 
-def _outline(model: nn.Module) -> list[list[Any]]:
+def _outline(model: nn.Module) -> tuple[_TensorOutline, ...]:
     named = [*model.named_parameters(), *model.named_buffers()]
-    return [[name, list(t.shape), str(t.dtype), t.requires_grad] for name, t in named]
+    return tuple(_TensorOutline(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in named)

@@ -1,21 +1,29 @@
-"""`train`: one job, one plan, one engine, one run. The face of the library and of the command line."""
+"""`train`: one job, one plan, one engine, one run. `pl.train` and `paceline train` both call it."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.engines import checkpoints, mpi
+from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.job_file import save_job_file
+from paceline.engines.outcome import finish
+from paceline.engines.record import first_record, life
 from paceline.engines.resuming import check_same, open_run
-from paceline.engines.setup import CheckpointRequest, Progress, Setup, finish, first_record, life, set_up
+from paceline.engines.setup import Setup, set_up
 from paceline.errors import Blamed, CheckpointWarning, JobWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan
-from paceline.runs.run import Run, RunFolder, new_folder
+from paceline.runs.folder import RunFolder, new_folder
+from paceline.runs.live import Heartbeat, Phase
+from paceline.runs.progress import ProgressCallback
+from paceline.runs.record import CheckpointInterval, FailureRecord, RunRecord, Status
+from paceline.runs.run import Run
 
 if TYPE_CHECKING:
     from paceline.engines.virtual import World
@@ -32,7 +40,7 @@ def train(
     engine: str = "local",
     compute: str | None = None,
     folder: str | Path | None = RUNS,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     updates: int | None = None,
     deadline: float = 120.0,
     world: World | None = None,
@@ -43,120 +51,142 @@ def train(
 
     engine    "local": processes of this machine; "virtual": a clock that jumps; "mpi": the ranks that mpiexec started
     compute   "autograd" or "fused" instead of the job's
-    folder    where run folders go; None keeps nothing on disk
+    folder    where run folders go; None writes nothing to disk
+    progress  a function that the local engine calls about ten times a second with a `pl.Progress`:
+              updates, seconds, loss, which workers have finished or died, the newest rows of the trace. It runs in the
+              parent; what it raises ends the run
     updates   stop after so many updates instead of `job.epochs`
     world     of the virtual engine: speeds, network, faults
-    deadline  seconds a worker may wait for another before the run is called off, naming whom it waited for
+    deadline  seconds a worker may wait for another before the run fails, naming the worker that did not come
     checkpoint_every  so many updates, or seconds as in "30s"; 0: only when a signal asks for one; None: no checkpoints
-    resume    a run's folder: go on with that run. Its job, plan and settings are its own; `workers` may be another
-              number where the plan allows that, and `job` is needed only where the folder could not keep it
+    resume    the folder of a run to resume, with its own job, plan and settings; `workers` may be another number where
+              the plan allows that, and `job` is needed only where the folder could not keep it
     """
-    if engine not in ENGINES:
-        raise PlanError(f"there is no engine {engine!r}; {suggest(engine, ENGINES)}")
-    if not deadline > 0:
-        raise UsageError(f"deadline={deadline}: nobody waits less than no time; give seconds, such as 120")
-    if (resume is not None or checkpoint_every is not None) and (engine != "local" or folder is None):
-        raise UsageError("checkpoints need engine='local' and a folder to lie in")
-    every = _every(checkpoint_every)
+    _check(engine, folder, deadline, checkpoint_every is not None or resume is not None)
+    interval, how = _interval(checkpoint_every), _How(progress, deadline, world)
     if resume is not None:
-        return _go_on(_path(resume), job, plan, workers, progress, updates, deadline, every)
+        return _resume(_path(resume), job, plan, workers, updates, interval, how)
     if job is None:
-        raise UsageError("there is no job to train: give one (--help says how), or the run to go on with (resume)")
+        raise UsageError("there is no job to train: give one (--help says how), or a run to resume (resume)")
     job.refuse_unused()
     if compute is not None:
         job = job.with_(compute=compute)
+    chosen = _plan(plan, workers, engine)
+    if chosen.traits.no_checkpoints and interval is not None:
+        if any(interval):
+            raise PlanError(f"plan {chosen.name} keeps no checkpoints: {chosen.traits.no_checkpoints}")
+        interval = None  # nor when a signal asks for one
+    if engine == "mpi":
+        mpi.check(job, chosen)
+        if mpi.rank():  # the first rank writes and evaluates
+            job, folder = job.untested(), None
+    setup = set_up(job, chosen, engine, updates)
+    record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
+    path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
+    request = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
+    with RunFolder(path) as place:
+        save_job_file(place, job, to_go_on=interval is not None)
+        return _run(setup, place, record, request, how)
+
+
+@dataclass(frozen=True)
+class _How:
+    """What `train` passes on to the engine as it is."""
+
+    progress: ProgressCallback | None
+    deadline: float
+    world: World | None
+
+
+def _check(engine: str, folder: str | Path | None, deadline: float, checkpoints_wanted: bool) -> None:
+    if engine not in ENGINES:
+        raise PlanError(f"there is no engine {engine!r}; {suggest(engine, ENGINES)}")
+    if not deadline > 0:
+        raise UsageError(f"deadline={deadline} is not a positive number of seconds; give one, such as 120")
+    if checkpoints_wanted and (engine != "local" or folder is None):
+        raise UsageError("checkpoints need engine='local' and a folder")
+
+
+def _plan(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
     chosen = Plan.parse("sequential" if plan is None else plan, workers)
     if workers not in (None, chosen.workers):
         says = f"has {chosen.workers}" if "workers" in chosen.options else "is one process"
         what = f"{workers} workers were asked for, and plan {chosen} {says}; plans of several are ring, downpour, ..."
-        warnings.warn(what, JobWarning, stacklevel=2)
+        warnings.warn(what, JobWarning, stacklevel=3)
     if chosen.traits.local_only and engine != "local":
         raise PlanError(f"plan {chosen.name!r} {chosen.traits.local_only}: engine='local'")
-    if chosen.traits.no_checkpoints and every is not None:
-        if any(every):
-            raise PlanError(f"plan {chosen.name} keeps no checkpoints: {chosen.traits.no_checkpoints}")
-        every = None  # nor when a signal asks for one
-    if engine == "mpi":
-        mpi.check(job, chosen)
-        if mpi.rank():  # the first rank keeps and evaluates
-            job, folder = job.with_(test=None), None
-    setup = set_up(job, chosen, engine, updates)
-    record = {**first_record(setup, kept=folder is not None), "checkpoint_every": every}
-    path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
-    request = CheckpointRequest(path, *every, record["lives"], None) if every and path else None
-    with RunFolder(path) as place:
-        save_job_file(place, job, to_go_on=every is not None)
-        return _run(setup, place, record, progress, deadline, world, request)
+    return chosen
 
 
-def _go_on(
-    path: Path,
-    job: Job | None,
-    plan: str | Plan | None,
-    workers: int | None,
-    progress: Progress | None,
-    updates: int | None,
-    deadline: float,
-    every: tuple[int, float] | None,
-) -> Run:
-    """The next life of a run, in the same folder."""
+def _resume(
+    path: Path, job: Job | None, plan: str | Plan | None, workers: int | None, updates: int | None,
+    interval: CheckpointInterval | None, how: _How,
+) -> Run:  # fmt: skip
+    """Begin the next life of a run, in the same folder."""
     with RunFolder(path) as place:
         job, chosen, before = open_run(path, job, plan, workers, updates)
         begin = checkpoints.newest(path)
-        setup = set_up(job, chosen, "local", before["limit"])
+        setup = set_up(job, chosen, "local", before.limit)
         check_same(setup, before)
         if begin is None:
             warnings.warn(f"{path} has no checkpoint yet: the run begins again", CheckpointWarning, stacklevel=3)
-        every = every or tuple(before["checkpoint_every"])
-        lives = [*begin.lives, life(setup, begin.updates)] if begin else [life(setup, 0)]
-        same = {"started": before["started"], "lives": lives, "checkpoint_every": every}
-        record = {**first_record(setup, kept=True), **same}
-        return _run(setup, place, record, progress, deadline, None, CheckpointRequest(path, *every, lives, begin))
+        interval = interval or before.checkpoint_every
+        assert interval is not None, "open_run refuses a run without checkpoints"
+        lives = (*begin.lives, life(setup, begin.updates)) if begin else (life(setup, 0),)
+        record = first_record(setup, kept=True).with_(started=before.started, lives=lives, checkpoint_every=interval)
+        return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), how)
 
 
-def _run(
-    setup: Setup,
-    place: RunFolder,
-    record: dict[str, Any],
-    progress: Progress | None,
-    deadline: float,
-    world: World | None,
-    request: CheckpointRequest | None,
-) -> Run:
+def _run(setup: Setup, place: RunFolder, record: RunRecord, request: CheckpointRequest | None, how: _How) -> Run:
+    """Train on the engine of the setup. The folder says how it ended, also when it raises."""
+    place.write(record)
+    with Heartbeat(place.path, setup.agenda.updates) as heartbeat:
+        try:
+            return _train(setup, place, record, request, how, heartbeat)
+        except BaseException as error:
+            with contextlib.suppress(RunFailed):  # which would hide the reason
+                place.write(_failed(setup, place, record, error))
+            raise
+
+
+def _train(
+    setup: Setup, place: RunFolder, record: RunRecord, request: CheckpointRequest | None, how: _How,
+    heartbeat: Heartbeat,
+) -> Run:  # fmt: skip
     from paceline.engines import local, virtual
 
-    place.write(record)
-    try:
-        if setup.engine in ("virtual", "mpi"):
-            outcome = mpi.train(setup) if setup.engine == "mpi" else virtual.train(setup, world or virtual.World())
-            place.keep_trace(outcome.trace)
+    if setup.engine == "local":
+        with local.train(setup, place.path, heartbeat, how.progress, how.deadline, request) as outcome:
             return finish(setup, outcome, place, record)
-        with local.train(setup, place.file("trace.arrow"), progress, deadline, request) as outcome:
-            return finish(setup, outcome, place, record)
-    except BaseException as error:
-        status = "stopped" if isinstance(error, RunStopped) else "failed"
-        record = {**record, "status": status, "error": f"{type(error).__name__}: {error}"}
-        if isinstance(error, Blamed):
-            error.failure.run = place.path if setup.plan.replayable else None
-            record |= {"error": str(error), "failure": error.failure.as_dict()}
-        with contextlib.suppress(RunFailed):  # which would hide the reason
-            place.write(record)
-        raise
+    heartbeat.beat(Phase.TRAINING, 0)
+    outcome = mpi.train(setup) if setup.engine == "mpi" else virtual.train(setup, how.world or virtual.World())
+    heartbeat.beat(Phase.EVALUATING, setup.agenda.updates)
+    place.write_trace(outcome.trace)
+    return finish(setup, outcome, place, record)
+
+
+def _failed(setup: Setup, place: RunFolder, record: RunRecord, error: BaseException) -> RunRecord:
+    """Describe the end of a run that did not finish; a failure learns where it can be replayed from."""
+    status = Status.STOPPED if isinstance(error, RunStopped) else Status.FAILED
+    if not isinstance(error, Blamed):
+        return record.with_(status=status, error=f"{type(error).__name__}: {error}")
+    error.failure.run = place.path if setup.plan.replayable else None
+    return record.with_(status=status, error=str(error), failure=FailureRecord.of(error.failure))
 
 
 def _path(run: str | Path | Run) -> Path:
     path = run.path if isinstance(run, Run) else Path(run)
     if path is None:
-        raise UsageError("this run has no folder (folder=None), so nothing was kept to go on with")
+        raise UsageError("this run has no folder (folder=None), so there is nothing to resume")
     return path
 
 
-def _every(given: int | str | None) -> tuple[int, float] | None:
-    """Updates and seconds between two checkpoints, 0 where it is not by them."""
+def _interval(given: int | str | None) -> CheckpointInterval | None:
+    """Parse `checkpoint_every`; None means no checkpoints at all."""
     if given is None:
         return None
     if found := re.fullmatch(r"(\d+(?:\.\d+)?)s", str(given)):
-        return 0, float(found[1])
+        return CheckpointInterval(0, float(found[1]))
     if not str(given).isdigit():
         raise UsageError(f"checkpoint_every={given!r} is neither a number of updates nor of seconds, as in '30s'")
-    return int(given), 0.0
+    return CheckpointInterval(int(given), 0.0)

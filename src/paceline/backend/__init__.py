@@ -1,22 +1,29 @@
-"""Our meetings as a torch.distributed backend: `init_process_group("paceline")`.
+"""Collectives in shared memory as a torch.distributed backend: `init_process_group("paceline")`.
 
-    rank 0   copies its input into its slot ─┐                 ┌─ adds the others' slots to its own
-    rank 1   copies its input into its slot ─┼─ all have come ─┼─ ...
-    rank 2   copies its input into its slot ─┘                 └─ ...
+The way of an all_reduce; the numbers stand as [1] ... [6] at the lines that do each step:
 
-    group         the process group: a thin method per operation
-    calls         what was called, packed into one integer; how it is told; where the user called it
-    vectors       a tensor as a row of numbers
-    board         the shared memory of a group: who came to which round with which call, and everybody's slots
-    futex         sleeping on an integer in shared memory
-    collectives   the arithmetic over slots
-    mail          send and receive
-    works         the handles: what is under way
-    traffic       all that is under way in a group, and who drives it
-    mover         a thread for what nobody waits for
-    troubles      what is told when ranks do not come together
-    rendezvous    how ranks that know only a store come to share a board
-    elsewhere     what gloo and NCCL do in our place
+    rank 0                                     the memory of the group                                     rank 1
+    ------                                     -----------------------                                     ------
+    1 group.allreduce flattens the tensor and makes the collective's steps, a generator                       1
+    2 progress.start puts the work into the group's queue and lets it go as far as it can                     2
+    3 copies its vector ------------------> slot of rank 0   slot of rank 1 <------------------ copies its vector
+    4 says so, with its call -------------> cell of rank 0   cell of rank 1 <------------ says so, with its call
+    5 waits until all have arrived, and checks that all came with the same call                               5
+    6 adds rank 1's slot to its vector <------------------- X -------------------> adds rank 0's slot to its own
+
+The modules:
+
+    group           the process group: a thin method per operation of torch.distributed
+    calls           what was called, packed into one integer; its description; where the user called it
+    vectors         a tensor as a vector of its numbers
+    group_memory    the shared memory of a group: which rank arrived in which round with which call, and all slots
+    collectives     the arithmetic over slots
+    point_to_point  send and receive
+    work            the handles of what is under way
+    progress        all that is under way in a group, and who drives it
+    background      a thread that drives what no thread waits for
+    diagnostics     the messages of what went wrong
+    fallback        what gloo and NCCL do in this backend's place
 
 Where paceline is installed, PyTorch itself calls `register` when it is imported, so a script needs no import of ours.
 Where this package is imported before PyTorch, that happens in the midst of it: so `register` stands before any import.
@@ -36,13 +43,14 @@ NAME = "paceline"
 
 
 def create(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """Imports the rest when a group is made, since every `import torch` comes past here where paceline is installed."""
+    """Create a process group. The rest of the backend is imported here, since every `import torch` comes past here."""
     from paceline.backend.group import create
 
     return create(store, rank, size, timeout)
 
 
 def register() -> None:
+    """Make the name known to torch.distributed."""
     import torch.distributed as dist
 
     if NAME not in dist.Backend.backend_list:

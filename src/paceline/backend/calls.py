@@ -1,4 +1,4 @@
-"""What a rank called: packed into one integer, compared at no cost; told in words; and where in the user's code."""
+"""What a rank called, packed into one integer that is cheap to compare; its description; where the user called it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ ROOT, REDUCTION, DTYPE, OPERATION, NUMBERS = 0, 9, 13, 18, 23
 def pack(
     operation: int, dtype: int = ANY_DTYPE, numbers: int = 0, reduction: int = NO_REDUCTION, root: int = -1
 ) -> int:
+    """Pack a call into one integer: ranks whose integers are equal have called the same."""
     return numbers << NUMBERS | operation << OPERATION | dtype << DTYPE | reduction << REDUCTION | root + 1 << ROOT
 
 
-def tell(call: int) -> str:
-    """all_reduce of 100 float32 (sum)"""
+def describe(call: int) -> str:
+    """Describe a call: `all_reduce of 100 float32 (sum)`."""
     dtype, reduction, root = call >> DTYPE & 31, call >> REDUCTION & 15, (call >> ROOT & 511) - 1
     words = [OPERATIONS[call >> OPERATION & 31]]
     if dtype != ANY_DTYPE:
@@ -55,8 +56,8 @@ def tell(call: int) -> str:
     return " ".join(words)
 
 
-class Site:
-    """Where the user called: noted at every call, so it is a code object and a place in it; told only on request."""
+class CallSite:
+    """A line of the user's. It is noted at every call, so it is a code object and an offset until it is printed."""
 
     __slots__ = ("_code", "_place", "_threaded")
 
@@ -73,22 +74,23 @@ OURS = (str(Path(__file__).parent), str(Path(torch.__file__).parent), "<")
 _known: dict[CodeType, bool] = {}
 
 
-def site() -> Site | None:
-    """The innermost line that is neither PyTorch's nor ours."""
+def call_site() -> CallSite | None:
+    """Return the innermost line that is neither PyTorch's nor this package's."""
     found = _users(sys._getframe(1), threaded=False)
     if found is not None:
         return found
-    # A thread of PyTorch's own has no line of the user's: tell where the main thread is.
+    # A thread of PyTorch's own has no line of the user's: show where the main thread is.
     return _users(sys._current_frames().get(threading.main_thread().ident or 0), threaded=True)
 
 
-def _users(frame: FrameType | None, threaded: bool) -> Site | None:
+def _users(frame: FrameType | None, threaded: bool) -> CallSite | None:
+    """Return the innermost line of the user's in a stack."""
     while frame is not None:
         code = frame.f_code
         ours = _known.get(code)
         if ours is None:
             ours = _known[code] = code.co_filename.startswith(OURS)
         if not ours:
-            return Site(code, frame.f_lasti, threaded)
+            return CallSite(code, frame.f_lasti, threaded)
         frame = frame.f_back
     return None

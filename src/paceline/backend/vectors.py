@@ -1,4 +1,4 @@
-"""A tensor as the row of numbers that the arithmetic and the mail work on."""
+"""A tensor as the vector of numbers that collectives and messages work on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from paceline.backend.calls import DTYPE_NUMBERS
 
 
-class NotOurs(Exception):
+class Unsupported(Exception):
     """A tensor that another backend must take; raised before anything has happened."""
 
     def __init__(self, device: str, what: str) -> None:
@@ -17,16 +17,16 @@ class NotOurs(Exception):
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Its own numbers, or a copy of them if they do not lie in one row; unseen by autograd (`data`), as with gloo."""
+    """Return a view of the tensor's numbers, or a copy if they are not contiguous; unseen by autograd, as with gloo."""
     if not tensor.is_cpu:
-        raise NotOurs(tensor.device.type, f"tensors on {tensor.device.type}")
+        raise Unsupported(tensor.device.type, f"tensors on {tensor.device.type}")
     if tensor.layout != torch.strided or tensor.dtype not in DTYPE_NUMBERS:
         what = f"{tensor.dtype} tensors" if tensor.layout == torch.strided else "sparse tensors"
-        raise NotOurs("cpu", what)
+        raise Unsupported("cpu", what)
     return tensor.data.view(-1) if tensor.is_contiguous() else tensor.data.contiguous().view(-1)
 
 
-def settle(tensor: Tensor, vector: Tensor) -> None:
-    """Put a result where it belongs, if `flat` had to make a copy."""
+def copy_back(tensor: Tensor, vector: Tensor) -> None:
+    """Copy a result into the tensor, if `flat` had to make a copy of it."""
     if not tensor.is_contiguous():
         tensor.data.copy_(vector.view(tensor.shape))

@@ -175,16 +175,16 @@ def _compared(test: ast.Compare, fn: Function, module: Module, depth: int) -> Co
         return Condition(f"{text} == 0", False, False, group)
     if isinstance(op, ast.In | ast.NotIn) and _is_zero_or_none(right):
         return Condition(f"{text} == 0", isinstance(op, ast.In), False, group)
-    if isinstance(op, ast.NotEq | ast.NotIn):
-        sign_, said = False, "==" if isinstance(op, ast.NotEq) else "in"
-    else:
-        sign_, said = (
-            True,
-            {ast.Eq: "==", ast.In: "in", ast.Lt: "<", ast.Gt: ">", ast.LtE: "<=", ast.GtE: ">="}.get(type(op), "?"),
-        )
-    if isinstance(right, ast.Constant) and right.value in (True, False) and isinstance(right.value, bool):
-        return Condition(text, sign_ == right.value, False, group)
-    return Condition(f"{text} {said} {ast.unparse(right)}", sign_, False, group)
+    sign = not isinstance(op, ast.NotEq | ast.NotIn)
+    if isinstance(right, ast.Constant) and isinstance(right.value, bool):
+        return Condition(text, sign == right.value, False, group)
+    return Condition(f"{text} {_OPERATORS.get(type(op), '?')} {ast.unparse(right)}", sign, False, group)
+
+
+# Operator -> how it is written in the key of a condition; `!=` and `not in` are negations of the same key.
+_OPERATORS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==", ast.NotEq: "==", ast.In: "in", ast.NotIn: "in", ast.Lt: "<", ast.Gt: ">", ast.LtE: "<=", ast.GtE: ">="
+}  # fmt: skip
 
 
 def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tuple[str, str, bool] | None:

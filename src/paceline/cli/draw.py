@@ -37,8 +37,7 @@ def draw(
 
 
 def memory_for(job: str, plan: Plan) -> str:
-    """One line with the memory that each worker of a pipeline needs for this job."""
-    from paceline.engines.memory_check import memory_line
+    from paceline.engines.memory_line import memory_line
     from paceline.engines.setup import set_up
     from paceline.plans.methods.pipeline import Pipeline
 

@@ -171,8 +171,8 @@ def open_job_or_none(where: str | None, data_dir: str | None, **changes: Any) ->
 
 def open_job(where: str, data_dir: str | None, **changes: Any) -> Job:
     """The job, with the settings given on the command line."""
-    from paceline.jobs.built_in import BUILT_IN, built_in
-    from paceline.jobs.job import load_job
+    from paceline.jobs.built_ins import BUILT_IN, built_in
+    from paceline.jobs.loading import load_job
 
     job = built_in(where, data_dir) if where in BUILT_IN else load_job(where)
     given = {key: value for key, value in changes.items() if value is not None}

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from paceline.runs.strict_json import strict
+from paceline.runs.json_files import strict
 
 #: A duplicate of the original standard output, once it is reserved.
 _json_output: int | None = None

@@ -9,8 +9,9 @@ from rich.table import Table
 from paceline.cli.console import console
 
 if TYPE_CHECKING:
-    from paceline.api.compare import Comparison, Row
+    from paceline.api.compare import Comparison
     from paceline.api.compare_scripts import ScriptComparison
+    from paceline.runs.comparison import Row
 
 
 def show_summary(summary: dict[str, Any]) -> None:
@@ -54,10 +55,9 @@ def show_comparison(found: Comparison) -> None:
         else f" common: time to {found.common_accuracy:.1%} accuracy, which all reached."
     )
     console.print(
-        f"speed: relative to the best single process ({found.best_single}: "
-        f"{found.best_single_samples_per_second:,.0f} samples/s); effic.: speed per worker; ceil.: share of the "
-        f"ceiling, as many workers that never communicate.{common} Medians of {found.rounds} interleaved rounds, "
-        "± half the range.",
+        f"speed: over the best single process ({found.best_single}: {found.best_single_samples_per_second:,.0f} "
+        f"samples/s); effic.: that per worker. ceil.: share of the speed of as many workers that never communicate, "
+        f"with pieces of the same size.{common} Medians of {found.rounds} alternating rounds, ± half the range.",
         style="dim",
         markup=False,
     )
@@ -74,7 +74,7 @@ def _show_steps(found: Comparison) -> None:
         title="where the time of a worker's step goes, µs", title_justify="left", box=None, padding=(0, 1, 0, 0)
     )
     table.add_column("plan")
-    for name in ("step", "compute", "update", "communicate", "wait", "other"):
+    for name in ("step", "own compute", "update", "collectives", "waiting", "between"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in found.rows:
         if row.step is not None:

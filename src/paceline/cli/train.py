@@ -35,7 +35,7 @@ def train(
     and trains on. With --checkpoint-every even a run that was killed can be resumed. A second Ctrl-C stops at once.
     """
     from paceline.api.train import train as run_training
-    from paceline.cli.progress import Progress
+    from paceline.cli.progress import ProgressDisplay
     from paceline.engines import mpi
 
     if mpi.ranks() > 1:
@@ -46,7 +46,9 @@ def train(
     )
     # 0: a checkpoint is written on a signal only. Engines without checkpoints, and resumed runs, keep their own rule.
     every = "0" if checkpoint_every is None and engine == "local" and not resume else checkpoint_every
-    progress = Progress(str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}", quiet)
+    progress = ProgressDisplay(
+        str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}", quiet
+    )
     try:
         run = run_training(
             chosen, plan, workers, engine=engine, folder=runs, progress=progress, updates=updates, deadline=deadline,

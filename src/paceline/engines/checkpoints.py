@@ -1,11 +1,11 @@
-"""Checkpoints in a run's folder: written beside, made whole, and only then given their name.
+"""Checkpoints in a run's folder: each is written under another name, completed, and only then renamed.
 
     checkpoints/400/checkpoint.json             where the history is closed; facts; where each tensor lies in its
                                                 holder's bytes
     checkpoints/400/.metadata, __0_0.distcp     the holders' bytes, as torch.distributed.checkpoint
-    checkpoints/400/model.safetensors           the model as it was then, for anybody
+    checkpoints/400/model.safetensors           the model as it was then, for other programs
 
-A holder is a shard or a worker. The newest is kept, and the one before, over which the next is written.
+A holder is a shard or a worker. The newest checkpoint is kept, and the one before, which the next one overwrites.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,59 +26,83 @@ import torch
 from torch import Tensor
 
 from paceline.core.agenda import Agenda
-from paceline.core.server.cut import Cut, UnderWay
+from paceline.core.server.cut import Cut
 from paceline.errors import RunFolderError
 from paceline.parameters.worker_state import Place, WorkerState, pack, places, unpacked
+from paceline.runs.record import CheckpointInterval, LifeRecord
+from paceline.runs.schema import from_dict, to_dict
 from paceline.runs.trace import Columns, Kind, Trace
 
 FORMAT = 1
-PAD = 4096  # bytes: so that a file that says a little more has the same length
+PAD = 4096  # bytes that checkpoint.json is a multiple of: a slightly longer one then has the same length
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """What checkpoint.json holds."""
+
+    format: int
+    torch: str  # the version that wrote it
+    updates: int
+    nanoseconds: int
+    lives: tuple[LifeRecord, ...]
+    cut: Cut | None
+    facts: dict[str, Any]  # per holder, what its state has besides tensors
+    where: dict[str, tuple[Place, ...]]  # per holder, where each tensor lies in its bytes
 
 
 @dataclass
 class Checkpoint:
+    """The state of a run after an update: what its next life starts from."""
+
     updates: int
     nanoseconds: int  # of training so far
-    lives: list[dict[str, Any]]  # so far, as in run.json
-    cut: Cut | None  # under plans with a server
+    lives: tuple[LifeRecord, ...]  # of the run so far
+    cut: Cut | None  # where the history is closed, under plans with a server
     holders: dict[str, WorkerState] = field(default_factory=dict)
 
     def workers(self) -> list[WorkerState]:
-        """In the order of their numbers."""
+        """The states of the workers, in the order of their numbers."""
         count = sum(name.startswith("worker.") for name in self.holders)
         return [self.holders[f"worker.{number}"] for number in range(count)]
 
 
+@dataclass(frozen=True)
+class CheckpointRequest:
+    """Which checkpoints the user asked for, and where this life of the run begins."""
+
+    run: Path  # the folder
+    interval: CheckpointInterval
+    lives: tuple[LifeRecord, ...]
+    start: Checkpoint | None  # None: at the beginning
+
+
 def folder_of(run: Path) -> Path:
+    """The folder of a run's checkpoints."""
     return run / "checkpoints"
 
 
 def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
-    """All or nothing, also where the power fails."""
+    """Write a checkpoint. A crash or a power failure leaves all of it or nothing."""
     base, name = folder_of(run), str(checkpoint.updates)
     place, draft = base / name, base / f"{name}.new"
     if place.exists():
         return
     old = _make_room(base, draft)
-    state, where = dict[str, Tensor](), dict[str, list[Place]]()
+    state, where = dict[str, Tensor](), dict[str, tuple[Place, ...]]()
     for holder, worker_state in checkpoint.holders.items():
-        where[holder], size = places(worker_state.tensors)
-        state[holder] = torch.empty(size, dtype=torch.uint8)
-        pack(list(worker_state.tensors.values()), where[holder], state[holder])
+        found, size = places(worker_state.tensors)
+        where[holder], state[holder] = tuple(found), torch.empty(size, dtype=torch.uint8)
+        pack(list(worker_state.tensors.values()), found, state[holder])
     _save_state({holder: raw for holder, raw in state.items() if len(raw)}, draft)
     _save_model(model, draft / "model.safetensors")
-    record = {
-        "format": FORMAT,
-        "torch": torch.__version__,
-        "updates": checkpoint.updates,
-        "nanoseconds": checkpoint.nanoseconds,
-        "lives": checkpoint.lives,
-        "cut": checkpoint.cut,
-        "facts": {holder: worker_state.facts for holder, worker_state in checkpoint.holders.items()},
-        "where": where,
-    }
-    told = json.dumps(record, default=str).encode()
-    _write_over(draft / "checkpoint.json", told.ljust(-(-len(told) // PAD) * PAD))
+    facts = {holder: worker_state.facts for holder, worker_state in checkpoint.holders.items()}
+    record = CheckpointRecord(
+        FORMAT, torch.__version__, checkpoint.updates, checkpoint.nanoseconds, checkpoint.lives, checkpoint.cut,
+        facts, where,
+    )  # fmt: skip
+    text = json.dumps(to_dict(record), default=str).encode()
+    _write_over(draft / "checkpoint.json", text.ljust(-(-len(text) // PAD) * PAD))
     _sync(draft)
     os.rename(draft, place)
     _sync(base)
@@ -87,8 +111,8 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
 
 
 def _make_room(base: Path, draft: Path) -> list[Path]:
-    """An empty folder, or that of the checkpoint before the newest, to be written over. What nobody needs any more when
-    this one is whole.
+    """Make the folder `draft`, of the checkpoint before the newest if there is one: files are overwritten faster than
+    they are created. Return the folders to delete when the new checkpoint is complete.
     """
     base.mkdir(exist_ok=True)
     names = os.listdir(base)
@@ -102,8 +126,8 @@ def _make_room(base: Path, draft: Path) -> list[Path]:
 
 
 def _save_state(state: dict[str, Tensor], place: Path) -> None:
-    """What `torch.distributed.checkpoint.save` does in a single process. Called by itself it would warn each time that
-    there is only one, and take twice as long to write a small one.
+    """Do what `torch.distributed.checkpoint.save` does, which would warn each time that there is only one process, and
+    take twice as long for a small model.
     """
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -119,14 +143,14 @@ def _save_state(state: dict[str, Tensor], place: Path) -> None:
 
 
 class _Open(io.BytesIO):
-    """Stays open until it is written."""
+    """A buffer that can still be read after the writer has closed it."""
 
     def close(self) -> None:
         pass
 
 
 class _Over:
-    """The file system as `torch.distributed.checkpoint` asks for it, each file written over what was there."""
+    """The file system that `torch.distributed.checkpoint` asks for; every file overwrites the one of its name."""
 
     @contextlib.contextmanager
     def create_stream(self, path: Path, mode: str) -> Iterator[io.BytesIO]:
@@ -138,13 +162,13 @@ class _Over:
         return path / suffix
 
     def mkdir(self, path: Path) -> None:
-        pass  # it is there
+        pass  # `_make_room` has made it
 
     def exists(self, path: Path) -> bool:
-        return False  # the whole folder is a draft: there is nothing to warn about
+        return False  # the whole folder is a draft, so there is nothing to warn about
 
     def rename(self, path: Path, new_path: Path) -> None:
-        pass  # it has its name
+        pass  # it was created under its final name
 
 
 def _save_model(model: dict[str, Tensor], file: Path) -> None:
@@ -154,8 +178,8 @@ def _save_model(model: dict[str, Tensor], file: Path) -> None:
 
 
 def _write_over(file: Path, content: bytes | memoryview) -> None:
-    """Write it where the file lies, and flush it. As long as its length stays, the file system's journal is left alone,
-    which costs more than the writing.
+    """Overwrite the file in place and flush it. While its length stays the same the file system writes no journal,
+    which would cost more than the content.
     """
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -178,7 +202,7 @@ def _sync(path: Path) -> None:
 
 
 def newest(run: Path) -> Checkpoint | None:
-    """The newest whole checkpoint of a run."""
+    """Read the newest complete checkpoint of a run; None if there is none."""
     base = folder_of(run)
     whole = [int(path.name) for path in base.iterdir() if path.name.isdigit()] if base.is_dir() else []
     return _read(base / str(max(whole))) if whole else None
@@ -189,34 +213,36 @@ def _read(place: Path) -> Checkpoint:
     from torch.distributed.checkpoint.state_dict_loader import load
 
     try:
-        record = json.loads((place / "checkpoint.json").read_text())
-        if record["format"] != FORMAT:
-            raise RunFolderError(f"{place} is of format {record['format']}; this Paceline reads format {FORMAT}")
-        where = {name: [Place(n, d, tuple(s), at) for n, d, s, at in held] for name, held in record["where"].items()}
-        sizes = {name: places(_shapes(held))[1] for name, held in where.items()}
+        record = _read_record(place)
+        sizes = {name: places(_shapes(held))[1] for name, held in record.where.items()}
         state: dict[str, Any] = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that there is only one process
             load({name: raw for name, raw in state.items() if len(raw)}, checkpoint_id=place, no_dist=True)
     except (OSError, ValueError, KeyError, CheckpointException) as error:
         raise RunFolderError(f"the checkpoint {place} cannot be read: {type(error).__name__}: {error}") from error
-    holders = {name: WorkerState(unpacked(state[name], where[name]), facts) for name, facts in record["facts"].items()}
-    return Checkpoint(record["updates"], record["nanoseconds"], record["lives"], _cut(record["cut"]), holders)
+    holders = {
+        name: WorkerState(unpacked(state[name], record.where[name]), facts) for name, facts in record.facts.items()
+    }
+    return Checkpoint(record.updates, record.nanoseconds, record.lives, record.cut, holders)
 
 
-def _shapes(held: list[Place]) -> dict[str, Tensor]:
+def _read_record(place: Path) -> CheckpointRecord:
+    value = json.loads((place / "checkpoint.json").read_text())
+    if value["format"] > FORMAT:
+        raise RunFolderError(
+            f"{place / 'checkpoint.json'} has format {value['format']}; this paceline reads up to {FORMAT}; install a "
+            "newer paceline"
+        )
+    return from_dict(CheckpointRecord, value)
+
+
+def _shapes(held: Sequence[Place]) -> dict[str, Tensor]:
     return {p.name: torch.empty(p.shape, dtype=getattr(torch, p.dtype), device="meta") for p in held}
 
 
-def _cut(given: list[Any] | None) -> Cut | None:
-    if given is None:
-        return None
-    given_out, versions, under_way = given
-    return Cut(given_out, tuple(versions), tuple(UnderWay(batch, tuple(shards)) for batch, shards in under_way))
-
-
 def history(trace: Trace, checkpoint: Checkpoint, agenda: Agenda) -> Columns:
-    """The rows up to where the history is closed, and those that say that the run goes on from there."""
+    """Select the rows that led to a checkpoint, and add those that say that the run is resumed there."""
     rows = trace.rows
     kept = _kept_by_cut(rows, checkpoint, checkpoint.cut, agenda) if checkpoint.cut else _kept_in_step(rows, checkpoint)
     versions = checkpoint.cut.versions if checkpoint.cut else (checkpoint.updates,)
@@ -237,8 +263,8 @@ def _kept_in_step(rows: Columns, checkpoint: Checkpoint) -> np.ndarray[Any, np.d
 def _kept_by_cut(
     rows: Columns, checkpoint: Checkpoint, cut: Cut, agenda: Agenda
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """All that was over by then, without what was done for batches that were under way; but of those, the pushes that
-    shards had taken and the computations these came from.
+    """Select the rows that ended before the checkpoint, without those of batches that were under way then. Of these
+    batches, the pushes that shards had taken stay, and the computations they came from.
     """
     under_way = {batch for batch, _ in cut.under_way}
     kinds, kept = rows["kind"], rows["end"] <= checkpoint.nanoseconds

@@ -1,4 +1,4 @@
-"""A run's job, kept in its folder for who goes on with it or replays it."""
+"""The job in a run's folder, from which the run is resumed or replayed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ from torch import Tensor
 
 from paceline.errors import JobError, RunFolderError
 from paceline.gradients.pickling import pack
-from paceline.jobs.job import Job, load_job
-from paceline.runs.run import RunFolder, read_record
+from paceline.jobs.job import Job
+from paceline.jobs.loading import load_job
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import read_record
 
-SMALL = 64 << 20  # bytes of tensors that are still copied into the run's folder
+#: Modules that jobs in folders of schema version 1 refer to, and their names now.
+MOVED = {
+    "paceline.job": "paceline.jobs.job",
+    "paceline.jobs": "paceline.jobs.built_in",
+    "paceline.modules": "paceline.jobs.modules",
+    "paceline.compute.through_time": "paceline.stages.through_time",
+}
+SMALL = 64 << 20  # bytes of tensors up to which they are copied into the run's folder
 
 
 def save_job_file(folder: RunFolder, job: Job, to_go_on: bool = False) -> None:
-    """Write the job for a later replay; large tensors stay out, and `origin` says where they came from. Test data are
-    needed only `to_go_on`.
+    """Write the job without large tensors, which are read again from `origin`, and without test data unless `to_go_on`,
+    that is unless the run may be resumed.
     """
     file = folder.file("job.pickle")
     if file is None:
@@ -39,12 +48,15 @@ def save_job_file(folder: RunFolder, job: Job, to_go_on: bool = False) -> None:
 
 
 def load_job_file(path: Path, data: Any = None, to_go_on: bool = False) -> Job:
-    """The job of a run's folder; what was too large to be kept is read again from where the job came from."""
+    """Read the job of a run's folder, and data that were too large for it from where the job came from."""
     try:
-        job: Job = pickle.loads((path / "job.pickle").read_bytes())
+        with (path / "job.pickle").open("rb") as file:
+            job: Job = _JobReader(file).load()
     except FileNotFoundError:
         raise RunFolderError(f"{path} has no job.pickle; give the job as job=") from None
-    tested = to_go_on and read_record(path)["job"]["test_samples"]
+    except (ImportError, AttributeError) as error:  # of a class that is elsewhere now
+        raise RunFolderError(f"{path / 'job.pickle'} cannot be read: {error}; give the job as job=") from error
+    tested = to_go_on and read_record(path).job.test_samples > 0
     if data is not None:
         job = job.with_(data=data)
     if job.data is not None and (job.test is not None or not tested):
@@ -55,6 +67,13 @@ def load_job_file(path: Path, data: Any = None, to_go_on: bool = False) -> Job:
         )
     again = load_job(job.origin)
     return job.with_(data=again.data if job.data is None else job.data, test=again.test if tested else None)
+
+
+class _JobReader(pickle.Unpickler):
+    """Reads pickles of older versions, too, whose modules had other names."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        return super().find_class(MOVED.get(module_name, module_name), global_name)
 
 
 def _if_small(data: Any) -> Any:

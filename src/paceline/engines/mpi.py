@@ -19,7 +19,8 @@ from torch import nn
 
 from paceline.data.source import TensorSource
 from paceline.engines.arithmetic.fused_team import Team
-from paceline.engines.setup import Outcome, Setup, Snapshot
+from paceline.engines.outcome import Outcome, Snapshot
+from paceline.engines.setup import Setup
 from paceline.errors import JobError, NotFinite, PlanError
 from paceline.gradients.fused_replica import by_ranks
 from paceline.jobs.job import Job

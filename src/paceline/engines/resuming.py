@@ -1,10 +1,8 @@
-"""Going on with a run: what is asked before its next life begins."""
+"""The checks before the next life of a run begins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.engines.job_file import load_job_file
 from paceline.engines.setup import Setup
@@ -13,28 +11,28 @@ from paceline.jobs.job import Job
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import GatheringServer
 from paceline.plans.plan import Plan, make, make_again
-from paceline.runs.run import read_record
+from paceline.runs.record import RunRecord, Status, read_record
 
 
 def open_run(
     path: Path, job: Job | None, given: str | Plan | None, workers: int | None, limit: int | None
-) -> tuple[Job, Plan, dict[str, Any]]:
-    """The job, the plan of the next life, and run.json."""
+) -> tuple[Job, Plan, RunRecord]:
+    """Return the job, the plan of the next life and the record of the lives before."""
     record = read_record(path)
-    if record["status"] == "done":
+    if record.status == Status.DONE:
         raise UsageError(f"{path} is done: there is nothing to go on with")
-    if record["engine"] != "local":
-        raise UsageError(f"{path} is a run of engine {record['engine']!r}, which keeps no checkpoints; train it again")
-    if record.get("checkpoint_every") is None:
+    if record.engine != "local":
+        raise UsageError(f"{path} is a run of engine {record.engine!r}, which keeps no checkpoints; train it again")
+    if record.checkpoint_every is None:
         raise UsageError(f"{path} keeps no checkpoints: it was begun without --checkpoint-every; train it again")
-    if limit is not None and limit != record["limit"]:
-        raise UsageError(f"the run was begun with updates={record['limit']}; it cannot go on with updates={limit}")
-    plan = next_plan(Plan.recorded(record), given, workers)
+    if limit is not None and limit != record.limit:
+        raise UsageError(f"the run was begun with updates={record.limit}; it cannot go on with updates={limit}")
+    plan = next_plan(Plan.recorded(record.plan, record.table), given, workers)
     return job or load_job_file(path, to_go_on=True), plan, record
 
 
 def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Plan:
-    """The plan that the run had; with another number of workers, where its mathematics allow that."""
+    """Return the plan that the run had, with another number of workers if the algorithm allows that."""
     wanted = before if given is None else Plan.parse(given)
     count = workers or (wanted.workers if given is not None else before.workers)
     if isinstance(before.method, Pipeline) and before.method.cuts and "cuts" not in wanted.options:
@@ -63,7 +61,7 @@ def _why(plan: Plan) -> str:
 
 
 def _backup(before: Plan, method: GatheringServer, workers: int) -> Plan:
-    """The same number of gradients to an update; there are more backups, or fewer."""
+    """Keep the number of gradients in an update, and change the number of backups."""
     backups = workers - method.gathers
     if backups < 0:
         raise PlanError(
@@ -72,15 +70,17 @@ def _backup(before: Plan, method: GatheringServer, workers: int) -> Plan:
     return make(before.name, **{**before.options, "workers": workers, "backups": backups})
 
 
-def check_same(setup: Setup, record: Mapping[str, Any]) -> None:
-    """That it is the same training."""
-    job, kept = setup.job, record["job"]
+def check_same(setup: Setup, record: RunRecord) -> None:
+    """Raise if the job, its data or the model are not those that the run was begun with."""
+    job, kept = setup.job, record.job
     for word in ("batch_size", "epochs", "accumulate", "seed", "precision"):
-        if getattr(job, word) != kept[word]:
-            raise UsageError(f"the run was begun with {word}={kept[word]}; it cannot go on with {getattr(job, word)}")
-    if job.compute != record["compute"]:
-        raise UsageError(f"the run was begun with compute={record['compute']}; it cannot go on with {job.compute}")
-    if setup.source.fingerprint() != record["data_fingerprint"]:
+        if getattr(job, word) != getattr(kept, word):
+            raise UsageError(
+                f"the run was begun with {word}={getattr(kept, word)}; it cannot go on with {getattr(job, word)}"
+            )
+    if job.compute != record.compute:
+        raise UsageError(f"the run was begun with compute={record.compute}; it cannot go on with {job.compute}")
+    if setup.source.fingerprint() != record.data_fingerprint:
         raise RunFolderError("the data are not those that the run was begun with: their fingerprints differ")
-    if setup.initial_sha256 != record["initial_sha256"]:
+    if setup.initial_sha256 != record.initial_sha256:
         raise RunFolderError("the model does not start from the parameters that the run was begun with")

@@ -1,17 +1,13 @@
-"""What every engine needs before the first update, and what it makes of the last one."""
+"""What every engine needs before the first update: everything that can be refused is refused here."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.core.agenda import Agenda
 from paceline.core.schedules import Table
@@ -19,14 +15,11 @@ from paceline.core.schedules.passes import passes
 from paceline.core.schedules.proof import prove_table
 from paceline.data.order import Order
 from paceline.data.source import Source, open_source
-from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.devices import Placement, place
 from paceline.engines.memory_check import check_fit, peaks_of
 from paceline.engines.threads import threads
-from paceline.errors import CrowdedWarning, JobWarning, PlanError, RunFailed, users_code
-from paceline.gradients.evaluate import evaluate
+from paceline.errors import JobWarning, PlanError, users_code
 from paceline.gradients.fused_replica import fused_if_possible
-from paceline.gradients.outline import outline
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
 from paceline.links.store_order import require_store_order
@@ -34,16 +27,14 @@ from paceline.parameters.layout import Layout, check_trainable, lay_out, sha256,
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
-from paceline.runs.run import Run, RunFolder, machine, summarise, writing
-from paceline.runs.trace import Trace
 from paceline.stages.planning import agrees, blueprint
 from paceline.stages.segment import Blueprint
-
-Progress = Callable[[dict[str, Any]], None]
 
 
 @dataclass
 class Setup:
+    """A job that can be trained by a plan on an engine."""
+
     job: Job
     plan: Plan
     source: Source
@@ -56,7 +47,7 @@ class Setup:
     initial_sha256: str
     engine: str
     limit: int | None = None
-    blueprint: Blueprint | None = None  # of plans that cut the model into stages
+    blueprint: Blueprint | None = None  # only under plans that cut the model into stages
 
     @property
     def snapshots_every(self) -> int:
@@ -67,7 +58,7 @@ class Setup:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of what training changes: trainable parameters in the module's order, then moving buffers."""
+        """The tensors that training changes: trainable parameters in the module's order, then moving buffers."""
         return (*trainable(self.module), *self.probe.moving)
 
     def table(self, counts: Sequence[int]) -> Table:
@@ -82,18 +73,18 @@ class Setup:
         return self.plan.method if isinstance(self.plan.method, Pipeline) else None
 
     def order(self) -> Order:
+        """The order in which samples are drawn."""
         return Order(len(self.source), self.job.seed, self.job.shuffle, self.agenda.cuts)
 
     def fresh_module(self) -> nn.Module:
+        """A module as it is before the first update."""
         import copy
 
         return copy.deepcopy(self.module)
 
 
 def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup:
-    """Make the model, open the data, probe the loss, prove the table: everything that can be refused before the
-    start.
-    """
+    """Make the model, open the data, probe the loss and prove the table. Raise what can be refused before the start."""
     if engine == "local":
         require_store_order("the local engine")
     if job.compute == "fused" and job.device == "auto":
@@ -168,7 +159,7 @@ def _cut(
 
 
 def _small(job: Job, plan: Plan, samples: int) -> list[str]:
-    """Data too few for the batch, or a batch too small for the workers."""
+    """Note that there are too few samples for a batch, or that a batch is too small for the workers."""
     batch = min(job.batch_size, samples)
     notes = []
     if job.batch_size > samples:
@@ -182,7 +173,7 @@ def _small(job: Job, plan: Plan, samples: int) -> list[str]:
 
 
 def _crowd(plan: Plan) -> list[str]:
-    """So many workers that starting them alone takes long."""
+    """Note that there are so many workers that starting them takes long."""
     cores = len(os.sched_getaffinity(0))
     if plan.workers <= CROWD * cores:
         return []
@@ -221,155 +212,3 @@ def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
 
 CROWD = 8  # workers for each core
 PROVED = 200  # updates of a table that is never flushed: what follows repeats itself
-
-
-class Snapshot(NamedTuple):
-    """The parameters and moving buffers after so many updates."""
-
-    updates: int
-    seconds: float
-    values: Callable[[], list[Tensor]]
-
-
-@dataclass(frozen=True)
-class CheckpointRequest:
-    """What checkpoints the user asked for, and where this life of the run begins."""
-
-    run: Path
-    every: int  # updates between two checkpoints; 0: not by updates
-    seconds: float  # or seconds; 0: not by time
-    lives: list[dict[str, Any]]
-    start: Checkpoint | None  # None: at the beginning
-
-
-@dataclass
-class Outcome:
-    """What an engine hands back."""
-
-    trace: Trace
-    seconds: float
-    values: list[Tensor]  # trainable parameters, then moving buffers
-    snapshots: list[Snapshot] = field(default_factory=list)
-    core_wait: float = 0.0  # seconds for which workers could have run, but had no core
-    peak_memory: list[int] = field(default_factory=list)  # bytes that each worker took at most, where it is measured
-    adds_up: str = ""  # a library that added gradients up, in an order that nobody knows
-
-
-def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
-    """A module with these trainable parameters and moving buffers."""
-    module = setup.fresh_module()
-    buffers = dict(module.named_buffers())
-    targets = [*trainable(module).values(), *(buffers[name] for name in setup.probe.moving)]
-    with torch.no_grad():
-        for target, value in zip(targets, values, strict=True):
-            target.copy_(value if target.is_floating_point() else value.round())
-    return module
-
-
-def first_record(setup: Setup, kept: bool) -> dict[str, Any]:
-    """run.json as it stands when the run begins; with the model's outline where it will be kept."""
-    job, plan = setup.job, setup.plan
-    return {
-        "status": "running",
-        "started": datetime.now().astimezone().isoformat(timespec="milliseconds"),
-        "plan": str(plan),
-        **({"table": plan.own_table} if plan.own_table else {}),
-        "engine": setup.engine,
-        "compute": job.compute,
-        "workers": plan.workers,
-        "threads": plan.threads,
-        "shards": plan.shards,
-        "adds_up": setup.placement.library,
-        "limit": setup.limit,
-        "lives": [life(setup, 0)],
-        "job": {
-            "name": job.name,
-            "origin": job.origin,
-            "batch_size": job.batch_size,
-            "epochs": job.epochs,
-            "accumulate": job.accumulate,
-            "seed": job.seed,
-            "precision": job.precision,
-            "device": str(setup.placement),
-            "optimizer": _optimizer(setup),
-            "clip_norm": job.clip_norm,
-            "shuffle": job.shuffle,
-            "evaluate_every": job.evaluate_every,
-            "on_nan": job.on_nan,
-            "loader_workers": job.loader_workers,
-            "samples": len(setup.source),
-            "test_samples": len(setup.test) if setup.test is not None else 0,
-            "parameters": sum(p.numel() for p in trainable(setup.module).values()),
-        },
-        "moving_buffers": {
-            "owner": "mean over chunks" if plan.traits.keeps_step else "shard 0, the last push wins",
-            "names": setup.probe.moving,
-        },
-        "data_fingerprint": setup.source.fingerprint(),
-        "initial_sha256": setup.initial_sha256,
-        "notes": setup.probe.notes,
-        "machine": machine(),
-        "model": outline(job, setup.module, setup.source) if kept else [],
-    }
-
-
-def life(setup: Setup, updates: int) -> dict[str, Any]:
-    """What run.json says of the part of a run that begins after so many updates."""
-    return {"plan": str(setup.plan), "updates": updates}
-
-
-def _optimizer(setup: Setup) -> str:
-    """The user's optimizer as one would write it, with what it is set to; of several groups, the first's settings."""
-    module = setup.fresh_module()
-    made = setup.job.make_optimizer(module, list(trainable(module).values()))
-    settings = {key: value for key, value in made.param_groups[0].items() if key != "params" and value is not None}
-    groups = f"{len(made.param_groups)} groups, first: " if len(made.param_groups) > 1 else ""
-    return f"{type(made).__name__}({groups}{', '.join(f'{key}={value}' for key, value in settings.items() if value)})"
-
-
-def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: dict[str, Any]) -> Run:
-    """Evaluate the snapshots, outside the timed part; save; and make the run."""
-    trace, agenda, device = outcome.trace, setup.agenda, setup.placement.devices[0]
-    module = load_values(setup, outcome.values)
-    if (model_file := folder.file("model.pt")) is not None:
-        with writing(folder.path):
-            torch.save(module.state_dict(), model_file)
-    history: list[dict[str, float]] = []
-    if setup.test is not None:
-        with users_code("the training is done, but its evaluation", RunFailed):
-            for updates, seconds, values in outcome.snapshots:
-                found = evaluate(setup.job, load_values(setup, values()), setup.test, device)
-                history.append({"updates": updates, "seconds": seconds, **found})
-            found = evaluate(setup.job, module, setup.test, device)
-            history.append({"updates": agenda.updates, "seconds": outcome.seconds, **found})
-    last = history[-1] if history else {}
-    samples = agenda.samples_until(agenda.updates)
-    record = {**record, "status": "done", "history": history, "adds_up": outcome.adds_up or record["adds_up"]}
-    record["summary"] = {
-        "plan": str(setup.plan),
-        "engine": setup.engine,
-        "compute": setup.job.compute,
-        "workers": setup.plan.workers,
-        "epochs": setup.job.epochs,
-        **summarise(trace, outcome.seconds, samples, agenda.updates, setup.plan.workers),
-        "peak_memory": outcome.peak_memory,
-        "core_wait_fraction": outcome.core_wait / max(outcome.seconds * setup.plan.workers, 1e-9),
-        **{key: value for key, value in last.items() if key not in ("updates", "seconds")},
-        "run": str(folder.path) if folder.path else None,
-        "parameters_sha256": sha256(module),
-    }
-    folder.write(record)
-    folder.tidy()
-    _tell_of_crowding(setup.plan, record["summary"]["core_wait_fraction"])
-    return Run(folder.path, trace, record, module, setup.job, history)
-
-
-def _tell_of_crowding(plan: Plan, waited: float) -> None:
-    cores, wanted = len(os.sched_getaffinity(0)), plan.workers * plan.threads
-    if waited and wanted > cores:
-        who = f"{plan.workers} workers" + (f" of {plan.threads} threads" if plan.threads > 1 else "")
-        warnings.warn(
-            f"{who} on {cores} core{'s' * (cores > 1)} took turns: for {waited:.0%} of their time they waited for one",
-            CrowdedWarning,
-            stacklevel=4,
-        )

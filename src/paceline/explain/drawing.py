@@ -8,7 +8,6 @@ a timeline     for everything else: a line per worker, in a virtual world of une
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -63,6 +62,7 @@ class Opened(NamedTuple):
 
 
 def opened(folder: Path) -> Opened:
+    from paceline.runs.record import read_record
     from paceline.runs.trace import Trace
 
     if not (folder / "run.json").is_file():
@@ -71,8 +71,8 @@ def opened(folder: Path) -> Opened:
             f"of your own is drawn as table:file={folder}"
         )
     try:
-        record = json.loads((folder / "run.json").read_text())
-        return Opened(Plan.recorded(record), Trace.open(folder / "trace.arrow").rows)
+        record = read_record(folder)
+        return Opened(Plan.recorded(record.plan, record.table), Trace.open(folder / "trace.arrow").rows)
     except (KeyError, TypeError, OSError, ValueError) as error:
         raise RunFolderError(f"{folder} cannot be drawn, something of the run is missing or damaged: {error}") from None
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import random
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -202,51 +200,3 @@ def _wants_module(factory: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return False
     return first in ("model", "module", "net")
-
-
-def load_job(where: str) -> Job:
-    """JOB on the command line: the name of a built-in job, `file.py`, or `file.py:name`."""
-    from paceline.jobs.built_in import BUILT_IN, built_in
-
-    path, _, name = where.partition(":")
-    if not path.endswith(".py"):
-        if path not in BUILT_IN:
-            near = f"did you mean {path}.py? " if os.path.isfile(f"{path}.py") else ""
-            raise JobError(
-                f"there is no job {where!r}; {near or suggest(path, BUILT_IN) + ', or a path to a Python file'}"
-            )
-        return built_in(path)
-    return _from_file(path, name or "job")
-
-
-def _from_file(path: str, name: str) -> Job:
-    import importlib.util
-    import sys
-    from pathlib import Path
-
-    import cloudpickle
-
-    file = Path(path).resolve()
-    if not file.is_file():
-        raise JobError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(f"paceline_job_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(file.parent))
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        spec.loader.exec_module(module)
-    except SyntaxError as error:
-        raise JobError(f"{path} does not parse: line {error.lineno}: {error.msg}") from error
-    except (Exception, SystemExit) as error:
-        line = next(
-            (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(file)), 0
-        )
-        raise JobError(f"{path} fails when it is read, in line {line}: {type(error).__name__}: {error}") from error
-    job = getattr(module, name, None)
-    if not isinstance(job, Job):
-        found = [key for key, value in vars(module).items() if isinstance(value, Job)]
-        raise JobError(f"{path} has no Job called {name!r}; it has {', '.join(found) or 'none'}")
-    return job.with_(name=file.stem if job.name == "job" else job.name, origin=f"{file}:{name}")

@@ -1,25 +1,29 @@
-"""A mailbox between two neighbouring stages: messages of tensors, taken in the order they were sent.
+"""`MessageChannel` on one machine: a ring of messages in shared memory, from one stage of a pipeline to a neighbour.
 
-    sent | taken |  slot 0: how many, and of each its type and shape | bytes ...  |  slot 1: ...
+A message stays in its slot until it is taken, which copies it out:
 
-One sends, one takes, so two counters are enough. A message stays in its slot until it is taken, which copies it out.
+    how many tensors | of each: its dtype, shape and strides | the bytes of the first | of the second | ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.core.schedules.clock import Channel
 from paceline.errors import JobError
-from paceline.links.shared_memory import Memory
-from paceline.stages.segment import Blueprint
+from paceline.links.doorbell import Doorbell
+from paceline.links.memory import Memory, lines
+from paceline.links.ring import Ring
+from paceline.links.waiting import Waiter
 
-ALIGN = 64
+if TYPE_CHECKING:
+    from paceline.links import MessageChannel
+
 DIMENSIONS = 8
 ENTRY = 2 + 2 * DIMENSIONS  # type, number of dimensions, sizes, strides
 TYPES = (
@@ -31,82 +35,126 @@ NOTHING = -1  # in the place of a type: there is no gradient of this one
 
 @dataclass(frozen=True)
 class MailShape:
-    channel: Channel  # from which stage to which
+    """What a mailbox must have room for."""
+
+    channel: tuple[int, int]  # from which stage to which
     tensors: int  # most in a message
-    bytes: int
+    bytes: int  # of the largest message
     slots: int
 
     @property
     def head(self) -> int:
+        """The integers that describe a message."""
         return 1 + ENTRY * self.tensors
 
     @property
+    def slot(self) -> int:
+        """The bytes of a slot."""
+        return lines(8 * self.head) + lines(self.bytes)
+
+    @property
     def size(self) -> int:
-        return 2 * ALIGN + self.slots * (8 * self.head + self.bytes + 2 * ALIGN)
+        """The bytes that `MailSlots` takes of a memory."""
+        return Ring.size(self.slots, self.slot)
 
 
-def mail_of(blueprint: Blueprint) -> Iterator[MailShape]:
-    """Of every two neighbouring stages that lie with different workers, one each way."""
-    for stage, (here, there) in enumerate(zip(blueprint.homes, blueprint.homes[1:], strict=False)):
-        if here != there:
-            slots, count = blueprint.slots, len(blueprint.needs[stage + 1])
-            yield MailShape((stage, stage + 1), count + blueprint.carries_chance, blueprint.bytes_on[stage], slots)
-            yield MailShape((stage + 1, stage), count, blueprint.bytes_back[stage], slots)
+class MailSlots:
+    """The memory of a mailbox, which both ends make over the same place."""
+
+    def __init__(self, memory: Memory, shape: MailShape) -> None:
+        self.shape = shape
+        self.ring = Ring(memory.take(shape.size), shape.slots, shape.slot)
+        slots = [self.ring.slot(number) for number in range(shape.slots)]
+        start = lines(8 * shape.head)
+        #: The integers that describe the message in each slot, and its bytes.
+        self.heads = [slot[: 8 * shape.head].cast("q") for slot in slots]
+        self.raws = [
+            torch.frombuffer(slot[start:], dtype=torch.uint8) if shape.bytes else torch.empty(0, dtype=torch.uint8)
+            for slot in slots
+        ]
 
 
 class Mailbox:
-    def __init__(self, memory: Memory, shape: MailShape) -> None:
-        self.shape = shape
-        self._sent, self._taken = memory.ints(1), memory.ints(1)
-        self._heads = [memory.ints(shape.head) for _ in range(shape.slots)]
-        self._raws = [memory.tensor(shape.bytes, torch.uint8) for _ in range(shape.slots)]
+    """An end of a mailbox. The sending stage calls `put`, the receiving one `take`."""
+
+    def __init__(self, slots: MailSlots, peer: int, doorbell: Doorbell, waiter: Waiter) -> None:
+        """
+        Args:
+            slots: the memory of the mailbox.
+            peer: the worker at the other end, and its `doorbell`.
+            waiter: how this worker waits.
+        """
+        self.slots, self.waited = slots, 0
+        self._ring, self._doorbell, self._waiter = slots.ring, doorbell, waiter
+        self._peer = f"worker {peer}"
 
     @property
     def full(self) -> bool:
-        return self._sent[0] - self._taken[0] >= self.shape.slots
+        """Whether `put` would wait for the receiver."""
+        return self._ring.full
 
     @property
     def empty(self) -> bool:
-        return self._sent[0] == self._taken[0]
+        """Whether `take` would wait for the sender."""
+        return self._ring.empty
 
     def put(self, message: Sequence[Tensor | None]) -> int:
-        """The bytes that were sent. Its tensors have no gaps. Not to be called while it is full."""
-        slot = self._sent[0] % self.shape.slots
-        head, raw, start = self._heads[slot], self._raws[slot], 0
+        """Send tensors without gaps, and return their bytes. Waits while the mailbox is full."""
+        if self.full:
+            self.waited += self._waiter.until(lambda: not self.full, lambda: self._peer)
+        number = self._ring.sent[0]
+        size = self._write(number % self._ring.slots, message)
+        self._ring.sent[0] = number + 1
+        self._doorbell.ring()
+        return size
+
+    def take(self) -> list[Tensor | None]:
+        """Return a copy of the next message. Waits while the mailbox is empty."""
+        if self.empty:
+            self.waited += self._waiter.until(lambda: not self.empty, lambda: self._peer)
+        number = self._ring.taken[0]
+        message = self._read(number % self._ring.slots)
+        self._ring.taken[0] = number + 1
+        self._doorbell.ring()
+        return message
+
+    def _write(self, slot: int, message: Sequence[Tensor | None]) -> int:
+        shape = self.slots.shape
+        head, raw, start = self.slots.heads[slot], self.slots.raws[slot], 0
         head[0] = len(message)
         for number, tensor in enumerate(message):
             at = 1 + ENTRY * number
             if tensor is None:
                 head[at] = NOTHING
                 continue
-            if start + tensor.nbytes > self.shape.bytes:
+            if start + tensor.nbytes > shape.bytes:
                 raise JobError(
-                    f"a message from stage {self.shape.channel[0]} to {self.shape.channel[1]} is larger than that of "
-                    f"the first batch, {self.shape.bytes} bytes; let all samples have one size"
+                    f"a message from stage {shape.channel[0]} to {shape.channel[1]} is larger than that of "
+                    f"the first batch, {shape.bytes} bytes; let all samples have one size"
                 )
             head[at], head[at + 1] = TYPES.index(tensor.dtype), tensor.dim()
             for place, number_of in enumerate((*tensor.shape, *tensor.stride()), start=at + 2):
                 head[place] = number_of
             part = raw[start : start + tensor.nbytes].view(tensor.dtype)
             part.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
-            start += -(-tensor.nbytes // ALIGN) * ALIGN
-        self._sent[0] += 1
+            start += lines(tensor.nbytes)
         return start
 
-    def take(self) -> list[Tensor | None]:
-        """A copy of what comes next. Not to be called while it is empty."""
-        slot = self._taken[0] % self.shape.slots
-        head, raw, start = self._heads[slot], self._raws[slot], 0
-        found: list[Tensor | None] = []
+    def _read(self, slot: int) -> list[Tensor | None]:
+        head, raw, start = self.slots.heads[slot], self.slots.raws[slot], 0
+        message: list[Tensor | None] = []
         for number in range(head[0]):
             at = 1 + ENTRY * number
             if head[at] == NOTHING:
-                found.append(None)
+                message.append(None)
                 continue
             dtype, middle = TYPES[head[at]], at + 2 + head[at + 1]
             shape, strides = head[at + 2 : middle].tolist(), head[middle : middle + head[at + 1]].tolist()
             size = prod(shape) * dtype.itemsize
-            found.append(raw[start : start + size].view(dtype).as_strided(shape, strides).clone())
-            start += -(-size // ALIGN) * ALIGN
-        self._taken[0] += 1
-        return found
+            message.append(raw[start : start + size].view(dtype).as_strided(shape, strides).clone())
+            start += lines(size)
+        return message
+
+
+if TYPE_CHECKING:
+    _: type[MessageChannel] = Mailbox

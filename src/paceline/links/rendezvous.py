@@ -1,7 +1,11 @@
-"""How processes that were started by somebody else, and know only a store, come to share descriptors.
+"""How processes that were started separately, and know only a store of torch.distributed, come to share memory.
 
-rank 0    listens on a socket that has a name but no file, and tells the store the name
-others    connect; the kernel says who they are, and hands the descriptors over
+    rank 0    makes the memory, listens on a socket that has a name but no file, and puts the name into the store
+    others    connect
+    all       put into the store whether they can take part, and read what the others put there
+    rank 0    hands the descriptors to each process that connected; the kernel says which process that is
+
+The outcome is the same on all ranks: either all share the memory, or none does and all have the same reason.
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.errors import RunFailed, UsageError
+from paceline.errors import RankMissing
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -23,49 +29,149 @@ if TYPE_CHECKING:
 CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
-def machine() -> str:
-    """Processes with the same answer can see each other's sockets and process numbers."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/net')} {os.readlink('/proc/self/ns/pid')}"
+class Shared(NamedTuple):
+    """What all ranks have in common after a rendezvous."""
+
+    descriptors: list[int]
+    #: What rank 0 said about them.
+    said: Any
+    #: The process of each rank.
+    pids: list[int]
 
 
-def share(
-    store: Store, rank: int, ranks: int, make: Callable[[], tuple[list[int], Any]], deadline: float
-) -> tuple[list[int], Any]:
-    """What rank 0 makes: its descriptors, and something that JSON can say. Everyone else's are copies of the same."""
-    if rank == 0:
-        descriptors, said = make()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+class Rendezvous(NamedTuple):
+    """Where ranks find each other, and for how long each waits for the others."""
+
+    store: Store
+    rank: int
+    ranks: int
+    seconds: float
+    what: str  # what is waited in, for messages
+
+    def share(
+        self,
+        make: Callable[[], tuple[list[int], Any]],
+        refuse: Callable[[Any], str] = lambda said: "",
+        unfit: str = "",
+    ) -> Shared | str:
+        """Share what rank 0 makes.
+
+        Args:
+            make: called on rank 0; returns descriptors, and something that JSON can carry.
+            refuse: called on the others with what rank 0 said; returns why this rank cannot take part, or nothing.
+            unfit: why this process cannot take part, whatever rank 0 says.
+
+        Returns:
+            Descriptors, words and processes; or the reason why there are none, the same on all ranks.
+        """
+        unfit = f"rank {self.rank} {unfit}" if unfit else ""
+        return self._host(make, unfit) if self.rank == 0 else self._visit(refuse, unfit)
+
+    def forget(self) -> None:
+        """Delete what was put into the store, so that a later rendezvous over the same store does not read it."""
+        for key in ("place", *(f"{what} {rank}" for rank in range(self.ranks) for what in ("rank", "read"))):
+            self.store.delete_key(key)
+
+    def _host(self, make: Callable[[], tuple[list[int], Any]], unfit: str) -> Shared | str:
+        """Rank 0's part."""
+        with _socket(self.seconds) as door:
+            descriptors, said = ([], None) if unfit else make()
             door.bind("\0paceline-" + secrets.token_hex(16))
-            door.listen(ranks)
-            door.settimeout(deadline)
-            place = {"machine": machine(), "door": door.getsockname().decode(), "count": len(descriptors), "said": said}
-            store.set("place", json.dumps(place))
-            _hand_out(door, ranks - 1, descriptors, deadline)
-        return descriptors, said
-    place = json.loads(store.get("place"))
-    if place["machine"] != machine():
-        raise UsageError(
-            f"rank {rank} is on another machine, or in another container, than rank 0; "
-            "this works between processes of one machine that see each other"
-        )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor:
-        visitor.settimeout(deadline)
-        visitor.connect(place["door"].encode())
-        _, descriptors, _, _ = socket.recv_fds(visitor, 1, place["count"])
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    return list(descriptors), place["said"]
+            door.listen(self.ranks)
+            place = {"machine": machine(), "door": door.getsockname().decode(), "said": said}
+            self._put("place", {} if unfit else {**place, "count": len(descriptors)})
+            answers, trouble = self._agree(unfit)
+            if trouble:
+                self._wait_until_read()
+                _close(descriptors)
+                return trouble
+            pids = [answer["process"] for answer in answers]
+            self._hand_out(door, set(pids[1:]), descriptors)
+        return Shared(descriptors, said, pids)
 
+    def _hand_out(self, door: socket.socket, awaited: set[int], descriptors: list[int]) -> None:
+        while awaited:
+            try:
+                visitor, _ = door.accept()
+            except TimeoutError:
+                raise RankMissing(f"process {min(awaited)} did not connect within {self.seconds:g} s") from None
+            with visitor:
+                asked = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+                process, user, _ = CREDENTIALS.unpack(asked)
+                if process in awaited and user == os.getuid():
+                    socket.send_fds(visitor, [b"!"], descriptors)
+                    awaited.remove(process)
 
-def _hand_out(door: socket.socket, visitors: int, descriptors: list[int], deadline: float) -> None:
-    while visitors:
+    def _visit(self, refuse: Callable[[Any], str], unfit: str) -> Shared | str:
+        """The part of every other rank."""
+        place = self._get("place", 0)
+        with _socket(self.seconds) as visitor:
+            trouble = unfit or (self._trouble(place, visitor, refuse) if place else "")
+            answers, trouble = self._agree(trouble)
+            if trouble:
+                return trouble
+            try:
+                _, descriptors, _, _ = socket.recv_fds(visitor, 1, place["count"])
+            except OSError as error:
+                raise self._missing(0) from error
+        if len(descriptors) < place["count"]:  # rank 0 has ended meanwhile
+            raise self._missing(0)
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        return Shared(list(descriptors), place["said"], [answer["process"] for answer in answers])
+
+    def _trouble(self, place: dict[str, Any], visitor: socket.socket, refuse: Callable[[Any], str]) -> str:
+        """Why this rank cannot share what rank 0 has made."""
+        if place["machine"] != machine():
+            return f"rank {self.rank} is on another machine, in another container or of another user than rank 0"
         try:
-            visitor, _ = door.accept()
-        except TimeoutError:
-            raise RunFailed(f"{visitors} ranks did not come within {deadline:g} s; are all of them started?") from None
-        with visitor:
-            asked = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-            if CREDENTIALS.unpack(asked)[1] == os.getuid():
-                socket.send_fds(visitor, [b"!"], descriptors)
-                visitors -= 1
+            visitor.connect(place["door"].encode())
+        except OSError as error:
+            return f"rank {self.rank} cannot connect to rank 0 ({error.strerror})"
+        return refuse(place["said"])
+
+    def _agree(self, trouble: str) -> tuple[list[dict[str, Any]], str]:
+        """Return what all ranks have answered, and the first trouble among it."""
+        self._put(f"rank {self.rank}", {"process": os.getpid(), "trouble": trouble})
+        answers = [self._get(f"rank {other}", other) for other in range(self.ranks)]
+        self._put(f"read {self.rank}", {})
+        return answers, next((answer["trouble"] for answer in answers if answer["trouble"]), "")
+
+    def _wait_until_read(self) -> None:
+        """Let the others read the trouble before this process, with which the store may live, ends."""
+        with suppress(RuntimeError):  # of a rank that died meanwhile
+            self.store.wait([f"read {other}" for other in range(self.ranks)], timedelta(seconds=self.seconds))
+
+    def _put(self, key: str, value: dict[str, Any]) -> None:
+        self.store.set(key, json.dumps(value))
+
+    def _get(self, key: str, other: int) -> Any:
+        """Wait for what another rank puts into the store."""
+        try:
+            self.store.wait([key], timedelta(seconds=self.seconds))
+        except RuntimeError as error:  # of PyTorch's several kinds
+            raise self._missing(other) from error
+        return json.loads(self.store.get(key))
+
+    def _missing(self, other: int) -> RankMissing:
+        return RankMissing(
+            f"rank {self.rank} waited in {self.what} for rank {other}, which did not come within {self.seconds:.1f} s. "
+            f"Look at what rank {other} printed last"
+        )
+
+
+def machine() -> str:
+    """Processes with the same answer can see each other's sockets and process numbers, and share descriptors."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/net')} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
+
+
+def _socket(seconds: float) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.settimeout(seconds)
+    return made
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -4,7 +4,7 @@ other (`Peer`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,14 +14,12 @@ from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.core.rules.plain import Plain
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
-from paceline.parameters.store import LocalStore, Optimizer, ShardVersion, optimizer_over
+from paceline.parameters.store import LocalStore, Optimizer, ShardVersion, optimizer_over, restore_store, state_of_store
 from paceline.parameters.worker_state import (
     WorkerState,
     copy_into,
     restore_memories,
-    restore_store,
     state_of_memories,
-    state_of_store,
     state_of_tensors,
 )
 
@@ -152,7 +150,7 @@ class GossipReplica:
         self.home.step(gradients)
 
 
-def mix(vectors: Sequence[Tensor], weights: list[tuple[int, float]], into: Tensor) -> None:
+def mix(vectors: Sequence[Tensor] | Mapping[int, Tensor], weights: list[tuple[int, float]], into: Tensor) -> None:
     """The weighted sum of some workers' vectors, in the order of the weights."""
     (first, share), *rest = weights
     torch.mul(vectors[first], share, out=into)

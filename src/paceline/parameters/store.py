@@ -18,7 +18,13 @@ from paceline.core.rules import Averaging, Exchanging, Memory, Rule
 from paceline.errors import JobError, users_code
 from paceline.parameters.layout import ALIGN, ShardLayout
 from paceline.parameters.rows import one_row
-from paceline.parameters.worker_state import WorkerState, state_of_memories
+from paceline.parameters.worker_state import (
+    WorkerState,
+    restore_memories,
+    restore_optimizer,
+    state_of_memories,
+    state_of_optimizer,
+)  # fmt: skip
 
 Optimizer = torch.optim.Optimizer
 Schedule = Callable[[Optimizer], Any]
@@ -81,6 +87,23 @@ class LocalStore:
         self.updates += 1
         for parameter in self.parameters:
             parameter.grad = None
+
+
+def state_of_store(store: LocalStore) -> WorkerState:
+    """Collect what a store has besides the parameters: the memory of its rule, its optimizer and its schedule."""
+    return (
+        state_of_memories("rule", store.memory)
+        | state_of_optimizer(store.optimizer, store.parameters)
+        | WorkerState(facts={"pace": store.pace.count, "updates": store.updates})
+    )
+
+
+def restore_store(store: LocalStore, worker_state: WorkerState) -> None:
+    """Put back what `state_of_store` collected."""
+    restore_memories(store.memory, worker_state, "rule")
+    store.pace.advance(worker_state.facts["pace"])  # a schedule is a function of the number of updates, without state
+    restore_optimizer(store.optimizer, store.parameters, worker_state)
+    store.updates = worker_state.facts["updates"]
 
 
 class Cell(NamedTuple):

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.core.rules import Memory
-
-if TYPE_CHECKING:
-    from paceline.parameters.store import LocalStore, Pace
 
 ALIGN = 64
 SETTING = (int, float, str, tuple, list, type(None))  # of a parameter group; anything else is code
@@ -109,27 +106,6 @@ def restore_optimizer(
         group.update({key: type(group[key])(v) if isinstance(v, list) else v for key, v in settings.items()})
         for key, value in changed.items():
             group[key].copy_(value)
-
-
-def state_of_schedule(pace: Pace) -> WorkerState:
-    return WorkerState(facts={"pace": pace.count})
-
-
-def state_of_store(home: LocalStore) -> WorkerState:
-    """What a home adds to the parameters themselves."""
-    kept = (
-        state_of_memories("rule", home.memory)
-        | state_of_optimizer(home.optimizer, home.parameters)
-        | state_of_schedule(home.pace)
-    )
-    return kept | WorkerState(facts={"updates": home.updates})
-
-
-def restore_store(home: LocalStore, worker_state: WorkerState) -> None:
-    restore_memories(home.memory, worker_state, "rule")
-    home.pace.advance(worker_state.facts["pace"])  # a schedule is a function of the number of updates; it has no state
-    restore_optimizer(home.optimizer, home.parameters, worker_state)
-    home.updates = worker_state.facts["updates"]
 
 
 class Place(NamedTuple):

@@ -102,10 +102,10 @@ class Plan:
         return make(name, **options)
 
     @staticmethod
-    def recorded(record: Mapping[str, Any]) -> Plan:
-        """The plan of a recorded run. A run keeps a table of the user's own, since its file may have changed."""
-        name, _, tail = str(record["plan"]).partition(":")
-        return _made(name, _options(name, tail), record.get("table", ""))
+    def recorded(plan: str, table: str = "") -> Plan:
+        """Make the plan of a recorded run, with the user's own table as it was then."""
+        name, _, tail = plan.partition(":")
+        return _made(name, _options(name, tail), table)
 
     @property
     def own_table(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,28 +56,30 @@ def loss_curve(reading: Reading) -> Curve:
     ends = np.zeros(len(which))
     np.maximum.at(ends, place, rows["end"])
     order = np.argsort(ends, kind="stable")
-    # Under some plans, such as backup, several workers share a batch: several pieces, but one update.
-    made = reading.summary.get("updates") or len(which)
-    updates = np.arange(1, len(which) + 1) * (made / len(which))
+    # A batch that several workers share, as under backup, is several pieces, but one update.
+    summary = reading.record.summary
+    made = (summary.updates if summary else 0) or len(which)
+    updates = np.arange(1, len(which) + 1, dtype=np.float64) * (made / len(which))
     return Curve(ends[order] / 1e9, updates, np.cumsum(samples[order]), losses[order])
 
 
 def evaluation_curve(reading: Reading, what: str) -> Curve:
-    """A metric of the evaluations on test data, such as test_accuracy."""
-    points = [h for h in reading.history if isinstance(h.get(what), int | float)]
+    """A figure of the evaluations on test data, such as test_accuracy."""
+    points = [e for e in reading.record.history if math.isfinite(e.metrics.get(what, math.nan))]
     if not points:
         return NOTHING
-    total = reading.summary
-    each = total["samples"] / total["updates"] if total.get("updates") else float(reading.job.get("batch_size", 1))
-    updates = np.array([float(h["updates"]) for h in points])
+    total = reading.record.summary
+    each = total.samples / total.updates if total and total.updates else float(reading.record.job.batch_size or 1)
+    updates = np.array([float(e.updates) for e in points])
     return Curve(
-        np.array([float(h["seconds"]) for h in points]), updates, updates * each, np.array([h[what] for h in points])
-    )
+        np.array([float(e.seconds) for e in points]), updates, updates * each,
+        np.array([e.metrics[what] for e in points]),
+    )  # fmt: skip
 
 
 def metrics(reading: Reading) -> list[str]:
-    """The names of the metrics that were evaluated, accuracy first."""
-    names = {key for h in reading.history for key in h if key not in ("updates", "seconds")}
+    """List what was evaluated, accuracy first."""
+    names = {name for evaluation in reading.record.history for name in evaluation.metrics}
     return sorted(names, key=lambda name: (name != "test_accuracy", name))
 
 

@@ -11,14 +11,19 @@ from typing import Any
 from paceline.report.curves import as_dict, evaluation_curve, loss_curve, metrics, staleness_curve
 from paceline.report.reading import Reading
 from paceline.report.run_stats import lanes_of, run_stats
-from paceline.runs.strict_json import strict
+from paceline.runs.json_files import strict
 
 
 def write_json(readings: Sequence[Reading], output: Path) -> list[Path]:
     """Write the statistics, the curves and the run.json of each run."""
     found = run_stats(readings, lanes_of(readings))
     runs = [
-        {"figures": f.as_dict(), "curves": _curves(reading), "missing": reading.missing, "record": reading.record}
+        {
+            "figures": f.as_dict(),
+            "curves": _curves(reading),
+            "missing": reading.missing,
+            "record": reading.record.as_dict(),
+        }
         for reading, f in zip(readings, found, strict=True)
     ]
     output.write_text(json.dumps(strict({"runs": runs}), allow_nan=False) + "\n")

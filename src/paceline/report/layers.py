@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 from paceline.report.formatting import count, share
+from paceline.runs.record import LayerRecord
 
 ROW = 26  # pixels, as in the style sheet
 MOST = 400  # layers that are listed at most
 
 
-def layers(model: Sequence[dict[str, Any]]) -> str:
-    """The table of layers; empty for a run without an outline of its model."""
+def layers(model: Sequence[LayerRecord]) -> str:
     if not model:
         return ""
     shown = model[:MOST]
-    total = sum(int(layer.get("parameters") or 0) for layer in model)
-    most = max((int(layer.get("parameters") or 0) for layer in model), default=0)
+    total = sum(layer.parameters for layer in model)
+    most = max((layer.parameters for layer in model), default=0)
     body = ""
     for number, layer in enumerate(shown):
         graph = f'<td rowspan="{len(shown)}" class=graph>{_graph(shown)}</td>' if number == 0 else ""
@@ -33,28 +32,27 @@ def layers(model: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _row(layer: dict[str, Any], total: int, most: int) -> str:
-    parameters = int(layer.get("parameters") or 0)
-    output, shapes = layer.get("output"), layer.get("shapes") or {}
-    reach = " × ".join(map(str, output)) if output is not None else ""
-    inside = "; ".join(f"{name} {' × '.join(map(str, shape))}" for name, shape in shapes.items())
+def _row(layer: LayerRecord, total: int, most: int) -> str:
+    parameters = layer.parameters
+    reach = " × ".join(map(str, layer.output or ()))
+    inside = "; ".join(f"{name} {' × '.join(map(str, shape))}" for name, shape in layer.shapes.items())
     width = parameters / most if most else 0.0
     return (
-        f"<th scope=row>{escape(str(layer.get('name')) or 'model')}</th>"
-        f'<td title="{escape(inside)}">{escape(str(layer.get("type")))}</td><td>{escape(reach)}</td>'
+        f"<th scope=row>{escape(layer.name or 'model')}</th>"
+        f'<td title="{escape(inside)}">{escape(layer.type)}</td><td>{escape(reach)}</td>'
         f"<td class=n>{count(parameters) if parameters else ''}</td>"
         f"<td class=n>{share(parameters / total) if parameters and total else ''}</td>"
         f'<td class=bar><div class=stack><i style="width:{width:.2%};background:var(--time-compute)"></i></div></td>'
     )
 
 
-def _graph(model: Sequence[dict[str, Any]]) -> str:
-    """A dot per layer, with straight lines to the next one and arcs past those between."""
+def _graph(model: Sequence[LayerRecord]) -> str:
+    """A dot per layer; straight lines to the next one, arcs over those between."""
     drawn, widest = "", 0
     for number, layer in enumerate(model):
         y = number * ROW + ROW // 2
-        drawn += f'<circle cx="0" cy="{y}" r="{4 if layer.get("parameters") else 2.5}"/>'
-        for source in layer.get("after") or ():
+        drawn += f'<circle cx="0" cy="{y}" r="{4 if layer.parameters else 2.5}"/>'
+        for source in layer.after:
             if not 0 <= source < number:
                 continue
             above = source * ROW + ROW // 2

@@ -1,7 +1,7 @@
-"""Reads run folders for a report: what they hold and what is missing.
+"""Run folders as a report reads them: what they hold, and what they lack.
 
-A folder may be of an older version, of a failed run, or of a run that has not ended; the page says what it cannot show.
-Nothing is unpickled, so folders from elsewhere are safe to read.
+A folder may be of an older version, of a run that failed, or of one that still goes on: the page says what it cannot
+show. Nothing is unpickled, so it is safe to read a folder from elsewhere.
 """
 
 from __future__ import annotations
@@ -10,11 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import RunFolderError
-from paceline.runs.run import read_json, read_record
+from paceline.runs.comparison import ComparisonRecord, Row, read_comparison
+from paceline.runs.record import RunRecord, Status, read_record
 from paceline.runs.trace import Trace
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The place of a run in the comparison that it is part of."""
+
+    row: Row
+    comparison: ComparisonRecord
 
 
 @dataclass(frozen=True)
@@ -22,16 +30,15 @@ class Reading:
     """A run folder as it was read."""
 
     path: Path
-    record: dict[str, Any]  # what run.json holds
+    record: RunRecord  # what run.json holds
     trace: Trace
-    timed: dict[str, Any]  # its row in the comparison that it is part of; else empty
-    missing: tuple[str, ...]  # what the folder lacks, as sentences
+    timed: Timed | None  # None: the run is not part of a comparison
+    missing: tuple[str, ...]  # what the folder lacks, in sentences
     name: str = ""  # unique among the runs of a page
 
     @property
     def plan(self) -> str:
-        """The plan's name and options."""
-        return str(self.record.get("plan", "?"))
+        return self.record.plan
 
     @property
     def method(self) -> str:
@@ -40,53 +47,34 @@ class Reading:
 
     @property
     def short(self) -> str:
-        """The plan in the short form of a table: downpour ×2 shards=2"""
+        """The plan as a table shows it: downpour ×2 shards=2"""
         options = [option for option in self.plan.partition(":")[2].split(",") if option]
         rest = [option for option in options if not option.startswith("workers=")]
         return " ".join([self.method, *[f"×{self.workers}"] * (self.workers > 1), *rest])
 
     @property
     def workers(self) -> int:
-        """The number of workers."""
-        return int(self.record.get("workers", 1))
-
-    @property
-    def job(self) -> dict[str, Any]:
-        """The job's settings; empty if they were not recorded."""
-        return dict(self.record.get("job") or {})
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The summary of a finished run; else empty."""
-        return dict(self.record.get("summary") or {})
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """The evaluations during the run."""
-        return list(self.record.get("history") or [])
-
-    @property
-    def status(self) -> str:
-        """running, done or failed."""
-        return str(self.record.get("status", "unknown"))
+        return self.record.workers
 
     @property
     def seconds(self) -> float:
-        """How long the run trained; without a summary, the end of its trace."""
-        rows = self.trace.rows
-        return float(self.summary.get("seconds") or (rows["end"].max() / 1e9 if len(rows) else 0.0))
+        """Seconds of training; those that the trace covers, if the run has no summary."""
+        rows, summary = self.trace.rows, self.record.summary
+        if summary is not None and summary.seconds:
+            return summary.seconds
+        return float(rows["end"].max() / 1e9) if len(rows) else 0.0
 
     @property
     def started(self) -> float:
-        """When the run started, in seconds since 1970; without a record, when its folder was last changed."""
+        """When the run began, in seconds since 1970; when the folder was made, if the record does not say."""
         try:
-            return datetime.fromisoformat(str(self.record.get("started"))).timestamp()
+            return datetime.fromisoformat(self.record.started).timestamp()
         except ValueError:
             return self.path.stat().st_mtime
 
 
 def open_all(paths: Sequence[Path]) -> list[Reading]:
-    """Open run folders, or all run folders below the given ones, in the order in which the runs started."""
+    """Read the runs in these folders, ordered by their start: each is a run's folder, or has some below it."""
     readings: list[Reading] = []
     for path in paths:
         if not path.is_dir():
@@ -110,31 +98,26 @@ def _open(folder: Path) -> Reading:
     try:
         trace = Trace.open(folder / "trace.arrow")
     except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are ValueErrors
-        missing.append(f"The trace cannot be read ({_first_line(error)}), so there is no timeline and no staleness.")
-    if not record.get("model"):
-        missing.append("The run was recorded without the model's outline.")
-    if record.get("status") == "running":
-        missing.append("The run had not ended when this page was made, or it was killed.")
-    timed, sibling = {}, folder.resolve().parent / "comparison.json"
-    if sibling.exists():
-        timed = _row_of(read_json(sibling), folder.resolve().name)
-    return Reading(folder, record, trace, timed, tuple(missing))
+        missing.append(f"Its trace cannot be read ({_first_line(error)}), so there is no timeline and no staleness.")
+    if not record.model:
+        missing.append("It was recorded without the model's outline.")
+    if record.status == Status.RUNNING:
+        missing.append("It had not ended when this page was made, or was killed.")
+    return Reading(folder, record, trace, _timed(folder.resolve()), tuple(missing))
+
+
+def _timed(folder: Path) -> Timed | None:
+    comparison = read_comparison(folder.parent)
+    row = comparison.row_of(folder.name) if comparison else None
+    return Timed(row, comparison) if comparison and row else None
 
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:120] or type(error).__name__
 
 
-def _row_of(comparison: dict[str, Any], name: str) -> dict[str, Any]:
-    for row in comparison.get("plans") or []:
-        if row.get("run") and Path(row["run"]).name == name:
-            shared = ("best_single", "best_single_samples_per_second", "common_accuracy", "rounds")
-            return {**row, **{key: comparison.get(key) for key in shared}}
-    return {}
-
-
 def _named(readings: list[Reading]) -> list[Reading]:
-    """Name each run by its plan, with numbers where several runs have the same plan."""
+    """Name each run by its plan, with a number where several have the same one."""
     plans = [reading.short for reading in readings]
     seen: dict[str, int] = {}
     result = []

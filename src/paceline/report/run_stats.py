@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from paceline.report.lanes import Lane, lanes
 from paceline.report.reading import Reading
+from paceline.runs.record import Status
 from paceline.runs.time_accounting import Time, straggling
 
 
@@ -49,7 +49,6 @@ class RunStats:
     path: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The row for exports."""
         return asdict(self)
 
 
@@ -59,78 +58,75 @@ def run_stats(readings: Sequence[Reading], laid: Sequence[Sequence[Lane]]) -> li
 
 
 def lanes_of(readings: Sequence[Reading]) -> list[list[Lane]]:
-    """The lanes of every run."""
     return [lanes(reading.trace) for reading in readings]
 
 
 def _stats_of(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading]) -> RunStats:
-    summary, timed = reading.summary, reading.timed
-    rate = timed.get("samples_per_second") or summary.get("samples_per_second")
-    speedup, ceiling = (timed.get(key) for key in ("speedup", "ceiling_share"))
-    if not timed and rate:
+    record, summary, row = reading.record, reading.record.summary, reading.timed.row if reading.timed else None
+    rate = row.samples_per_second if row else _rate(reading)
+    speedup, ceiling = (row.speedup, row.ceiling_share) if row else (None, None)
+    if not row and rate:
         single, limit = _single(reading, others), _limit(reading, others)
         speedup, ceiling = rate / single if single else None, rate / limit if limit else None
-    stale = summary.get("staleness") or {}
-    native = reading.method == "ddp"  # what PyTorch does inside DDP is not in the trace
-    low, high = timed.get("spread") or (math.nan, math.nan)
+    stale, metrics = summary.staleness if summary else None, summary.metrics if summary else {}
+    native = reading.method == "ddp"  # what happens inside PyTorch is not in the trace
     return RunStats(
         name=reading.name,
         plan=reading.plan,
         workers=reading.workers,
-        engine=str(reading.record.get("engine", "local")),
-        status=reading.status,
-        job=str(reading.job.get("name", "?")),
-        seed=reading.job.get("seed"),
-        updates=summary.get("updates"),
-        samples=summary.get("samples"),
+        engine=record.engine,
+        status=record.status.value,
+        job=record.job.name,
+        seed=record.job.seed,
+        updates=summary.updates if summary else None,
+        samples=summary.samples if summary else None,
         seconds=reading.seconds,
         samples_per_second=rate,
-        half_range=(high - low) / 2 / rate if timed and rate else None,
+        half_range=(max(row.spread) - min(row.spread)) / 2 / rate if row and rate else None,
         speedup=speedup,
         efficiency=speedup / reading.workers if speedup is not None else None,
         ceiling_share=ceiling,
-        timed=bool(timed),
-        test_accuracy=summary.get("test_accuracy"),
-        test_loss=summary.get("test_loss"),
-        train_loss=summary.get("train_loss"),
-        seconds_to_common_accuracy=timed.get("seconds_to_common_accuracy"),
-        staleness_mean=stale.get("mean"),
-        staleness_p95=stale.get("p95"),
-        staleness_max=stale.get("max"),
-        bytes_sent=None if native else summary.get("bytes_sent"),
-        wait_fraction=None if native else summary.get("wait_fraction"),
+        timed=row is not None,
+        test_accuracy=metrics.get("test_accuracy"),
+        test_loss=metrics.get("test_loss"),
+        train_loss=summary.train_loss if summary else None,
+        seconds_to_common_accuracy=row.seconds_to_common_accuracy if row else None,
+        staleness_mean=stale.mean if stale else None,
+        staleness_p95=stale.p95 if stale else None,
+        staleness_max=stale.max if stale else None,
+        bytes_sent=summary.bytes_sent if summary and not native else None,
+        wait_fraction=summary.wait_fraction if summary and not native else None,
         shares=shares(mine),
         stragglers=straggling(reading.trace.rows, reading.workers),
-        deaths=[int(worker) for worker in summary.get("deaths") or []],
+        deaths=list(summary.deaths) if summary else [],
         path=str(reading.path),
     )
 
 
 def _rate(reading: Reading) -> float | None:
-    return reading.summary.get("samples_per_second") or None
+    """The speed of the training itself; None if it has no summary."""
+    return (reading.record.summary.samples_per_second if reading.record.summary else None) or None
 
 
 def _same_job(one: Reading, other: Reading) -> bool:
-    """Whether two runs trained the same job on the same engine."""
     keys = ("name", "batch_size", "parameters", "samples")
-    same = all(one.job.get(key) == other.job.get(key) for key in keys)
-    return same and one.record.get("engine") == other.record.get("engine")
+    same = all(getattr(one.record.job, key) == getattr(other.record.job, key) for key in keys)
+    return same and one.record.engine == other.record.engine
 
 
 def _single(reading: Reading, others: Sequence[Reading]) -> float | None:
-    """The best speed of a single process on the same job, among the runs of the page."""
-    rates = [_rate(o) for o in others if o.workers == 1 and o.status == "done" and _same_job(reading, o)]
+    """The best speed of one process on the same job among the runs of the page."""
+    rates = [_rate(o) for o in others if o.workers == 1 and o.record.status == Status.DONE and _same_job(reading, o)]
     return max((rate for rate in rates if rate), default=None)
 
 
 def _limit(reading: Reading, others: Sequence[Reading]) -> float | None:
-    """The ceiling: the speed of as many workers that never communicate, among the runs of the page."""
+    """The speed of as many workers that never communicate."""
     some = [o for o in others if o.method == "ceiling" and o.workers == reading.workers and _same_job(reading, o)]
     return max((rate for o in some if (rate := _rate(o))), default=None)
 
 
 def shares(mine: Sequence[Lane]) -> dict[str, float]:
-    """The share of each kind in the time of all lanes."""
     total = sum((lane.seconds for lane in mine), np.zeros(len(Time)))
     whole = float(total.sum())
     return {time.name.lower(): float(total[time]) / whole for time in Time} if whole else {}

@@ -17,6 +17,7 @@ from paceline.report.overview import colours_of, section
 from paceline.report.reading import Reading
 from paceline.report.run_stats import RunStats
 from paceline.report.timeline import time_bars, timeline
+from paceline.runs.schema import to_dict
 from paceline.runs.time_accounting import Time
 from paceline.runs.trace import Kind
 
@@ -116,7 +117,7 @@ def of_run(reading: Reading, found: RunStats, lanes: Sequence[Lane], spans: int)
         rows.append(("all workers", found.shares))
     body += section("Where the time went", time_bars(rows) if rows else "", _time_note(reading))
     body += staleness(reading)
-    return body + section("Model", layers(reading.record.get("model") or []))
+    return body + section("Model", layers(reading.record.model))
 
 
 def _whose(lane: Lane, found: RunStats) -> str:
@@ -134,9 +135,9 @@ def _time_note(reading: Reading) -> str:
     if reading.method == "ddp":
         return INSIDE_DDP
     if reading.trace.of_kind(Kind.MEET).size:
-        return "A collective waits at several points; its waiting is drawn first, as one span."
-    if reading.record.get("engine") == "virtual":
-        return "Transfers from a worker to a shard count as update, those back to the worker as other."
+        return "A collective waits several times; its waiting is drawn first, as one piece."
+    if reading.record.engine == "virtual":
+        return "What travels from a worker to a shard counts as update, the way back as other."
     if reading.workers > 1:
         return "Workers that share memory copy parameters while they update them: this is part of update."
     return ""
@@ -145,9 +146,9 @@ def _time_note(reading: Reading) -> str:
 def one_by_one(
     readings: Sequence[Reading], found: Sequence[RunStats], laid: Sequence[Sequence[Lane]], spans: int
 ) -> str:
-    """The details of each run, folded; the model is shown once if all runs have the same."""
-    models = [reading.record.get("model") or [] for reading in readings]
-    common = models[0] if all(model == models[0] for model in models) else []
+    """The details of each run, folded; the model once, where all have the same."""
+    models = [reading.record.model for reading in readings]
+    common = models[0] if all(model == models[0] for model in models) else ()
     body = ""
     for reading, f, lanes in zip(readings, found, laid, strict=True):
         own = reading if not common else _without_model(reading)
@@ -160,7 +161,7 @@ def _without_model(reading: Reading) -> Reading:
     from dataclasses import replace
 
     missing = tuple(line for line in reading.missing if "outline" not in line)
-    return replace(reading, record={**reading.record, "model": []}, missing=missing)
+    return replace(reading, record=reading.record.with_(model=()), missing=missing)
 
 
 def _short(found: RunStats) -> str:
@@ -171,19 +172,21 @@ def _short(found: RunStats) -> str:
 
 
 def settings(reading: Reading) -> str:
-    """The settings of the run, the job and the machine, with notes."""
-    record, summary = reading.record, reading.summary
-    run = {
-        key: record.get(key) for key in ("plan", "engine", "workers", "threads", "shards", "limit", "started", "status")
-    }
-    run |= {"folder": str(reading.path), "parameters' sha256": str(summary.get("parameters_sha256", ""))[:16]}
-    groups = {"Run": run, "Job": reading.job, "Machine and versions": record.get("machine") or {}}
+    record = reading.record
+    run: dict[str, Any] = {
+        "plan": record.plan, "engine": record.engine, "workers": record.workers, "threads": record.threads,
+        "shards": record.shards, "limit": record.limit, "started": record.started, "status": record.status,
+        "folder": str(reading.path),
+    }  # fmt: skip
+    if record.summary is not None:
+        run["parameters' sha256"] = record.summary.parameters_sha256[:16]
+    groups = {"Run": run, "Job": to_dict(record.job), "Machine and versions": to_dict(record.machine)}
     body = "".join(f"<div><h3>{name}</h3>{_list(entries)}</div>" for name, entries in groups.items())
-    notes = [*map(str, record.get("notes") or ()), *reading.missing]
-    if record.get("error"):
-        notes.append(str(record["error"]))
-    text = "".join(f"<p class=note>{escape(note)}</p>" for note in notes)
-    return section("Settings", f"{text}<div class=settings>{body}</div>")
+    notes = [*record.notes, *reading.missing]
+    if record.error:
+        notes.append(record.error)
+    said = "".join(f"<p class=note>{escape(note)}</p>" for note in notes)
+    return section("Settings", f"{said}<div class=settings>{body}</div>")
 
 
 def _list(entries: dict[str, Any]) -> str:
@@ -202,14 +205,14 @@ def _text(value: Any) -> str:
 
 
 GLOSSARY = {
-    "update": "one step of the parameters; also the time that it takes",
-    "compute": "computing gradients, including taking the batch",
-    "communicate": "moving data between workers",
-    "wait": "waiting for others: in a collective, at a gate, for a lock",
-    "other": "everything else: bookkeeping, taking a snapshot for an evaluation",
-    "staleness": "updates by other workers between a worker's pull and its push",
+    "update": "one step of the parameters; also the time it takes",
+    "compute": "gradients of one's own samples, with fetching them",
+    "communicate": "moving numbers between workers",
+    "wait": "for others: in a collective, at a gate, for a lock",
+    "other": "between these: bookkeeping, copying a snapshot for evaluation",
+    "staleness": "updates that were made between a worker's pull and its own push",
     "ceiling": "the speed of as many workers that never communicate",
-    "speed-up": "speed relative to the best single process",
+    "speed-up": "speed over that of the best single process",
 }
 
 

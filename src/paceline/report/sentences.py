@@ -55,7 +55,7 @@ def _outcome(reading: Reading, found: RunStats) -> str:
     """Who trained what, for how long, or why not."""
     who = f"{team(found.workers)} under {found.plan.partition(':')[0]}"
     if found.status == "failed":
-        return f"{who} failed to train {found.job}: {reading.record.get('error') or 'no reason was recorded'}"
+        return f"{who} failed to train {found.job}: {reading.record.error or 'no reason was recorded'}"
     if found.status != "done":
         return f"{who} had trained {found.job} for {duration(found.seconds)}, and the run had not ended."
     samples = f", {found.samples:,} samples," if found.samples else ""
@@ -72,9 +72,8 @@ def _speed(reading: Reading, found: RunStats) -> str:
             f"That is {number(_own_rate(reading))} samples per second; there is no single process to compare it with."
         )
     ceiling = "" if found.ceiling_share is None else f", and {share(found.ceiling_share)} of the ceiling"
-    single = reading.timed.get("best_single")
-    if found.timed:
-        against = f"the best single process ({single})"
+    if reading.timed:
+        against = f"the best single process ({reading.timed.comparison.best_single})"
         return f"The comparison measured {speed}: {factor(found.speedup)} times the speed of {against}{ceiling}."
     if found.workers == 1:
         return f"That is {speed}."
@@ -83,7 +82,7 @@ def _speed(reading: Reading, found: RunStats) -> str:
 
 
 def _own_rate(reading: Reading) -> float | None:
-    return reading.summary.get("samples_per_second")
+    return reading.record.summary.samples_per_second if reading.record.summary else None
 
 
 def _where_time_went(found: RunStats) -> list[str]:
@@ -144,8 +143,8 @@ def about_runs(readings: Sequence[Reading], found: Sequence[RunStats]) -> list[s
 def _fastest(readings: Sequence[Reading], ranked: Sequence[RunStats]) -> list[str]:
     """The fastest plan, and those that are slower than one process."""
     best = next((f for f in ranked if f.workers > 1 and not f.plan.startswith("ceiling")), ranked[0])
-    timed = next((r.timed for r in readings if r.timed), {})
-    single = f"the best single process ({timed['best_single']})" if timed else "the fastest single process on this page"
+    timed = next((r.timed.comparison for r in readings if r.timed), None)
+    single = f"the best single process ({timed.best_single})" if timed else "the fastest single process on this page"
     ceiling = "" if best.ceiling_share is None else f", {share(best.ceiling_share)} of the ceiling"
     who = f"{team(best.workers)} under {best.plan.partition(':')[0]}"
     lines = []
@@ -164,7 +163,7 @@ def _fastest(readings: Sequence[Reading], ranked: Sequence[RunStats]) -> list[st
 
 def _best(readings: Sequence[Reading], done: Sequence[RunStats]) -> list[str]:
     """The test accuracies that were reached."""
-    common = next((r.timed.get("common_accuracy") for r in readings if r.timed), None)
+    common = next((r.timed.comparison.common_accuracy for r in readings if r.timed), None)
     first = min(
         (f for f in done if f.seconds_to_common_accuracy is not None),
         key=lambda f: f.seconds_to_common_accuracy or 0,

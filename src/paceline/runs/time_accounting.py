@@ -1,7 +1,7 @@
-"""What each worker's time went into, counted from rows of the trace as they come; and who is the straggler.
+"""What each worker's time was spent on, summed over rows of the trace as they come, and which worker is a straggler.
 
-A slow worker and those who wait for it are told apart by what they do, not by how far they get: a straggler needs
-longer for the same samples, or says nothing while it computes. Its victims compute as quickly as ever, and wait.
+What workers do tells a straggler from its victims, not how far they get: a straggler needs longer for the same samples,
+or writes no rows while it computes. Its victims compute as quickly as ever, and wait.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from paceline.runs.trace import Columns, Kind
 
 
 class Time(IntEnum):
-    """What a worker's time goes into."""
+    """What a worker's time is spent on."""
 
     COMPUTE = 0
     UPDATE = 1
     COMMUNICATE = 2
     WAIT = 3
-    OTHER = 4  # between rows of the trace: taking a batch, keeping a snapshot, bookkeeping
+    OTHER = 4  # between rows of the trace: taking a batch, copying a snapshot, bookkeeping
 
 
+#: What the time of a row is spent on, without its waiting.
 WORK = {
     Kind.COMPUTE: Time.COMPUTE,
     Kind.STAGE: Time.COMPUTE,
@@ -32,13 +33,14 @@ WORK = {
     Kind.DROP: Time.COMMUNICATE,
     Kind.APPLY: Time.UPDATE,
 }
-FIRST = (Kind.COMPUTE, Kind.STAGE)  # what waits before it starts
+FIRST = (Kind.COMPUTE, Kind.STAGE)  # kinds whose waiting comes before the start of the row
 Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]  # starts, ends, kinds
 
 
 def spans(rows: Columns) -> Spans:
-    """A stretch of time for each row's work, and one for the wait in it, which is taken to come first. Of a COMPUTE it
-    does: that is the gate. A meeting waits at several places, of which the trace has the sum.
+    """Make one span of time for each row's work, and one for its waiting, which is drawn first.
+
+    That is exact for a COMPUTE, which waits at the gate. A collective waits several times, and the trace has the sum.
     """
     rows = rows[np.isin(rows["kind"], list(WORK))]
     kinds = np.zeros(len(rows), np.int64)
@@ -55,7 +57,7 @@ def spans(rows: Columns) -> Spans:
 
 
 class TimeAccounting:
-    """Sums per worker; a window of time is what was added between two copies of `sums`."""
+    """Sums per worker. The difference of two copies of `sums` is what was added in between."""
 
     FIELDS = ("pieces", "samples", "loss", "pushes", "staleness", *(time.name for time in Time))
 
@@ -63,6 +65,7 @@ class TimeAccounting:
         self.sums = np.zeros((workers, len(self.FIELDS)))
 
     def add(self, rows: Columns) -> None:
+        """Add what these rows account for."""
         computed = rows[(rows["kind"] == Kind.COMPUTE) & (rows["samples"] > 0)]
         self._add("pieces", computed, np.ones(len(computed)))
         self._add("samples", computed, computed["samples"])
@@ -76,18 +79,23 @@ class TimeAccounting:
             self._add(work.name, some, some["end"] - some["start"] - inside)
             self._add("WAIT", some, some["waited"])
 
+    def total(self, field: str) -> float:
+        """Sum a field over all workers."""
+        return float(self.sums[:, self.FIELDS.index(field)].sum())
+
     def _add(self, field: str, rows: Columns, values: npt.NDArray[np.generic]) -> None:
         workers = len(self.sums)
         self.sums[:, self.FIELDS.index(field)] += np.bincount(rows["worker"], values, workers)[:workers]
 
 
 class Pace:
-    """What the sums of a window say of each worker; NaN where it did nothing of the kind."""
+    """Rates per worker, from the sums of a window; NaN where the worker did nothing of the kind."""
 
     def __init__(self, sums: npt.NDArray[np.float64]) -> None:
         self._sums = sums
 
     def of(self, field: str) -> npt.NDArray[np.float64]:
+        """The sum of a field per worker."""
         mine: npt.NDArray[np.float64] = self._sums[:, TimeAccounting.FIELDS.index(field)]
         return mine
 
@@ -98,40 +106,42 @@ class Pace:
 
     @property
     def loss(self) -> npt.NDArray[np.float64]:
+        """Mean loss per sample."""
         return self._per("loss", self.of("samples"))
 
     @property
     def staleness(self) -> npt.NDArray[np.float64]:
+        """Mean staleness per push."""
         return self._per("staleness", self.of("pushes"))
 
     @property
     def waiting(self) -> npt.NDArray[np.float64]:
-        """The share of the time that rows account for."""
+        """Share of the time that rows account for."""
         return self._per("WAIT", sum((self.of(time.name) for time in Time), np.zeros(len(self._sums))))
 
     @property
     def speed(self) -> npt.NDArray[np.float64]:
-        """Samples per second of computing, whatever a worker waits."""
+        """Samples per second of computing, without waiting."""
         return self._per("samples", self.of("COMPUTE") / 1e9)
 
     def stragglers(self) -> dict[int, float]:
-        """Who computes clearly slower than the others' median, and at which share of it."""
+        """Find the workers that compute much slower than the others' median, with their share of it."""
         return stragglers(np.where(self.of("pieces") >= ENOUGH, self.speed, math.nan))
 
 
 def straggling(rows: Columns, workers: int) -> dict[int, float]:
-    """The stragglers of a whole run."""
-    tally = TimeAccounting(workers)
-    tally.add(rows)
-    return Pace(tally.sums).stragglers()
+    """Find the stragglers of a whole run."""
+    accounting = TimeAccounting(workers)
+    accounting.add(rows)
+    return Pace(accounting.sums).stragglers()
 
 
-ENOUGH = 10  # pieces of work that a speed is judged by
-SLOW = 0.75  # of the others' median
+ENOUGH = 10  # gradients that a speed is judged by, at least
+SLOW = 0.75  # share of the others' median below which a worker is a straggler
 
 
 def stragglers(speeds: npt.NDArray[np.float64]) -> dict[int, float]:
-    """The median is that of the others: of two workers, the slow one's own speed would halve the difference."""
+    """Compare each worker with the median of the others: its own speed would halve the difference between two."""
     found = {}
     for worker, speed in enumerate(speeds):
         others = np.delete(speeds, worker)

@@ -1,22 +1,8 @@
-"""The trace: what happened, one row per event, with versions. Every engine writes the same kind.
+"""The trace: what happened, one row per event, with versions. Every engine writes the same kind of rows.
 
-    column    meaning
-    kind      COMPUTE a gradient, MEET the others, APPLY to parameters, DROP, DEATH, SNAPSHOT, RESUME from a checkpoint,
-              STAGE: forward or backward of a micro-batch through a stage of a pipeline
-    worker    who
-    update    the number of the update (synchronous) or of the batch (asynchronous)
-    shard     which part of the parameters, or stage; -1 where it does not matter
-    base      the version the gradient was computed from
-    version   the version it made
-    start     nanoseconds since the run's start
-    end
-    waited    nanoseconds of it spent waiting for others
-    samples   none where a programme evaluates a batch again
-    bytes     moved between workers
-    value     the loss of a COMPUTE
-
-Workers write rows into a ring of shared memory each (about 200 ns a row); whoever runs the engine drains the rings
-into an Arrow stream, which opens whole up to the last drain even when everything was killed.
+A row is a `Row`; its fields are the columns of trace.arrow, by name. Workers write rows into a ring of shared memory
+each (about 200 ns a row); the parent drains the rings into an Arrow stream, which opens whole up to the last drain even
+when every process was killed.
 """
 
 from __future__ import annotations
@@ -34,75 +20,112 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from paceline.errors import RunFailed
+from paceline.links.ring import Ring
+from paceline.runs.schema import SCHEMA_VERSION, check_version
 
 
 class Kind(IntEnum):
+    """What a row is about."""
+
+    #: A gradient was computed.
     COMPUTE = 1
+    #: The worker took part in a collective.
     MEET = 2
+    #: An update was applied to parameters.
     APPLY = 3
+    #: A shard refused a push, since it had the batch already.
     DROP = 4
+    #: The process of the worker died.
     DEATH = 5
+    #: The parameters were copied for an evaluation.
     SNAPSHOT = 6
-    RESUME = 7  # of no worker; one per shard, with the version it goes on from
-    STAGE = 8  # work of a pipeline: `shard` is the stage, `base` the micro-batch, `version` the letter of what it is
+    #: The run was resumed from a checkpoint: one row per shard, of no worker, with the version it begins with.
+    RESUME = 7
+    #: A stage of a pipeline worked on a micro-batch: `shard` is the stage, `base` the micro-batch, `version` the letter
+    #: of the work (F, B, W).
+    STAGE = 8
 
 
 class Row(NamedTuple):
+    """One event. -1 stands for a number that does not apply to its kind."""
+
+    #: One of `Kind`.
     kind: int
+    #: Number of the worker; -1 in a RESUME.
     worker: int
+    #: Number of the update (synchronous plans) or of the batch (asynchronous plans), from 0.
     update: int
+    #: Number of the shard of the parameters, or of the stage.
     shard: int = -1
+    #: Version of the parameters that the gradient was computed from.
     base: int = -1
+    #: Version of the parameters that the event made, from 1.
     version: int = -1
+    #: Nanoseconds since the start of the run, over all of its lives.
     start: int = 0
+    #: Nanoseconds since the start of the run; never less than `start`.
     end: int = 0
+    #: Nanoseconds spent waiting for other workers: before `start` in COMPUTE and STAGE rows, within the span in others.
     waited: int = 0
+    #: Training samples of a COMPUTE; 0 where a batch is evaluated again, so that a sum counts each sample once.
     samples: int = 0
+    #: Bytes moved between workers.
     bytes: int = 0
+    #: Mean loss of a COMPUTE; NaN in most other rows.
     value: float = math.nan
 
 
 ROW = struct.Struct("<11qd")
 DTYPE = np.dtype([(name, "<f8" if name == "value" else "<i8") for name in Row._fields])
-SCHEMA = pa.schema([(name, pa.float64() if name == "value" else pa.int64()) for name in Row._fields])
+VERSION_KEY = b"paceline.schema_version"
+SCHEMA = pa.schema(
+    [(name, pa.float64() if name == "value" else pa.int64()) for name in Row._fields],
+    metadata={VERSION_KEY: str(SCHEMA_VERSION)},
+)
 Columns = npt.NDArray[np.void]
 
 
 class TraceRing:
-    """One worker's rows in shared memory: `head` counts rows written, `tail` rows drained. One writer, one reader."""
+    """One worker's rows in shared memory: a `Ring` whose slots are rows. The worker writes, the parent drains."""
 
     ROWS = 16384
 
     def __init__(self, raw: memoryview) -> None:
-        self._ends = raw[:16].cast("q")
-        self._raw = raw[64 : 64 + self.ROWS * ROW.size]
-        self._rows = np.frombuffer(self._raw, DTYPE)
+        ring = Ring(raw, self.ROWS, ROW.size)
+        self._sent, self._taken, self._raw = ring.sent, ring.taken, ring.raw
+        self._rows = np.frombuffer(ring.raw, DTYPE)
+        #: What `sent` says, kept here too: to read shared memory costs more than to write a row.
         self._head = 0
 
     @classmethod
     def size(cls) -> int:
-        return 64 + cls.ROWS * ROW.size
+        """The bytes that one ring takes."""
+        return Ring.size(cls.ROWS, ROW.size)
 
     @property
     def full(self) -> bool:
-        return self._head - self._ends[1] >= self.ROWS
+        """Whether the next row would overwrite one that is not drained yet."""
+        return self._head - self._taken[0] >= self.ROWS
 
     def write(self, *row: float) -> None:
+        """Write one row, in the order of `Row`'s fields; the caller has checked `full`."""
         ROW.pack_into(self._raw, (self._head % self.ROWS) * ROW.size, *row)
         self._head += 1
-        self._ends[0] = self._head
+        self._sent[0] = self._head
 
     def drain(self) -> Columns:
-        head, tail = self._ends[0], self._ends[1]
+        """Take the rows written since the last call."""
+        head, tail = self._sent[0], self._taken[0]
         places = np.arange(tail, head) % self.ROWS
         rows = self._rows[places]
-        self._ends[1] = head
+        self._taken[0] = head
         return rows
 
 
 class TraceWriter:
-    """Appends drained rows to the run folder's Arrow stream; `path` None keeps them in memory only. `earlier` rows,
-    of a run that goes on, come first; the file is then another one, which takes the old one's place when they are in.
+    """Appends drained rows to the run folder's Arrow stream; `path` None keeps them in memory only.
+
+    The rows of a resumed run's `earlier` lives come first, in a new file that replaces the old one when they are in it.
     """
 
     def __init__(self, path: Path | None, start: int, earlier: Columns | None = None) -> None:
@@ -117,6 +140,7 @@ class TraceWriter:
                 os.replace(draft, path)
 
     def append(self, rows: Columns) -> None:
+        """Write rows whose times are of this process's clock; the run's origin is subtracted."""
         if len(rows):
             rows["start"] -= self.origin
             rows["end"] -= self.origin
@@ -135,12 +159,13 @@ class TraceWriter:
                 ) from error
 
     def sync(self) -> None:
-        """Return when what was appended would survive the loss of power."""
+        """Wait until what was appended would survive a power failure."""
         if self.path:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
 
     def close(self) -> Trace:
+        """Finish the file and return the whole trace."""
         if self._stream:
             self._stream.close()
         if self._file:
@@ -148,6 +173,7 @@ class TraceWriter:
         return self.so_far()
 
     def so_far(self) -> Trace:
+        """Return the trace of what was appended until now."""
         rows = np.concatenate(self._parts) if self._parts else np.empty(0, DTYPE)
         return Trace(rows[np.argsort(rows["end"], kind="stable")])
 
@@ -160,14 +186,16 @@ class Trace:
 
     @staticmethod
     def of(rows: Iterable[Row]) -> Trace:
+        """Make a trace of rows in memory."""
         return Trace(np.array([tuple(row) for row in rows], DTYPE))
 
     @staticmethod
     def open(path: Path) -> Trace:
-        """Read a trace; one cut off by a crash opens up to its last whole record."""
+        """Read a trace; one cut off by a crash opens up to its last whole record. RunFolderError for a newer schema."""
         parts: list[Columns] = []
         with pa.OSFile(str(path), "rb") as file:
             stream = pa.ipc.open_stream(file)
+            check_version(int((stream.schema.metadata or {}).get(VERSION_KEY, 1)), path)
             while True:
                 try:
                     batch = stream.read_next_batch()
@@ -184,32 +212,34 @@ class Trace:
         return len(self.rows)
 
     def of_kind(self, *kinds: Kind) -> Columns:
+        """Select the rows of these kinds."""
         return self.rows[np.isin(self.rows["kind"], kinds)]
 
     def lives(self) -> list[Columns]:
-        """The rows between one resumption and the next."""
+        """Split the rows where the run was resumed."""
         resumed = np.flatnonzero(self.rows["kind"] == Kind.RESUME)
         starts = [int(at) for at in resumed if self.rows["shard"][at] <= 0]  # the first of each resumption
         return np.split(self.rows, starts)
 
     def staleness(self) -> npt.NDArray[np.int64]:
-        """Per push to a shard: how many updates came between the worker's pull and this push."""
+        """Count, for each push to a shard, the updates between the worker's pull and the push."""
         rows = self.of_kind(Kind.APPLY)
         rows = rows[rows["version"] > 0]  # without locks there are no versions
         stale: npt.NDArray[np.int64] = rows["version"] - 1 - rows["base"]
         return stale
 
     def wait_fraction(self) -> float:
-        """The share of all workers' time that went into waiting for others."""
+        """Return the share of all workers' time that was spent waiting for others."""
         rows = self.rows
         total = sum(_span(rows[rows["worker"] == worker]) for worker in np.unique(rows["worker"]))
         return float(rows["waited"].sum()) / total if total else 0.0
 
     def bytes_sent(self) -> int:
+        """Sum the bytes that were moved between workers."""
         return int(self.rows["bytes"].sum())
 
     def loss_curve(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """(update, sample-weighted mean loss of its chunks that have one), by update."""
+        """Return (updates, losses): the mean over an update's samples, without losses that are not finite."""
         rows = self._computed()
         updates, place = np.unique(rows["update"], return_inverse=True)
         finite = np.isfinite(rows["value"])
@@ -218,7 +248,7 @@ class Trace:
         return updates, np.where(weights > 0, sums / np.maximum(weights, 1), math.nan)
 
     def not_finite(self) -> int:
-        """How many gradients came from a loss that was not finite."""
+        """Count the gradients that came from a loss of NaN or infinity."""
         return int((~np.isfinite(self._computed()["value"])).sum())
 
     def _computed(self) -> Columns:
@@ -231,4 +261,5 @@ def _span(rows: Columns) -> int:
 
 
 def percentile(values: Sequence[int] | npt.NDArray[np.int64], share: float) -> float:
+    """Return the percentile at `share` percent; 0 for no values."""
     return float(np.percentile(values, share)) if len(values) else 0.0

@@ -21,8 +21,8 @@ from paceline.gradients.randomness import Chance
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.parameters.layout import trainable
-from paceline.parameters.store import Optimizer
-from paceline.parameters.worker_state import WorkerState, copy_into, restore_store, state_of_store
+from paceline.parameters.store import Optimizer, restore_store, state_of_store
+from paceline.parameters.worker_state import WorkerState, copy_into
 from paceline.stages.cutting import Code, cut
 from paceline.stages.exporting import Noted
 from paceline.stages.stage import Stage, Sums

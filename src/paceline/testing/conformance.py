@@ -187,9 +187,9 @@ def _plan(run: Run) -> Plan:
 
 
 def _agenda(run: Run) -> Agenda:
-    job = run.record["job"]
-    given = (job["samples"], job["batch_size"], job["epochs"], job["accumulate"])
-    return _plan(run).agenda(*given, limit=run.record["limit"])
+    job = run.job
+    given = (run.record.job.samples or 0, job.batch_size, job.epochs, job.accumulate)
+    return _plan(run).agenda(*given, limit=run.record.limit)
 
 
 def _pushes(run: Run, plan: Plan) -> dict[int, list[Any]]:

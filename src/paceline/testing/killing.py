@@ -14,18 +14,25 @@ from typing import Any
 import psutil
 import torch
 
+from paceline.runs.progress import Progress, ProgressCallback
+
 
 class DiesInMidUpdate(torch.optim.SGD):
     """SGD whose process is killed after it has changed half of the parameters, with the shard's lock held.
 
-    `when` is a path: the first process to step while that file exists takes it away and dies.
+    `when` is a path: the first process to step while that file exists, after `spared` steps of its own, removes it
+    and dies.
     """
 
-    def __init__(self, params: Any, when: str, **rest: Any) -> None:
+    def __init__(self, params: Any, when: str, spared: int = 0, **rest: Any) -> None:
         super().__init__(params, **rest)
-        self.when = when
+        self.when, self.spared = when, spared
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if self.spared:
+            self.spared -= 1
+            super().step(closure)
+            return
         try:
             os.unlink(self.when)
         except FileNotFoundError:
@@ -55,15 +62,13 @@ def kill_tree(root: psutil.Process) -> None:
                 process.kill()
 
 
-def kill_one(
-    after: float, choose: Callable[[int], int], how: signal.Signals = signal.SIGKILL
-) -> Callable[[dict[str, Any]], None]:
-    """A progress callback that, so many seconds into the training, kills the worker that `choose(count)` names."""
+def kill_one(after: float, choose: Callable[[int], int], how: signal.Signals = signal.SIGKILL) -> ProgressCallback:
+    """Return a progress callback that kills the worker `choose(count)` so many seconds into the training."""
     done = False
 
-    def progress(state: dict[str, Any]) -> None:
+    def progress(state: Progress) -> None:
         nonlocal done
-        if not done and state["seconds"] >= after:
+        if not done and state.seconds >= after:
             done = True
             workers = worker_processes()
             if workers:

@@ -45,7 +45,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                     Step("the loop", effect.line, f"runs {fn.qualname}, which waits for {effect.waits_for}"),
                     Step("other tasks", effect.line, "cannot run, since their loop is blocked"),
                 ],
-                "wait in a thread (await asyncio.to_thread or loop.run_in_executor), or use those of asyncio",
+                "wait in a thread (await asyncio.to_thread or loop.run_in_executor), or use the asyncio counterpart",
                 resource.id,
                 0.75,
             )

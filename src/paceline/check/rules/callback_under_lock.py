@@ -52,8 +52,8 @@ def find(facts: Facts) -> Iterator[Finding]:
                 "waits for a thread that does",
                 [
                     Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
-                    Step("thread A", effect.line, f"calls {text_of(effect.node)}: {what}"),
-                    Step("thread A", other.line, f"which calls {other.qualname}, which waits for {lock.id}"),
+                    Step("thread A", effect.line, f"calls {text_of(effect.node)}, which runs {what}"),
+                    Step("thread A", other.line, f"calls back into {other.qualname}, which waits for {lock.id}"),
                 ],
                 "copy what is needed under the lock, and call back after the lock is released",
                 lock.id,

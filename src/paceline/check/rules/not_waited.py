@@ -28,7 +28,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     call,
                     fn,
-                    f"{text_of(call)} returns a handle that is never waited for: when it is done is unknown",
+                    f"{text_of(call)} returns a handle that is dropped: the program cannot tell when it is done",
                     [
                         Step("rank 0", call.lineno, f"starts {text_of(call)} and goes on"),
                         Step("rank 0", call.lineno, "changes or frees the buffer, or exits, before the data is sent"),

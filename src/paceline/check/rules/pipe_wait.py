@@ -153,8 +153,8 @@ def _report(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str
     return finding(
         at,
         fn,
-        f"the child is waited for while its {pipes} (a pipe, line {made.lineno}) is not read: once the pipe is "
-        "full, parent and child wait for each other",
+        f"waits for the child without reading its {pipes} (piped at line {made.lineno}): once a pipe is full, "
+        "parent and child wait for each other",
         [
             Step("the child", made.lineno, f"fills the pipe of {pipes}, and blocks until it is read"),
             Step("the parent", at.lineno, "waits for the child to exit, and does not read"),

@@ -55,7 +55,7 @@ def _report(fn: Function, item: Item, why: str, line: int, confidence: float) ->
     return finding(
         at,
         fn,
-        f"{by}{within} must be called by every rank, but {why}: the other ranks wait for those that do not call it",
+        f"{by}{within} must be called by every rank, but {why}: the ranks that call it wait for the others",
         [
             Step("rank 0", line, "takes one branch"),
             Step("rank 0", getattr(at, "lineno", line), f"calls {by}, and waits for all ranks"),

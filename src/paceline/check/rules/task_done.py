@@ -74,7 +74,7 @@ def _report_never(fn: Function, effect: Effect) -> Finding:
         f"{effect.resource.id}.join() waits until every item is marked done, but this file never calls task_done()",
         [
             Step("thread A", effect.line, f"waits for every item of {effect.resource.id} to be marked done"),
-            Step("thread B", effect.line, "takes the items, and effects none"),
+            Step("thread B", effect.line, "takes the items and marks none as done"),
         ],
         "call task_done() after each item, in a `finally`",
         effect.resource.id,
@@ -89,7 +89,7 @@ def _report_skipped(fn: Function, call: ast.Call, join: Effect) -> Finding:
         "an exception between get() and this task_done() ends the worker before the item is marked done; "
         f"join() at line {join.line} then waits for ever",
         [
-            Step("thread B", call.lineno, f"{fn.qualname} raises before it effects the item, and ends"),
+            Step("thread B", call.lineno, f"{fn.qualname} raises before it marks the item as done, and ends"),
             Step("thread A", join.line, "waits for every item to be marked done"),
         ],
         "call task_done() in a `finally`, and catch the exceptions of a single item",

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from paceline.data.source import Reader
-from paceline.engines.setup import Setup, Snapshot
+from paceline.engines.outcome import Snapshot
+from paceline.engines.setup import Setup
 from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.learner import Learner
 

@@ -15,7 +15,8 @@ from paceline.core.schedules import MEET, Table, Work
 from paceline.core.schedules.clock import Channel, Walk, channel_of, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.data.source import Reader
-from paceline.engines.setup import Setup, Snapshot
+from paceline.engines.outcome import Snapshot
+from paceline.engines.setup import Setup
 from paceline.stages.segment import Message, Segment, skeleton
 from paceline.stages.stage import Sums
 

@@ -1,12 +1,14 @@
 """The local engine: a plan on processes of this machine that share memory.
 
-    engine.py   the parent: starts workers, watches them, drains their traces, decides what a death means
-    main.py     a worker process, from its start to its end; assignment.py, what it is told and what it tells
-    worker.py   what computes there with the whole model, by a station's algorithm; pipeline.py, with stages of it
-    arena.py    the shared memory both look at
-    keeping.py  the parent's side of checkpoints; lockers.py, the workers' side
+    worker_pool.py    the parent: it starts the workers, observes them (observer.py) and ends the run
+    diagnosis.py      what became of a worker, as the error that ends the run
+    process_main.py   a worker process, from its start to its end; it gets assignment.py and sends messages.py
+    worker.py         a worker with the whole model, by the algorithm of plan_runner.py; pipeline.py, with stages of it
+    arena.py          the memory that all of them share
+    checkpointing.py  the parent's side of checkpoints; state_buffers.py and state_writer.py are the workers' side
 
-There is no server process: the server's machines are integers in the arena, run by whoever holds the lock.
+There is no server process: the server's machines are integers in the arena, and the worker that holds the lock runs
+them.
 """
 
 from paceline.engines.local.worker_pool import train

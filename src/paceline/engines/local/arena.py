@@ -1,6 +1,6 @@
 """The memory that the parent and its workers share. Both build it by the same steps, so they agree on every place.
 
-    control     abort, go, wanted, taken | per worker: what it does now, when it ended, asleep, offers of the collective
+    control     abort, go, wanted, taken | per worker: what it does now, when it ended, its doorbell, its offers
     traces      a ring of rows per worker
     desk        the desk's integers, twice
     per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare |
@@ -30,11 +30,16 @@ from torch import Tensor, nn
 from paceline.core.server.desk import Desk
 from paceline.core.server.gathering import Gathering
 from paceline.engines.checkpoints import Checkpoint
+from paceline.engines.local.channels import mail_of
 from paceline.engines.servers.ports import put_version_0, restore, version_shapes
 from paceline.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
 from paceline.gradients.payload import Payload
-from paceline.links.mailbox import Mailbox, MailShape, mail_of
-from paceline.links.shared_memory import DoorbellDescriptor, DoubleBuffer, Locks, Memory
+from paceline.links.doorbell import Doorbell
+from paceline.links.double_buffer import DoubleBuffer
+from paceline.links.locks import Locks
+from paceline.links.mailbox import MailShape, MailSlots
+from paceline.links.memory import Memory
+from paceline.links.shared_memory_link import SharedVectors
 from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import Layout
 from paceline.parameters.replicas import middle
@@ -93,26 +98,31 @@ class ArenaShape:
 
 
 class Arena:
-    def __init__(self, shape: ArenaShape, memory: Memory, locks: Locks, doorbells: list[DoorbellDescriptor]) -> None:
-        self.shape, self.memory, self.locks, self.doorbells = shape, memory, locks, doorbells
+    def __init__(self, shape: ArenaShape, memory: Memory, locks: Locks) -> None:
+        self.shape, self.memory, self.locks = shape, memory, locks
         workers = shape.workers
         self.control = memory.ints(CONTROL)
         self.doing = memory.ints(workers)  # update or batch, -1 before the first
         self.ended = memory.ints(workers)  # perf_counter_ns when it went home
-        self.asleep = [memory.ints(1) for _ in range(workers)]
-        self.offers = [memory.ints(1) for _ in range(workers)]
+        self.doorbells = [Doorbell.of(memory) for _ in range(workers)]
         self.traces = [TraceRing(memory.take(TraceRing.size())) for _ in range(workers)]
         self.desk = DeskMemory(shape.desk, DoubleBuffer(memory, shape.desk.ints)) if shape.desk else None
         self.shards = [self._shard(number) for number in range(len(shape.layout.shards))] if shape.desk else []
-        length = Payload.length(shape.layout) if shape.kind == "collective" else 0
-        self.payloads = [[memory.tensor(length, shape.layout.dtype) for _ in range(2)] for _ in range(workers)]
+        length, dtype = Payload.length(shape.layout) if shape.kind == "collective" else 0, shape.layout.dtype
+        #: What collectives add up: whole payloads, and one number of each worker.
+        self.payloads, self.numbers = [
+            SharedVectors(memory, workers, count, kind) for count, kind in ((length, dtype), (1, torch.float64))
+        ]
         held = [shard.machine.slots for shard in self.shards if isinstance(shard.machine, Gathering)]
         length = Payload.length(shape.layout) if held else 0
         self.slots = [memory.tensor(length, shape.layout.dtype) for _ in range(sum(held))]
-        count = 1 if shape.kind in ("collective", "pipeline") else 0
-        self.numbers = [[memory.tensor(count, torch.float64) for _ in range(2)] for _ in range(workers)]
-        self.mail = {mail.channel: Mailbox(memory, mail) for mail in shape.mail}
+        self.mail = {mail.channel: MailSlots(memory, mail) for mail in shape.mail}
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
+
+    def offers(self, worker: int) -> int:
+        """How far a worker has come in its collectives: the parts of vectors that it has offered to one peer."""
+        # Not to all peers together: the root of a tree offers more than a leaf, and would seem to be ahead of it.
+        return max(self.payloads.counters[worker]) + max(self.numbers.counters[worker])
 
     def put_version_0(self, module: nn.Module, remembered: Mapping[Tensor, dict[str, Any]]) -> None:
         """What every worker starts from, into every version of every shard; with what the optimizer remembers."""
@@ -150,8 +160,6 @@ class Arena:
 
     def close(self) -> None:
         """Let go of every descriptor. The memory goes with the last tensor that looks at it."""
-        for doorbell in self.doorbells:
-            os.close(doorbell.descriptor)
         os.close(self.locks.descriptor)
         self.memory.close()
 
@@ -169,7 +177,7 @@ class Arena:
     @staticmethod
     def create(shape: ArenaShape) -> Arena:
         require_store_order("the local engine")
-        arena = Arena(shape, Memory(_size(shape)), Locks(), [DoorbellDescriptor() for _ in range(shape.workers)])
+        arena = Arena(shape, Memory(_size(shape)), Locks())
         if arena.desk is not None:
             arena.desk.desk.init(arena.desk.integers.current)
         for shard in arena.shards:
@@ -181,11 +189,11 @@ class Arena:
 
     def __reduce__(self) -> tuple[object, ...]:
         # The shape holds the gate, which may be a class of the user's own script: it travels by value.
-        return _arena, (cloudpickle.dumps(self.shape), self.memory, self.locks, self.doorbells)
+        return _arena, (cloudpickle.dumps(self.shape), self.memory, self.locks)
 
 
-def _arena(shape: bytes, memory: Memory, locks: Locks, doorbells: list[DoorbellDescriptor]) -> Arena:
-    return Arena(pickle.loads(shape), memory, locks, doorbells)
+def _arena(shape: bytes, memory: Memory, locks: Locks) -> Arena:
+    return Arena(pickle.loads(shape), memory, locks)
 
 
 def _size(shape: ArenaShape) -> int:
@@ -202,7 +210,7 @@ def _size(shape: ArenaShape) -> int:
         if isinstance(machine, Gathering):
             size += machine.slots * (Payload.length(shape.layout) * number + 64)
     size += shape.results * (shape.layout.bytes + 64)
-    size += 2 * workers * 64 + sum(mail.size for mail in shape.mail)
-    if shape.kind == "collective":
-        size += 2 * workers * (Payload.length(shape.layout) * number + 64 + 64)
+    size += sum(mail.size for mail in shape.mail)
+    length = Payload.length(shape.layout) if shape.kind == "collective" else 0
+    size += SharedVectors.size(workers, length, shape.layout.dtype) + SharedVectors.size(workers, 1, torch.float64)
     return size + 64 * 1024

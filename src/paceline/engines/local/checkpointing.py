@@ -1,8 +1,8 @@
 """The parent's side of checkpoints: when one is due, what it holds, and a thread that writes it.
 
-Where workers keep step, each leaves its belongings in its locker after the same update, and goes on; the parent takes
-them when all have. Where there is a server, the parent holds every lock for as long as it takes to copy the newest
-version of each shard and the integers; what workers have of their own lies in their lockers, as of their last push.
+Under a plan without a gate each worker leaves its state in its buffer after the same update, and goes on; the parent
+reads the buffers when all have. Under a plan with a server the parent holds every lock for as long as it takes to copy
+the newest version of each shard and the integers; the workers' buffers hold their own state as of their last push.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from torch import Tensor
 from paceline.core.server.cut import take_cut
 from paceline.core.server.version_slots import ReplicaSlots
 from paceline.engines import checkpoints
-from paceline.engines.checkpoints import Checkpoint
+from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
 from paceline.engines.local.arena import DESK_LOCK, TAKEN, WANTED, Arena
 from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.servers.shard_memory import DeskMemory
-from paceline.engines.setup import CheckpointRequest, Setup
+from paceline.engines.setup import Setup
 from paceline.errors import CheckpointWarning, RunFolderError
-from paceline.links.shared_memory import RecordLock, Waiter
+from paceline.links.locks import RecordLock
+from paceline.links.waiting import Waiter
 from paceline.parameters.layout import trainable
 from paceline.parameters.replicas import middle
 from paceline.parameters.store import ShardVersion
@@ -34,29 +35,32 @@ from paceline.parameters.worker_state import WorkerState, copied
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.server import Hogwild
 
-MARGIN = 2  # updates from the one that is furthest on to the one after which all leave their belongings
+MARGIN = 2  # updates from the worker that is furthest on to the update after which all leave their state
 
 
 class CheckpointCoordinator:
+    """Takes the checkpoints of one run, between two looks of the parent at its workers."""
+
     def __init__(self, setup: Setup, arena: Arena, request: CheckpointRequest, waiter: Waiter) -> None:
         self.setup, self.arena, self.request = setup, arena, request
         self.buffers_of_state = [StateBuffer() for _ in range(setup.plan.workers)]
         shards = range(len(arena.shards))
         self.locks = [RecordLock(arena.locks, number + 1, waiter, f"shard {number}") for number in shards]
         self.locks.append(RecordLock(arena.locks, DESK_LOCK, waiter, "the desk"))
-        self.last = request.start.updates if request.start else 0  # the newest one, in updates
+        #: Updates in the newest checkpoint, and when it was taken.
+        self.last = request.start.updates if request.start else 0
         self.taken_at = time.monotonic()
-        self.origin = 0  # when this life began, less the nanoseconds before it
-        self.asked = False
-        self.ending = 0  # the signal that ends the run, when a checkpoint is written
-        self.margin = MARGIN
+        self.origin = 0  # when this life began, less the nanoseconds of earlier lives
+        self.asked = False  # whether a signal or the clock has asked for a checkpoint that is not taken yet
+        self.ending = 0  # the signal that ends the run as soon as a checkpoint is written; 0: none
+        self.margin = MARGIN  # grows when a worker has passed the update before it saw it
         self.writer = Writer(self._write)
         arena.control[TAKEN] = self.last
         if request.start is not None:
-            self._fill_lockers(request.start)
+            self._fill_buffers(request.start)
 
-    def _fill_lockers(self, start: Checkpoint) -> None:
-        """Each worker finds what the worker of its number had, or what all had, where all hold the same."""
+    def _fill_buffers(self, start: Checkpoint) -> None:
+        """Give each worker the state that the worker of its number had, or that all had where all hold the same."""
         tag = start.cut.versions[0] if start.cut else start.updates
         common = start.holders["worker.0"] if self.setup.plan.traits.agrees else WorkerState()
         for number, state_buffer in enumerate(self.buffers_of_state):
@@ -67,40 +71,44 @@ class CheckpointCoordinator:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """SIGUSR1: a checkpoint now. SIGTERM and Ctrl-C: the same, and then the end. Ctrl-C again: the end at once."""
+        """Handle signals. SIGUSR1 asks for a checkpoint; SIGTERM and Ctrl-C ask for one and then end the run; a second
+        Ctrl-C ends it at once.
+        """
         if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread hears signals
+            yield  # only the main thread can handle signals
             return
 
-        def hear(number: int, _: object) -> None:
+        def handle(number: int, _: object) -> None:
             if self.ending and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.asked = True
             if number != signal.SIGUSR1:
                 self.ending = number
 
-        before = {number: signal.signal(number, hear) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, handle) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def take(self, home: set[int]) -> Checkpoint | None:
-        """A checkpoint, if one is due and can be had now."""
-        self.writer.complain()
-        if self.request.seconds and time.monotonic() - self.taken_at >= self.request.seconds:
+    def take(self, finished: set[int]) -> Checkpoint | None:
+        """Take a checkpoint, if one is due and the workers have left what it needs."""
+        self.writer.warn()
+        seconds = self.request.interval.seconds
+        if seconds and time.monotonic() - self.taken_at >= seconds:
             self.asked = True
-        found = self._take_in_step(home) if self.arena.desk is None else self._take_at_server(self.arena.desk)
+        found = self._take_in_step(finished) if self.arena.desk is None else self._take_at_server(self.arena.desk)
         if found is not None:
             self.asked, self.margin = False, MARGIN
             self.last, self.taken_at = found.updates, time.monotonic()
         return found
 
-    def _take_in_step(self, home: set[int]) -> Checkpoint | None:
-        """When everybody has left its belongings after the same update."""
+    def _take_in_step(self, finished: set[int]) -> Checkpoint | None:
+        """Take a checkpoint after the newest update at which every worker has left its state."""
         arena, found = self.arena, None
-        doing = list(arena.doing)  # before the tags: whoever had passed an update by now has left what it leaves for it
+        # Read before the tags: a worker that is past an update by now has left its state for it, or never will.
+        doing = list(arena.doing)
         tags = [state_buffer.tags for state_buffer in self.buffers_of_state]
         for update in sorted({tag for mine in tags for tag in mine if tag > arena.control[TAKEN]}):
             missing = [worker for worker, mine in enumerate(tags) if update not in mine]
@@ -108,17 +116,17 @@ class CheckpointCoordinator:
                 kept = [state_buffer.read(update) for state_buffer in self.buffers_of_state]
                 holders = {f"worker.{n}": mine for n, mine in enumerate(kept) if mine is not None}
                 found = Checkpoint(update, time.perf_counter_ns() - self.origin, self.request.lives, None, holders)
-            elif not any(w in home or doing[w] >= update or max(tags[w], default=0) > update for w in missing):
+            elif not any(w in finished or doing[w] >= update or max(tags[w], default=0) > update for w in missing):
                 break
-            arena.control[TAKEN] = update  # or there will be none after this update: somebody was already past it
+            arena.control[TAKEN] = update  # taken, or skipped: a worker was already past this update
         wanted = arena.control[WANTED]
         if found is None and self.asked and (wanted <= arena.control[TAKEN] or min(doing) >= wanted):
             arena.control[WANTED] = max(self.last, *doing) + self.margin
-            self.margin *= 2  # somebody may pass that one before it sees it: then further on
+            self.margin *= 2  # a worker may pass that update before it sees it; then ask for a later one
         return found
 
     def _take_at_server(self, desk: DeskMemory) -> Checkpoint | None:
-        setup, shards, every = self.setup, self.arena.shards, self.request.every
+        setup, shards, every = self.setup, self.arena.shards, self.request.interval.updates
         done = setup.agenda.done_by(desk.finished)
         due = self.asked or (every and done // every > self.last // every)
         if not due or self.writer.busy or done >= setup.agenda.updates:
@@ -138,7 +146,7 @@ class CheckpointCoordinator:
         return Checkpoint(setup.agenda.done_by(cut.finished), at, self.request.lives, cut, holders)
 
     def _left_by(self, worker: int) -> WorkerState | None:
-        """What a worker had when it last pushed."""
+        """Read the state that a worker had when it last pushed."""
         state_buffer, shard = self.buffers_of_state[worker], self.arena.shards[0]
         if isinstance(self.setup.plan.method, Hogwild):  # which has no versions to tell by
             return state_buffer.newest
@@ -157,7 +165,7 @@ class CheckpointCoordinator:
 
 
 class Writer:
-    """A thread that writes checkpoints, the newest first: where the disk cannot follow, those between are left out."""
+    """A thread that writes checkpoints. If the disk is too slow, it leaves out all but the newest one."""
 
     def __init__(self, write: Callable[[Checkpoint, Callable[[], None]], None]) -> None:
         self._write, self._changed = write, threading.Condition()
@@ -169,22 +177,24 @@ class Writer:
 
     @property
     def busy(self) -> bool:
+        """Whether a checkpoint is being written or waits to be."""
         return self._busy or self._next is not None
 
     def offer(self, checkpoint: Checkpoint, sync_trace: Callable[[], None]) -> None:
+        """Hand over a checkpoint; one that still waits is replaced by it."""
         with self._changed:
             self._next = (checkpoint, sync_trace)
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Return when what was offered is written; RunFolderError where it could not be."""
+        """Wait until the last checkpoint is written; RunFolderError if it could not be."""
         with self._changed:
             self._changed.wait_for(lambda: not self.busy)
         if self._error is not None:
             raise RunFolderError(f"the last checkpoint could not be written: {self._error}") from self._error
 
-    def complain(self) -> None:
-        """A run goes on where a checkpoint cannot be written; the last good one stays."""
+    def warn(self) -> None:
+        """Warn of a checkpoint that could not be written. The run goes on, and the last good one stays."""
         error, self._error = self._error, None
         if error is not None:
             warnings.warn(
@@ -202,7 +212,7 @@ class Writer:
 
     def _run(self) -> None:
         for module in ("torch.distributed.checkpoint", "safetensors.torch"):
-            importlib.import_module(module)  # half a second that runs without checkpoints need not pay
+            importlib.import_module(module)  # half a second, not in the way of the training
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._next is not None or self._end)
@@ -220,7 +230,7 @@ class Writer:
 
 
 def model_of(setup: Setup, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The model's own state, with what the training has made of it so far."""
+    """Make a `state_dict` of the model with the parameters and buffers of a checkpoint."""
     module, found, seen = setup.module, dict[str, Tensor](), set[int]()
     made_of = [*trainable(module).values(), *(dict(module.named_buffers())[name] for name in setup.probe.moving)]
     made = {id(old): new for old, new in zip(made_of, result_of(setup, checkpoint), strict=True)}
@@ -229,13 +239,13 @@ def model_of(setup: Setup, checkpoint: Checkpoint) -> dict[str, Tensor]:
         if not old.is_floating_point() and new.is_floating_point():
             new = new.round()
         new = new.to("cpu", old.dtype)
-        found[name] = new.clone() if id(old) in seen else new  # tied weights have a name each
+        found[name] = new.clone() if id(old) in seen else new  # tied weights are under two names
         seen.add(id(old))
     return found
 
 
 def result_of(setup: Setup, checkpoint: Checkpoint) -> list[Tensor]:
-    """Trainable parameters, then moving buffers."""
+    """Return the trainable parameters, then the moving buffers, that the run would end with now."""
     plan = setup.plan
     if setup.blueprint is not None:
         named = {name: value for mine in checkpoint.workers() for name, value in mine.tensors.items()}

@@ -13,11 +13,8 @@ others; each keeps its own part of the trace.
 from __future__ import annotations
 
 import math
-import os
-import select
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter_ns as now
 
 import numpy as np
@@ -33,7 +30,8 @@ from paceline.engines.local.worker_context import WorkerContext
 from paceline.errors import RunFailed
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
-from paceline.links.shared_memory import Cancelled
+from paceline.links.membership import LocalProcesses
+from paceline.links.waiting import Cancelled
 from paceline.parameters.store import Optimizer
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
@@ -44,33 +42,12 @@ FAILED = -1  # in `arena.ended`: left by an exception
 PATIENCE = 0.05  # seconds between two looks at who is home
 
 
-@dataclass
-class PeerProcesses:
-    """The processes of the other ranks, and which of them have ended."""
-
-    pids: Sequence[int]
-    rank: int
-
-    def __post_init__(self) -> None:
-        self._lives = {os.pidfd_open(pid): other for other, pid in enumerate(self.pids) if other != self.rank}
-        self._poll = select.poll()
-        for descriptor in self._lives:
-            self._poll.register(descriptor, select.POLLIN)
-
-    def gone(self) -> list[int]:
-        return [self._lives[descriptor] for descriptor, _ in self._poll.poll(0)]
-
-    def close(self) -> None:
-        for descriptor in self._lives:
-            os.close(descriptor)
-
-
 class LoopWorker:
     """A rank in a loop of the user's own, and the `Host` of its runner."""
 
     def __init__(
         self, arena: Arena, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer,
-        followers: list[Optimizer], others: PeerProcesses, deadline: float,
+        followers: list[Optimizer], others: LocalProcesses, deadline: float,
     ) -> None:  # fmt: skip
         self.number, self.arena, self.plan = others.rank, arena, plan
         self.others, self.followers = others, followers
@@ -150,16 +127,15 @@ class LoopWorker:
 
     def cancelled(self) -> bool:
         """Watch the other ranks: a plan that can go on without one of them does, any other is cancelled."""
-        gone = [other for other in self.others.gone() if self.arena.ended[other] <= 0]
         if not self.plan.traits.keeps_step:
-            for other in gone:
-                if other not in self.dead_workers:
-                    self._handle_death(other)
+            for change in self.others.changes():
+                if self.arena.ended[change.rank] <= 0 and change.rank not in self.dead_workers:
+                    self._handle_death(change.rank)
             return False
-        self.trouble = self._what_is_wrong(gone)
+        self.trouble = self._what_is_wrong({other for other in self.others.gone() if self.arena.ended[other] <= 0})
         return self.trouble is not None
 
-    def _what_is_wrong(self, gone: list[int]) -> str | None:
+    def _what_is_wrong(self, gone: set[int]) -> str | None:
         doing = self.arena.doing
         where = f"worker {self.number} cannot go on after its step {doing[self.number] + 1}"
         for other, ended in enumerate(self.arena.ended):

@@ -9,7 +9,7 @@ from time import perf_counter_ns as now
 
 from paceline.core.agenda import Chunk
 from paceline.core.schedules import FORWARD, MEET, UPDATE, Table, Work, program_of
-from paceline.core.schedules.clock import channel_of, sends, takes
+from paceline.core.schedules.clock import Channel, channel_of, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.data.order import Order
 from paceline.data.source import Reader, Source
@@ -17,10 +17,13 @@ from paceline.engines.local.arena import Arena
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.process import die_with_parent
 from paceline.engines.local.snapshots import SnapshotFile
-from paceline.engines.local.state_buffers import StateBuffer, StateWriter
+from paceline.engines.local.state_buffers import StateBuffer
+from paceline.engines.local.state_writer import StateWriter
 from paceline.engines.local.worker import WorkerProcess
 from paceline.engines.local.worker_context import WorkerContext
 from paceline.errors.failure import Place
+from paceline.links import TURNS, MessageChannel, Span
+from paceline.links.mailbox import Mailbox
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.runs.trace import Kind
 from paceline.stages.segment import Segment
@@ -48,9 +51,16 @@ class PipelineWorker(WorkerContext):
         self.state_writer = StateWriter(self)
         if self.state_writer.found is not None:
             self.segment.restore(self.state_writer.found)
-        self.meetings = 0
+        self.mailboxes = {channel: self._mailbox(channel) for channel in arena.mail}
+        self.numbers, self.agreements = self.link(arena.numbers), 0
         self.waited = self.sent = 0  # nanoseconds and bytes since the last piece of work
         self.doing: Chunk | None = None
+
+    def _mailbox(self, channel: Channel) -> MessageChannel:
+        """This worker's end of a channel."""
+        ends = [self.blueprint.homes[stage] for stage in channel]
+        peer = ends[0] if ends[1] == self.number else ends[1]
+        return Mailbox(self.arena.mail[channel], peer, self.doorbells[peer], self.waiter)
 
     def place(self, update: int) -> Place:
         """Where it is: the micro-batch that it works on."""
@@ -95,42 +105,34 @@ class PipelineWorker(WorkerContext):
             elif takes(work):
                 self._take(work)
             elif work.what == MEET:
-                self._meet()
+                self._agree()
             else:
                 self._work(work, passing, bases)
 
     def _send(self, work: Work) -> None:
-        channel = channel_of(work)
-        box, other = self.arena.mail[channel], self.blueprint.homes[channel[1]]
-        if box.full:
-            self.waited += self.waiter.until(lambda: not box.full, lambda: f"worker {other}")
-        self.sent += box.put(self.segment.fetch(work))
-        self.doorbells[other].ring()
+        mailbox = self.mailboxes[channel_of(work)]
+        message, before = self.segment.fetch(work), mailbox.waited
+        self.sent += mailbox.put(message)
+        self.waited += mailbox.waited - before
 
     def _take(self, work: Work) -> None:
-        channel = channel_of(work)
-        box, other = self.arena.mail[channel], self.blueprint.homes[channel[0]]
-        if box.empty:
-            self.waited += self.waiter.until(lambda: not box.empty, lambda: f"worker {other}")
-        self.segment.hand(work, box.take())
-        self.doorbells[other].ring()
+        mailbox = self.mailboxes[channel_of(work)]
+        before = mailbox.waited
+        self.segment.hand(work, mailbox.take())
+        self.waited += mailbox.waited - before
 
-    def _meet(self) -> None:
-        """Everybody adds up everybody's number, in the same order."""
-        arena, turn = self.arena, self.meetings % 2
-        self.meetings += 1
-        arena.numbers[self.number][turn][0] = self.segment.squares()
-        arena.offers[self.number][0] = self.meetings
-        for doorbell in self.doorbells:
-            doorbell.ring()
-        for other, offer in enumerate(arena.offers):
-            if offer[0] < self.meetings:
-                self.waited += self._until_offered(other)
-        self.segment.agree(sum(float(numbers[turn]) for numbers in arena.numbers))
-
-    def _until_offered(self, other: int) -> int:
-        offer = self.arena.offers[other]
-        return self.waiter.until(lambda: offer[0] >= self.meetings, lambda: f"worker {other}")
+    def _agree(self) -> None:
+        """Every worker adds up every worker's number, in the same order."""
+        link, whole = self.numbers, Span(self.agreements % TURNS, 0, 1)
+        self.agreements += 1
+        link.vectors[whole.turn][0] = self.segment.squares()
+        others = [worker for worker in range(self.plan.workers) if worker != self.number]
+        for other in others:
+            link.offer(other, whole)
+        before = link.waited
+        found = {self.number: link.vectors[whole.turn]} | {other: link.take(other, whole) for other in others}
+        self.waited += link.waited - before
+        self.segment.agree(sum(float(found[worker]) for worker in sorted(found)))
 
     def _work(self, work: Work, passing: Pass, bases: dict[tuple[int, int], int]) -> None:
         assert self.doing is not None

@@ -25,7 +25,7 @@ def join(library: str, meeting_place: Path, rank: int, ranks: int, deadline: flo
     dist.init_process_group(library, timeout=timedelta(seconds=deadline), store=store, rank=rank, world_size=ranks)
 
 
-class GroupClient:
+class GroupReduction:
     """The sum of all by one all_reduce of the library's, where the parameters are."""
 
     def __init__(self, runner: PlanRunner) -> None:
@@ -35,8 +35,8 @@ class GroupClient:
         # As a ring would send: all but one of the parts, twice.
         self.bytes = 2 * self.payload.flat.nbytes * (self.workers - 1) // self.workers
 
-    def meet(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
-        """The meeting of this number: (the sum of all, nanoseconds in it, bytes sent)"""
+    def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        """The collective of this number: (the sum of all, nanoseconds in it, bytes sent)"""
         self.payload.write(computed)
         start = now()
         dist.all_reduce(self.payload.flat)
@@ -44,5 +44,5 @@ class GroupClient:
         return met, now() - start, self.bytes
 
     def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
-        total, waited, sent = self.meet(number, computed)
+        total, waited, sent = self.all_reduce(number, computed)
         return total.scaled(1.0 / self.workers), waited, sent

@@ -15,29 +15,31 @@ import torch
 
 from paceline.data.source import TensorSource, open_source
 from paceline.engines.local.arena import GO, Arena
-from paceline.engines.local.assignment import Assignment, FailureReport
+from paceline.engines.local.assignment import Assignment
+from paceline.engines.local.messages import Failed, FailureReport, Finished, Ready, StateLeft
 from paceline.engines.local.pipeline import PipelineWorker
 from paceline.engines.local.process import core_wait, die_with_parent, give_back, memory, quicken, tighten
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.local.worker import LocalWorker
 from paceline.errors.failure import Place
-from paceline.links.shared_memory import Cancelled, SharedTensors
+from paceline.links.memory import SharedTensors
+from paceline.links.waiting import Cancelled
 
 
 def main(
-    box: list[bytes],  # the assignment, pickled: taken out, since whoever called keeps what it called with
-    scarce: bool,  # memory is
+    box: list[bytes],  # the pickled assignment, alone: taken out, since multiprocessing keeps the arguments alive
+    scarce: bool,  # whether memory is
     arena: Arena,
     tensors: SharedTensors | None,
     snapshots: SnapshotFile | None,
     state_buffer: StateBuffer | None,
     pipe: Connection,
 ) -> None:
-    """The process's whole life: ready, go, train, finished; or failed, with the traceback."""
-    for each in (signal.SIGINT, signal.SIGTERM):  # also where they are sent to all: the parent decides
+    """Run one worker: prepare, wait for the start, train, and send what became of it. Never returns."""
+    for each in (signal.SIGINT, signal.SIGTERM):  # the parent decides, also when the terminal sends them to all
         signal.signal(each, signal.SIG_IGN)
-    # The forkserver ends with the parent, unless a worker too holds the pipe that tells; and a worker ends with the
+    # The forkserver ends when the last copy of this pipe is closed, which must be the parent's; a worker ends with the
     # forkserver.
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     die_with_parent()
@@ -53,9 +55,9 @@ def main(
             multiprocessing.current_process()._config["tempdir"] = str(assignment.scratch)  # type: ignore[attr-defined]
         source = TensorSource(tensors.open()) if tensors else open_source(assignment.data, assignment.job.seed)
         kind = LocalWorker if assignment.blueprint is None else PipelineWorker
-        worker = kind(assignment, arena, source, snapshots, state_buffer, lambda: pipe.send(("kept",)))
-        give_back()  # so that the most memory there will have been is what the training took
-        pipe.send(("ready",))
+        worker = kind(assignment, arena, source, snapshots, state_buffer, lambda: pipe.send(StateLeft()))
+        give_back()  # from here on the peak of memory is that of the training
+        pipe.send(Ready())
         worker.context.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
         waited = core_wait()
         worker.train()
@@ -63,14 +65,14 @@ def main(
         waited = core_wait() - waited
         if not worker.context.peak:
             worker.context.measure_memory()
-        pipe.send(("finished", waited, worker.context.peak - before))
+        pipe.send(Finished(waited, worker.context.peak - before))
     except Cancelled:
         pass
     except BaseException as error:
         update = arena.doing[number] if number >= 0 else -1
-        pipe.send(("failed", FailureReport.of(error, worker.place(update) if worker else Place(update))))
+        pipe.send(Failed(FailureReport.of(error, worker.place(update) if worker else Place(update))))
     finally:
         pipe.close()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # shared memory has exported views; the kernel takes it all back
+        os._exit(0)  # without closing shared memory, of which tensors hold views; the kernel frees it

@@ -1,10 +1,10 @@
-"""Lockers: where a worker leaves what is its own, for the parent to keep, and finds it when the run goes on.
+"""State buffers: a worker leaves its own state there for the parent's checkpoint, and finds it when the run is resumed.
 
-    half A  | tag | length | description | tensors ...     as it was after update 300
-    half B  | tag | length | description | tensors ...     as it was after update 200; the next to be written over
+    half A  | tag | length | description | tensors ...     the state after update 300
+    half B  | tag | length | description | tensors ...     the state after update 200; the next to be overwritten
 
-A half is a memfd of its own and grows with what is put in. Its tag says what it holds, and is -1 while it is being
-changed. That nobody reads a half while it is written over is the affair of whoever uses it.
+A half is a memfd of its own and grows with its content. Its tag says what it holds, and is -1 while it is being
+changed. The users of a half make sure that it is not read while it is overwritten (see `state_writer`).
 """
 
 from __future__ import annotations
@@ -15,23 +15,20 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.engines.local.arena import TAKEN, WANTED
-from paceline.links.shared_memory import PAGE
-from paceline.parameters.worker_state import ALIGN, WorkerState, copied, pack, places, state_of_memories, unpacked
-
-if TYPE_CHECKING:
-    from paceline.engines.local.worker_context import WorkerContext
+from paceline.links.memory import PAGE
+from paceline.parameters.worker_state import ALIGN, WorkerState, copied, pack, places, unpacked
 
 EMPTY = -1
 HEAD = 64  # bytes before the description
 
 
 class Half:
+    """One of the two places of a buffer; it travels to another process as a descriptor."""
+
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("paceline-locker", os.MFD_CLOEXEC)
         os.ftruncate(self.descriptor, PAGE)
@@ -51,6 +48,7 @@ class Half:
 
     @property
     def tag(self) -> int:
+        """The update or version of the state in it; -1 while it is being changed."""
         return self._head[0]
 
     @tag.setter
@@ -58,6 +56,7 @@ class Half:
         self._head[0] = tag
 
     def write(self, tag: int, worker_state: WorkerState) -> None:
+        """Overwrite the half; its tag is set last, when the state is whole."""
         where, size = places(worker_state.tensors)
         description = pickle.dumps((where, worker_state.facts))
         start = self._start(len(description))
@@ -71,7 +70,7 @@ class Half:
         self.tag = tag
 
     def read(self) -> WorkerState:
-        """A copy of what it holds."""
+        """Copy the state out."""
         if os.fstat(self.descriptor).st_size > len(self._raw):
             self._map()
         length, size = self._head[1], self._head[2]
@@ -87,24 +86,29 @@ class Half:
 
 
 class StateBuffer:
+    """The two halves of one worker: one can be read while the other is overwritten."""
+
     def __init__(self) -> None:
         self.halves = (Half(), Half())
 
     @property
     def tags(self) -> list[int]:
+        """The tags of the halves that hold a state."""
         return [half.tag for half in self.halves if half.tag != EMPTY]
 
     @property
     def next(self) -> Half:
-        """The half to be written over: the older one."""
+        """The half to be overwritten: the older one."""
         return min(self.halves, key=lambda half: half.tag)
 
     @property
     def newest(self) -> WorkerState | None:
+        """The newest state; None if there is none."""
         half = max(self.halves, key=lambda half: half.tag)
         return None if half.tag == EMPTY else half.read()
 
     def read(self, tag: int) -> WorkerState | None:
+        """Copy out the state with this tag; None if no half has it."""
         return next((half.read() for half in self.halves if half.tag == tag), None)
 
     def close(self) -> None:
@@ -114,58 +118,10 @@ class StateBuffer:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """What a worker is told of the part of a run that it lives in."""
+    """Where a worker begins, and when it leaves its state."""
 
     start: int = 0  # updates that were made in earlier lives
     resumed: bool = False
     every: int = 0  # updates between two checkpoints; 0: not by updates
-    state_buffer: StateBuffer | None = None  # None: there are no checkpoints
-    wake: Callable[[], None] | None = None  # the parent, where there is something for it to take
-
-
-class StateWriter:
-    """A worker's hands on its locker."""
-
-    def __init__(self, runner: WorkerContext) -> None:
-        self.runner, self.life, self.state_buffer = runner, runner.life, runner.life.state_buffer
-        self.control, self.last = runner.arena.control, runner.agenda.updates
-        self.found = self.state_buffer.newest if self.state_buffer is not None else None  # of an earlier life
-
-    def in_step(self, before: int, done: int, worker_state: Callable[[], WorkerState]) -> None:
-        """Between two updates of a plan that keeps step: leave one's belongings, where it is time to. All updates of
-        this worker below `done` are made; when it was last asked, those below `before` were.
-        """
-        if self.state_buffer is None:
-            return
-        wanted = self.control[WANTED]
-        every = self.life.every
-        due = done // every * every if every else 0
-        if due <= before:
-            due = wanted
-        if not before < due <= done or due >= self.last:
-            return
-        half = self.state_buffer.next
-        if half.tag > self.control[TAKEN]:
-            self.runner.waiter.until(lambda: self.control[TAKEN] >= half.tag, lambda: "the parent", rung=False)
-        half.write(due, worker_state() | self._carried())
-        self._wake()
-
-    def at_server(self, version: int, worker_state: Callable[[], WorkerState]) -> None:
-        """Under the lock, before the commit: leave what is one's own with the version that one is about to hold. It
-        counts when that version is the one that the shard says this worker holds.
-        """
-        if self.state_buffer is not None:
-            self.state_buffer.next.write(version, worker_state())
-
-    def finished(self, before: int, updates: int) -> None:
-        """A plan with a server has come so far: wake the parent where it is time for a checkpoint."""
-        every = self.life.every
-        if self.state_buffer is not None and every and before // every < updates // every:
-            self._wake()
-
-    def _wake(self) -> None:
-        assert self.life.wake is not None
-        self.life.wake()
-
-    def _carried(self) -> WorkerState:
-        return state_of_memories("owed", self.runner.carried)
+    state_buffer: StateBuffer | None = None  # None: the run keeps no checkpoints
+    wake: Callable[[], None] | None = None  # tells the parent that a state was left

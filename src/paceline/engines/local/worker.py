@@ -77,6 +77,9 @@ class LocalWorker:
             given.placement.library,
         )  # fmt: skip
         self.context: WorkerContext = self.runner
+        whole = isinstance(given.plan.method, NativeDdp | Coordinated)
+        #: What the method asks for; None where it trains this process as a whole.
+        self.walk = None if whole else walk_of(self.runner)
         #: What is computed now, or was last.
         self.due = GradientRequest(-1, [], -1)
 
@@ -102,7 +105,8 @@ class LocalWorker:
         elif isinstance(method, Coordinated):
             train_coordinated(self, method)
         else:
-            self._follow(walk_of(self.runner))
+            assert self.walk is not None
+            self._follow(self.walk)
 
     def _follow(self, walk: Walk) -> None:
         """Compute what the method asks for, until it has ended."""

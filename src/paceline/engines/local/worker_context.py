@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -12,12 +12,13 @@ from paceline.core.agenda import Agenda
 from paceline.core.rules import Memory
 from paceline.engines.local.arena import Arena
 from paceline.engines.local.process import memory
-from paceline.links.shared_memory import Doorbell, RecordLock, Waiter
+from paceline.engines.local.state_buffers import ResumePoint
+from paceline.links import Link
+from paceline.links.locks import RecordLock
+from paceline.links.shared_memory_link import SharedMemoryLink, SharedVectors
+from paceline.links.waiting import Waiter
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
-
-if TYPE_CHECKING:
-    from paceline.engines.local.state_buffers import ResumePoint
 
 
 class Host(Protocol):
@@ -39,7 +40,7 @@ class WorkerContext:
     ) -> None:
         self.number, self.arena, self.plan, self.agenda, self.life = number, arena, plan, agenda, resume
         self.host = host
-        self.doorbells = [Doorbell(a, b.descriptor) for a, b in zip(arena.asleep, arena.doorbells, strict=True)]
+        self.doorbells = arena.doorbells
         self.waiter = Waiter(
             number,
             self.doorbells[number],
@@ -62,6 +63,10 @@ class WorkerContext:
 
     def lock(self, number: int, what: str, shared: bool = False) -> RecordLock:
         return RecordLock(self.arena.locks, number, self.waiter, what, shared)
+
+    def link(self, vectors: SharedVectors) -> Link:
+        """This worker's end of a link to all others."""
+        return SharedMemoryLink(vectors, self.number, self.doorbells, self.waiter)
 
     def record(self, kind: Kind, *rest: float) -> None:
         if self.trace.full:

@@ -19,14 +19,16 @@ import torch
 from torch import nn
 
 from paceline.engines.job_file import load_job_file
+from paceline.engines.outcome import load_values
 from paceline.engines.replay.versions import ReplayedVersion, make_player
-from paceline.engines.setup import Setup, load_values, set_up
+from paceline.engines.setup import Setup, set_up
 from paceline.engines.threads import threads
 from paceline.errors import JobWarning, ReplayDiverged, UsageError
 from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import sha256
 from paceline.plans.plan import Plan
-from paceline.runs.run import Run, read_record
+from paceline.runs.record import RunRecord, read_record
+from paceline.runs.run import Run
 from paceline.runs.trace import Trace
 
 
@@ -52,19 +54,19 @@ def replay(
     if isinstance(until, str) and until not in ("nan", "failure") and not until.isdigit():
         raise UsageError(f"until={until!r} is neither an update number nor 'nan' nor 'failure'")
     opened, record, trace = _open(run, data, job)
-    plan = Plan.recorded(record)
+    plan = Plan.recorded(record.plan, record.table)
     if not plan.replayable:
         raise UsageError(f"a run of plan {plan.name} cannot be replayed: {plan.traits.not_replayable}")
-    if record.get("adds_up"):
-        raise UsageError(f"{record['adds_up']} added up in this run, and nobody wrote down in which order: no replay")
-    opened = opened.with_(device="cuda" if "cuda" in record["job"]["device"] else "cpu")
-    with threads(record["threads"]):
+    if record.adds_up:
+        raise UsageError(f"{record.adds_up} added up in this run, and nobody wrote down in which order: no replay")
+    opened = opened.with_(device="cuda" if "cuda" in record.job.device else "cpu")
+    with threads(record.threads):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)  # it was said when the run was made
-            engine = "mpi" if record["engine"] == "mpi" else "replay"  # steps in generated code, or PyTorch's
-            setup = set_up(opened.with_(compute=record["compute"]), plan, engine, record["limit"])
+            engine = "mpi" if record.engine == "mpi" else "replay"  # steps in generated code, or PyTorch's
+            setup = set_up(opened.with_(compute=record.compute), plan, engine, record.limit)
         _check_same_start(setup, record)
-        plans = [Plan.recorded({**record, **life}) for life in record["lives"]]
+        plans = [Plan.recorded(life.plan, record.table) for life in record.lives]
         shard, stop = 0, None if until in (None, "nan", "failure") else int(until)
         if until == "failure":
             stop = _before_failure(record)
@@ -78,43 +80,41 @@ def replay(
         return _run(setup, trace, plans, stop, shard, record)
 
 
-def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, dict[str, Any], Trace]:
+def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRecord, Trace]:
     if isinstance(run, Run):
         return job or run.job, run.record, run.trace
     path = Path(run)
     record = read_record(path)
     file = path / "trace.arrow"
-    if not file.exists() and not Plan.recorded(record).traits.keeps_step:
+    if not file.exists() and not Plan.recorded(record.plan, record.table).traits.keeps_step:
         raise UsageError(f"{path} has no trace, so nobody knows in which order its updates were made: no replay")
     return job or load_job_file(path, data), record, Trace.open(file) if file.exists() else Trace.of([])
 
 
-def _check_same_start(setup: Setup, record: dict[str, Any]) -> None:
-    if setup.source.fingerprint() != record["data_fingerprint"]:
+def _check_same_start(setup: Setup, record: RunRecord) -> None:
+    if setup.source.fingerprint() != record.data_fingerprint:
         raise ReplayDiverged("the data are not those of the recorded run: their fingerprints differ")
-    if setup.initial_sha256 != record["initial_sha256"]:
+    if setup.initial_sha256 != record.initial_sha256:
         raise ReplayDiverged("the model does not start from the recorded parameters: model= draws other numbers now")
-    if torch.__version__ != record["machine"]["torch"]:
+    if torch.__version__ != record.machine.torch:
         warnings.warn(
-            f"recorded with torch {record['machine']['torch']}, replayed with {torch.__version__}: bits may differ",
+            f"recorded with torch {record.machine.torch}, replayed with {torch.__version__}: bits may differ",
             JobWarning,
             stacklevel=3,
         )
 
 
-def _run(
-    setup: Setup, trace: Trace, plans: list[Plan], until: int | None, shard: int, record: dict[str, Any]
-) -> Replay:
+def _run(setup: Setup, trace: Trace, plans: list[Plan], until: int | None, shard: int, record: RunRecord) -> Replay:
     playing = make_player(setup, trace, plans)
     for _ in playing.play(until):
         pass
     module = load_values(setup, playing.values())
     found = Replay(module, playing.done, sha256(module), None)
-    failure = record.get("failure") or {}
-    if until is not None and until == _version(failure) and failure["samples"]:
-        found.guilty_update, found.guilty_worker = failure["update"], failure["worker"]
-        found.guilty_samples = torch.tensor(failure["samples"])
-        epoch, _, _ = setup.agenda.span(failure["update"])
+    failure = record.failure
+    if until is not None and failure is not None and until == failure.parameters_version and failure.samples:
+        found.guilty_update, found.guilty_worker = failure.update, failure.worker
+        found.guilty_samples = torch.tensor(failure.samples)
+        epoch, _, _ = setup.agenda.span(failure.update)
         found.guilty_batch = setup.source.batch(found.guilty_samples, epoch)
     elif until is not None and until < playing.last:
         guilty = playing.next(shard, until)
@@ -122,32 +122,26 @@ def _run(
         found.guilty_update, found.guilty_worker, found.loss = guilty.chunks[0].update, guilty.worker, guilty.loss
         found.guilty_samples = torch.cat([order.indices(chunk) for chunk in guilty.chunks])
         found.guilty_batch = setup.source.batch(found.guilty_samples, guilty.chunks[0].epoch)
-    elif record["status"] == "done":
-        found.matches = found.parameters_sha256 == record["summary"]["parameters_sha256"]
+    elif record.summary is not None:
+        recorded = record.summary.parameters_sha256
+        found.matches = found.parameters_sha256 == recorded
         if not found.matches:
             raise ReplayDiverged(
                 f"replayed {playing.done} updates, but the parameters are {found.parameters_sha256[:16]}, "
-                f"not the recorded {record['summary']['parameters_sha256'][:16]}. "
+                f"not the recorded {recorded[:16]}. "
                 "Does the job draw chance that the seed does not reach?"
             )
     return found
 
 
-def _before_failure(record: dict[str, Any]) -> int:
-    failure = record.get("failure")
+def _before_failure(record: RunRecord) -> int:
+    failure = record.failure
     if failure is None:
-        raise UsageError(
-            f"no worker of this run has failed (it is {record['status']}): there is nothing to stop before"
-        )
-    version = _version(failure)
+        raise UsageError(f"no worker of this run has failed (it is {record.status}): there is nothing to stop before")
+    version = failure.parameters_version
     if version < 0:
-        raise UsageError(f"worker {failure['worker']} failed before its first update: there is nothing to replay")
+        raise UsageError(f"worker {failure.worker} failed before its first update: there is nothing to replay")
     return version
-
-
-def _version(failure: dict[str, Any]) -> int:
-    """Of the parameters that the failed worker computed with; where it is not known, of its update."""
-    return int(failure.get("version", -1) if failure.get("version", -1) >= 0 else failure.get("update", -1))
 
 
 def _first_bad(setup: Setup, trace: Trace, plans: list[Plan]) -> ReplayedVersion | None:

@@ -15,7 +15,8 @@ from paceline.core.server.shard import Shard
 from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.shard_memory import ShardMemory
 from paceline.gradients.payload import GradientSum
-from paceline.parameters.worker_state import WorkerState, copy_into, restore_store, state_of_store, state_of_tensors
+from paceline.parameters.store import restore_store, state_of_store
+from paceline.parameters.worker_state import WorkerState, copy_into, state_of_tensors
 from paceline.runs.trace import Kind
 
 

@@ -8,7 +8,8 @@ from paceline.core.agenda import Agenda
 from paceline.engines.arithmetic.pipeline import StagedPipeline
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.arithmetic.synchronous import synchronous
-from paceline.engines.setup import Outcome, Setup, Snapshot
+from paceline.engines.outcome import Outcome, Snapshot
+from paceline.engines.setup import Setup
 from paceline.engines.threads import threads
 from paceline.engines.virtual.pipeline import run_pipeline
 from paceline.engines.virtual.server import run_server

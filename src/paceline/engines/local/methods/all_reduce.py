@@ -23,13 +23,13 @@ from paceline.plans.methods.all_reduce import AllReduce
 
 def all_reduce(runner: PlanRunner, method: AllReduce) -> Walk:
     store, rule = runner.local_store(), Plain()
-    state, table = runner.resume(store), runner.table(method.collective)
+    state, reduction = runner.resume(store), runner.reduction(method.collective)
     for update in runner.updates_ahead():
         computed = yield GradientRequest(update, runner.agenda.mine(update, runner.number), update)  # 1, 2
         if computed is None:
             break
         start = now()
-        whole, waited, sent = table.meet(update, computed)  # 3, 4, 5
+        whole, waited, sent = reduction.all_reduce(update, computed)  # 3, 4, 5
         runner.exchanged(update, start, waited, sent)
         start, base = now(), store.updates
         rule.update(store, Arrival(runner.learner.settle(whole)))  # 6, 7

@@ -9,7 +9,7 @@ from __future__ import annotations
 from time import perf_counter_ns as now
 from typing import TYPE_CHECKING
 
-from paceline.engines.local.collectives import Table, TableClient
+from paceline.engines.local.collectives import PayloadReduction, Reduction
 from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
 from paceline.parameters.worker_state import WorkerState, restore_memories
 from paceline.plans.methods.coordinated import Coordinated
@@ -37,9 +37,10 @@ class CoordinatorClient(CommandExecutor):
         arena, workers = runner.arena, runner.plan.workers
         hand = VectorSlice(runner.learner, arena.shape.layout, method.coordinator, runner.number, workers)
         super().__init__(method.coordinator, [hand])
-        self.worker, self.hand, self.numbers = worker, hand, arena.numbers[runner.number]
-        self.whole = TableClient(runner, method.collective, workers)
-        self.single = Table(runner, method.collective, workers, arena.numbers)
+        self.worker, self.hand, collective = worker, hand, method.collective
+        self.whole = PayloadReduction(runner.link(arena.payloads), collective, workers, arena.shape.layout)
+        numbers = runner.link(arena.numbers)
+        self.numbers, self.single = numbers.vectors, Reduction(numbers, collective, workers)
         #: The update that is being made, and the collectives so far: vectors are used alternately.
         self.doing = self.collectives = 0
 
@@ -71,7 +72,7 @@ class CoordinatorClient(CommandExecutor):
         computed = self.worker.compute(update, chunks, update, again)
         payload = self.whole.payloads[self.turn]
         payload.write(computed)
-        self._exchange(self.whole)
+        self._exchange(self.whole.reduction)
         together = payload.read(computed.samples)
         self.hand.settle(together)
         return together.mean
@@ -85,11 +86,11 @@ class CoordinatorClient(CommandExecutor):
     def share(self) -> None:
         flat = self.whole.payloads[self.turn].flat
         self.hand.offer(flat)
-        self._exchange(self.whole)
+        self._exchange(self.whole.reduction)
         self.hand.take(flat)
 
-    def _exchange(self, table: Table) -> None:
+    def _exchange(self, reduction: Reduction) -> None:
         start = now()
-        waited = table.sum(self.collectives)
+        waited = reduction.sum(self.collectives)
         self.collectives += 1
-        self.runner.exchanged(self.doing, start, waited, table.bytes)
+        self.runner.exchanged(self.doing, start, waited, reduction.bytes)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from time import perf_counter_ns as now
 
 from paceline.core.rules import Averaging
-from paceline.engines.local.collectives import Means, NeighbourClient
+from paceline.engines.local.collectives import Means, NeighbourMixing
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.parameters.replicas import AveragingReplica
 from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after
 
 
 def local_steps(runner: PlanRunner, method: LocalSteps) -> Walk:
-    yield from _averaged(runner, method.averaging, runner.table(method.collective))
+    yield from _averaged(runner, method.averaging, runner.reduction(method.collective))
 
 
 def gossip(runner: PlanRunner, method: Gossip) -> Walk:
-    yield from _averaged(runner, method.averaging, NeighbourClient(runner, method.graph, runner.plan.workers))
+    arena, workers = runner.arena, runner.plan.workers
+    mixing = NeighbourMixing(runner.link(arena.payloads), method.graph, workers, arena.shape.layout)
+    yield from _averaged(runner, method.averaging, mixing)
 
 
 def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:

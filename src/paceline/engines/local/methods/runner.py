@@ -12,20 +12,21 @@ from paceline.core.agenda import Agenda, Chunk
 from paceline.core.rules import Averaging, Rule
 from paceline.core.rules.plain import Plain
 from paceline.engines.local.arena import Arena
-from paceline.engines.local.collectives import TableClient
-from paceline.engines.local.state_buffers import ResumePoint, StateWriter
+from paceline.engines.local.collectives import PayloadReduction
+from paceline.engines.local.state_buffers import ResumePoint
+from paceline.engines.local.state_writer import StateWriter
 from paceline.engines.local.worker_context import Host, WorkerContext
 from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
-from paceline.parameters.store import LocalStore, Optimizer
-from paceline.parameters.worker_state import WorkerState, restore_memories, restore_store, state_of_store
+from paceline.parameters.store import LocalStore, Optimizer, restore_store, state_of_store
+from paceline.parameters.worker_state import WorkerState, restore_memories
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
 
 if TYPE_CHECKING:
     from paceline.core.collectives import Collective
-    from paceline.engines.local.process_group import GroupClient
+    from paceline.engines.local.process_group import GroupReduction
 
 
 class GradientRequest(NamedTuple):
@@ -76,13 +77,14 @@ class PlanRunner(WorkerContext):
             return WorkerState
         return lambda: self.replica.worker_state() | state_of_store(store)
 
-    def table(self, collective: Collective) -> TableClient | GroupClient:
+    def reduction(self, collective: Collective) -> PayloadReduction | GroupReduction:
         """This worker's side of what adds all gradients up."""
         if self.library:
-            from paceline.engines.local.process_group import GroupClient  # half a second that others need not pay
+            from paceline.engines.local.process_group import GroupReduction  # half a second that others need not pay
 
-            return GroupClient(self)
-        return TableClient(self, collective, self.plan.workers)
+            return GroupReduction(self)
+        arena = self.arena
+        return PayloadReduction(self.link(arena.payloads), collective, self.plan.workers, arena.shape.layout)
 
     def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
         self.host.snapshot(self, updates, values)

@@ -28,14 +28,15 @@ from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.ports import open_ports
 from paceline.engines.servers.shard_memory import Locked
 from paceline.gradients.payload import GradientSum
-from paceline.links.shared_memory import Cancelled
+from paceline.links.waiting import NAP_SECONDS, Cancelled
 from paceline.plans.methods.server import GatheringServer, Server
 
 
 def serve(runner: PlanRunner, method: Server) -> Walk:
+    # Opened before the run starts: other workers may push as soon as they may start.
     client = ServerClient(runner, isinstance(method, GatheringServer))
     client.resume()
-    yield from client.walk()
+    return client.walk()
 
 
 class ServerClient:
@@ -119,7 +120,7 @@ class ServerClient:
     def _wait(self) -> None:
         """Sleep until the desk has changed, then ask again."""
         runner, start = self.runner, now()
-        runner.doorbells[runner.number].sleep(runner.host.cancelled)
+        runner.doorbells[runner.number].nap(NAP_SECONDS, runner.host.cancelled)
         runner.waited += now() - start
         if runner.host.cancelled():
             raise Cancelled

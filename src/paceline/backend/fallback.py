@@ -1,4 +1,4 @@
-"""What other backends do in our place: gloo for what we cannot do, and NCCL for tensors on a GPU."""
+"""What other backends do in the place of this one: gloo what it cannot do, and NCCL what lies on a GPU."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from torch.distributed import distributed_c10d
 
 from paceline.errors import UsageError
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-def say_once(what: str) -> None:
-    if what not in _said:
-        _said.add(what)
+def warn_once(what: str) -> None:
+    """Warn, but not twice of the same in a process."""
+    if what not in _warned:
+        _warned.add(what)
         warnings.warn(what, stacklevel=2)
 
 
 def gloo(store: Store, rank: int, ranks: int, timeout: timedelta) -> Any:
+    """Create a gloo group over the same store."""
     made = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, ranks, timeout)
     made._set_sequence_number_for_group()
     return made
 
 
-def of_device(device: str, group: Any, timeout: timedelta) -> Any:
-    """A group for another device, with the backend that init_process_group was given for it."""
+def group_of_device(device: str, group: Any, timeout: timedelta) -> Any:
+    """Create a group for another device, with the backend that init_process_group was given for it."""
     given = dict(
         pair.split(":") for pair in distributed_c10d._world.pg_backend_config.get(group, "").split(",") if ":" in pair
     )
@@ -55,8 +57,8 @@ def of_device(device: str, group: Any, timeout: timedelta) -> Any:
     return made
 
 
-class Face:
-    """What torch.distributed may ask of the backend behind a group: nothing of the kind is supported."""
+class BackendInfo:
+    """What torch.distributed asks of the backend behind a group: its name and ranks. Nothing optional is supported."""
 
     supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 

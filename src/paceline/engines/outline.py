@@ -1,8 +1,8 @@
-"""The outline of a model: its layers with their sizes, and which one's output reaches which.
+"""The outline of a model for its record: the layers with their sizes, and which one's output reaches which.
 
 A layer is a module without modules in it, or one of PyTorch's own that holds parameters itself (attention does).
-What reaches what is seen in one forward pass: every tensor carries along which layers it comes from, through whatever
-function the model calls between its layers, so a residual connection is found without being declared.
+One forward pass shows what reaches what: every tensor carries along which layers it comes from, through any function
+that the model calls between its layers, so a residual connection is found without being declared.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,14 +23,11 @@ from paceline.data.order import Order
 from paceline.data.source import Source
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
+from paceline.runs.record import LayerRecord
 
-Layer = dict[str, Any]
 
-
-def outline(job: Job, module: nn.Module, source: Source) -> list[Layer]:
-    """Per layer, in the order of their first call: name, type, parameters, shapes, output, and `after`, the numbers of
-    the layers whose output it gets. A layer that one small batch does not reach has no output.
-    """
+def outline(job: Job, module: nn.Module, source: Source) -> list[LayerRecord]:
+    """Describe the layers in the order of their first call. A layer that one small batch does not reach comes last."""
     twin = copy.deepcopy(module)
     found = list(_layers(twin, ""))
     seen = _Seen()
@@ -37,7 +35,7 @@ def outline(job: Job, module: nn.Module, source: Source) -> list[Layer]:
     samples = min(job.batch_size, len(source))
     chunk = Chunk(0, 0, 0, 0, samples, 1.0)
     batch = source.batch(Order(len(source), job.seed, job.shuffle).indices(chunk), 0)
-    # Only a picture: a model that cannot be run in this way (a step that makes gradients itself) has one without it.
+    # A model that cannot be run in this way (a step that makes gradients itself) has an outline without shapes.
     with contextlib.suppress(Exception), torch.no_grad(), seen:
         Replica(job, twin, ()).forward(twin, chunk, batch)
     for hook in hooks:
@@ -45,11 +43,11 @@ def outline(job: Job, module: nn.Module, source: Source) -> list[Layer]:
     order = sorted(range(len(found)), key=lambda n: (seen.calls.get(n, len(found)), n))
     place = {number: at for at, number in enumerate(order)}
     return [
-        {
-            **_sizes(*found[number]),
-            "output": seen.outputs.get(number),
-            "after": sorted(place[n] for n in seen.after.get(number, ())),
-        }
+        replace(
+            _sizes(*found[number]),
+            output=seen.outputs.get(number),
+            after=tuple(sorted(place[n] for n in seen.after.get(number, ()))),
+        )
         for number in order
     ]
 
@@ -66,27 +64,23 @@ def _layers(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
         yield from _layers(part, f"{name}.{child}" if name else child)
 
 
-def _sizes(name: str, part: nn.Module) -> Layer:
+def _sizes(name: str, part: nn.Module) -> LayerRecord:
     whole = not dict(part.named_children()) or type(part).__module__.startswith("torch.")
     parameters = dict(part.named_parameters(recurse=whole))
-    return {
-        "name": name,
-        "type": type(part).__name__,
-        "parameters": sum(p.numel() for p in parameters.values()),
-        "shapes": {key: list(p.shape) for key, p in parameters.items()},
-    }
+    count = sum(p.numel() for p in parameters.values())
+    return LayerRecord(name, type(part).__name__, count, {key: tuple(p.shape) for key, p in parameters.items()})
 
 
 class _Seen(TorchFunctionMode):
-    """Which layers every tensor comes from."""
+    """Tracks, through one forward pass, which layers every tensor comes from."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: dict[int, int] = {}  # layer: when it was first called
-        self.outputs: dict[int, list[int]] = {}
+        self.outputs: dict[int, tuple[int, ...]] = {}  # shape of the first output
         self.after: dict[int, set[int]] = {}
         self._from: dict[int, frozenset[int]] = {}  # by the tensor's id
-        self._alive: list[Tensor] = []  # so that no id is used twice
+        self._alive: list[Tensor] = []  # or a new tensor could get the id of an old one
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -102,7 +96,7 @@ class _Seen(TorchFunctionMode):
 
         def after(_: nn.Module, args: Any, result: Any) -> None:
             first = next(_tensors(result), None)
-            self.outputs.setdefault(number, [] if first is None else list(first.shape))
+            self.outputs.setdefault(number, () if first is None else tuple(first.shape))
             self._mark(result, frozenset([number]))
 
         if dict(part.named_children()) and not type(part).__module__.startswith("torch."):

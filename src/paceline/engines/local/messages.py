@@ -1,0 +1,75 @@
+"""The messages of worker processes to their parent, one pipe per worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter_ns as now
+
+from paceline.errors import NotFinite, PacelineError, WaitedTooLong
+from paceline.errors.failure import Place, users_traceback
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The worker has made its model and waits for the start."""
+
+
+@dataclass(frozen=True)
+class StateLeft:
+    """The worker has left its state for a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The worker has done all of its work, and its process ends."""
+
+    core_wait: int  # nanoseconds of training in which it could have run, but had no core
+    peak_memory: int  # bytes that the training took at most
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An exception ended the worker."""
+
+    report: FailureReport
+
+
+@dataclass(frozen=True)
+class Died:
+    """The pipe ended without `Finished` or `Failed`. The parent makes this message itself."""
+
+
+Message = Ready | StateLeft | Finished | Failed | Died
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """An exception in a worker, in a form that other processes can show."""
+
+    what: str
+    place: Place
+    traceback: str
+    advice: str
+    waited_for: str  # what the worker was waiting for when the deadline passed; else empty
+    complete: bool  # whether `what` needs neither a place nor a traceback
+    when: int  # nanoseconds of the monotonic clock, which all processes share
+
+    @staticmethod
+    def of(error: BaseException, place: Place) -> FailureReport:
+        """Describe an exception that a worker has caught at this place."""
+        what, advice = f"{type(error).__name__}: {error}".rstrip(": "), ""
+        if not isinstance(error, PacelineError):
+            what = what.splitlines()[0]  # the traceback has the rest
+        if isinstance(error, NotFinite):
+            what, advice = f"the loss is {error.loss}", error.REMEDY
+        elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            advice = "memory has run out: a smaller batch_size, or fewer workers"
+        return FailureReport(
+            what=what,
+            place=place,
+            traceback="" if isinstance(error, PacelineError) else users_traceback(error),
+            advice=advice,
+            waited_for=error.for_whom if isinstance(error, WaitedTooLong) else "",
+            complete=isinstance(error, WaitedTooLong),
+            when=now(),
+        )

@@ -1,0 +1,124 @@
+"""What the parent of a local run sees of its workers: their rows of the trace, their progress, what each is at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from paceline.engines.checkpoints import Checkpoint, history
+from paceline.engines.local.arena import Arena
+from paceline.engines.setup import Setup
+from paceline.runs.live import Heartbeat, Phase, ProcessRecord, WorkerLive, WorkerStatus
+from paceline.runs.progress import Progress, ProgressCallback
+from paceline.runs.trace import Columns, Kind, Row, Trace, TraceWriter
+
+
+class Observer:
+    """Drains the traces, reports progress and writes the heartbeat of one run.
+
+    `finished` and `dead` are the parent's own sets of workers, which it keeps up to date.
+    """
+
+    def __init__(
+        self, setup: Setup, arena: Arena, start: Checkpoint | None, finished: Collection[int], dead: Collection[int],
+        heartbeat: Heartbeat, progress: ProgressCallback | None,
+    ) -> None:  # fmt: skip
+        self.setup, self.arena, self.start = setup, arena, start
+        self.finished, self.dead = finished, dead
+        self.heartbeat, self.progress = heartbeat, progress
+        self.processes: list[ProcessRecord] = []
+        self.started_at = 0  # nanoseconds of the monotonic clock; 0 before the workers begin to train
+        self.writer: TraceWriter | None = None
+        self._deaths: list[tuple[int, int]] = []  # (worker, when) that are not in the trace yet
+
+    @property
+    def origin(self) -> int:
+        """When the training would have begun, had earlier lives of the run been part of this one."""
+        return self.started_at - (self.start.nanoseconds if self.start else 0)
+
+    def processes_started(self, processes: Sequence[BaseProcess]) -> None:
+        """Write down which processes the workers are."""
+        self.processes = [ProcessRecord.of(process.pid or -1) for process in processes]
+        self.heartbeat.beat(Phase.STARTING, self._updates, self._workers, now=True)
+
+    def beat(self) -> None:
+        """Write the heartbeat while the workers start."""
+        self.heartbeat.beat(Phase.STARTING, self._updates, self._workers)
+
+    def training_started(self, trace_file: Path | None) -> None:
+        """Open the trace; a resumed run's begins with what led to its checkpoint."""
+        earlier = None
+        if trace_file is not None and self.start is not None:
+            earlier = history(Trace.open(trace_file), self.start, self.setup.agenda)
+        self.writer = TraceWriter(trace_file, self.origin, earlier)
+
+    def worker_died(self, number: int) -> None:
+        """Note a death for the trace; the next look writes its row."""
+        self._deaths.append((number, time.perf_counter_ns()))
+
+    def look(self, stopping: bool) -> None:
+        """Drain the traces and report; called several times a second, and whenever a worker sends a message."""
+        rows = self._drain()
+        self.heartbeat.beat(Phase.TRAINING, self._updates, self._workers)
+        if self.progress is not None:
+            self.progress(self._report(rows, stopping))
+
+    def close(self) -> Trace:
+        """Drain what is left and return the whole trace."""
+        assert self.writer is not None
+        self._drain()
+        return self.writer.close()
+
+    @property
+    def _updates(self) -> int:
+        return max(self.start.updates if self.start else 0, max(self.arena.doing) + 1)
+
+    def _drain(self) -> list[Columns]:
+        assert self.writer is not None
+        rows = [ring.drain() for ring in self.arena.traces]
+        for number, when in self._deaths:
+            at = max(when, self.started_at)
+            rows.append(Trace.of([Row(Kind.DEATH, number, self.arena.doing[number], start=at, end=at)]).rows)
+        self._deaths.clear()
+        for part in rows:
+            self.writer.append(part)
+        return rows
+
+    def _report(self, rows: list[Columns], stopping: bool) -> Progress:
+        losses = [r["value"][(r["kind"] == Kind.COMPUTE) & (r["samples"] > 0)] for r in rows]
+        latest = [float(values[-1]) for values in losses if len(values)]
+        updates = self._updates
+        return Progress(
+            updates=updates,
+            total_updates=self.setup.agenda.updates,
+            samples=self.setup.agenda.samples_until(updates),
+            seconds=(time.perf_counter_ns() - self.origin) / 1e9,
+            loss=sum(latest) / len(latest) if latest else None,
+            workers=self.setup.plan.workers,
+            finished=tuple(sorted(self.finished)),
+            dead=tuple(sorted(self.dead)),
+            asleep=tuple(number for number, doorbell in enumerate(self.arena.doorbells) if doorbell.asleep),
+            collective_steps=tuple(map(self.arena.offers, range(self.setup.plan.workers))),
+            in_step=self.setup.plan.traits.keeps_step,
+            resumed_updates=self.start.updates if self.start else 0,
+            resumed_seconds=(self.started_at - self.origin) / 1e9,
+            stopping=stopping,
+            rows=tuple(rows),
+        )
+
+    def _workers(self) -> list[WorkerLive]:
+        return [
+            WorkerLive(number, process, self._status(number), self.arena.doing[number])
+            for number, process in enumerate(self.processes)
+        ]
+
+    def _status(self, number: int) -> WorkerStatus:
+        if number in self.dead:
+            return WorkerStatus.DEAD
+        if number in self.finished:
+            return WorkerStatus.FINISHED
+        if not self.started_at:
+            return WorkerStatus.STARTING
+        return WorkerStatus.WAITING if self.arena.doorbells[number].asleep else WorkerStatus.TRAINING

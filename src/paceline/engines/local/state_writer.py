@@ -1,0 +1,60 @@
+"""The worker's side of checkpoints: when it leaves its state in its buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.engines.local.arena import TAKEN, WANTED
+from paceline.engines.local.worker_context import WorkerContext
+from paceline.parameters.worker_state import WorkerState, state_of_memories
+
+
+class StateWriter:
+    """Writes one worker's state into its buffer, when a checkpoint is due."""
+
+    def __init__(self, runner: WorkerContext) -> None:
+        self.runner, self.life, self.state_buffer = runner, runner.life, runner.life.state_buffer
+        self.control, self.last = runner.arena.control, runner.agenda.updates
+        self.found = self.state_buffer.newest if self.state_buffer is not None else None  # of an earlier life
+
+    def in_step(self, before: int, done: int, worker_state: Callable[[], WorkerState]) -> None:
+        """Leave the state between two updates of a plan without a gate, if a checkpoint is due there.
+
+        This worker has made all updates below `done`; at the last call it had made those below `before`.
+        """
+        if self.state_buffer is None:
+            return
+        wanted = self.control[WANTED]
+        every = self.life.every
+        due = done // every * every if every else 0
+        if due <= before:
+            due = wanted
+        if not before < due <= done or due >= self.last:
+            return
+        half = self.state_buffer.next
+        # The parent may still need the older state: another worker may not have left its part of that checkpoint.
+        if half.tag > self.control[TAKEN]:
+            self.runner.waiter.until(lambda: self.control[TAKEN] >= half.tag, lambda: "the parent", rung=False)
+        half.write(due, worker_state() | self._carried())
+        self._wake()
+
+    def at_server(self, version: int, worker_state: Callable[[], WorkerState]) -> None:
+        """Leave the state under the shard's lock, before the commit that gives this worker a version.
+
+        The state belongs to a checkpoint if the shard says there that the worker holds this version.
+        """
+        if self.state_buffer is not None:
+            self.state_buffer.next.write(version, worker_state())
+
+    def finished(self, before: int, updates: int) -> None:
+        """Wake the parent of a plan with a server if a checkpoint is due between these two numbers of updates."""
+        every = self.life.every
+        if self.state_buffer is not None and every and before // every < updates // every:
+            self._wake()
+
+    def _wake(self) -> None:
+        assert self.life.wake is not None
+        self.life.wake()
+
+    def _carried(self) -> WorkerState:
+        return state_of_memories("owed", self.runner.carried)

@@ -1,0 +1,118 @@
+"""What an engine hands back after the last update, and how that becomes a `Run`."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline.engines.setup import Setup
+from paceline.errors import CrowdedWarning, RunFailed, users_code
+from paceline.gradients.evaluate import evaluate
+from paceline.parameters.layout import sha256, trainable
+from paceline.plans.plan import Plan
+from paceline.runs.folder import RunFolder, writing
+from paceline.runs.record import Evaluation, RunRecord, Status, Summary
+from paceline.runs.run import Run
+from paceline.runs.summary import summarize
+from paceline.runs.trace import Trace
+
+
+class Snapshot(NamedTuple):
+    """The parameters and moving buffers after so many updates, for an evaluation."""
+
+    updates: int
+    seconds: float  # of training until then
+    values: Callable[[], list[Tensor]]
+
+
+@dataclass
+class Outcome:
+    """The result of a training, as an engine hands it back."""
+
+    trace: Trace
+    seconds: float
+    values: list[Tensor]  # trainable parameters, then moving buffers
+    snapshots: list[Snapshot] = field(default_factory=list)
+    core_wait: float = 0.0  # seconds for which workers could have run, but had no core
+    peak_memory: list[int] = field(default_factory=list)  # bytes that each worker took at most, where it is measured
+    adds_up: str = ""  # a library that added gradients up, in an order that is not known
+
+
+def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
+    """Make a module with these trainable parameters and moving buffers."""
+    module = setup.fresh_module()
+    buffers = dict(module.named_buffers())
+    targets = [*trainable(module).values(), *(buffers[name] for name in setup.probe.moving)]
+    with torch.no_grad():
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value if target.is_floating_point() else value.round())
+    return module
+
+
+def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: RunRecord) -> Run:
+    """Save the model, evaluate the snapshots, which is not timed, write run.json and return the run."""
+    module = load_values(setup, outcome.values)
+    if (model_file := folder.file("model.pt")) is not None:
+        with writing(folder.path):
+            torch.save(module.state_dict(), model_file)
+    record = record.with_(
+        history=tuple(_evaluate(setup, outcome, module)), adds_up=outcome.adds_up or record.adds_up, status=Status.DONE
+    )
+    last = record.history[-1].metrics if record.history else {}
+    summary = replace(
+        _summarize(setup, outcome),
+        metrics=last,
+        run=str(folder.path) if folder.path else None,
+        parameters_sha256=sha256(module),
+    )
+    record = record.with_(summary=summary)
+    folder.write(record)
+    folder.remove_snapshots()
+    _warn_if_crowded(setup.plan, summary.core_wait_fraction)
+    return Run(folder.path, outcome.trace, record, module, setup.job)
+
+
+def _evaluate(setup: Setup, outcome: Outcome, module: nn.Module) -> list[Evaluation]:
+    """Evaluate every snapshot and the result on the test data, if there are any."""
+    if setup.test is None:
+        return []
+    found, device = [], setup.placement.devices[0]
+    with users_code("the training is done, but its evaluation", RunFailed):
+        for updates, seconds, values in outcome.snapshots:
+            metrics = evaluate(setup.job, load_values(setup, values()), setup.test, device)
+            found.append(Evaluation(updates, seconds, metrics))
+        metrics = evaluate(setup.job, module, setup.test, device)
+        found.append(Evaluation(setup.agenda.updates, outcome.seconds, metrics))
+    return found
+
+
+def _summarize(setup: Setup, outcome: Outcome) -> Summary:
+    plan, updates = setup.plan, setup.agenda.updates
+    summary = summarize(
+        outcome.trace, plan=str(plan), engine=setup.engine, workers=plan.workers, updates=updates,
+        samples=setup.agenda.samples_until(updates), seconds=outcome.seconds,
+    )  # fmt: skip
+    return replace(
+        summary,
+        compute=setup.job.compute,
+        epochs=setup.job.epochs,
+        peak_memory=tuple(outcome.peak_memory),
+        core_wait_fraction=outcome.core_wait / max(outcome.seconds * plan.workers, 1e-9),
+    )
+
+
+def _warn_if_crowded(plan: Plan, waited: float) -> None:
+    cores, wanted = len(os.sched_getaffinity(0)), plan.workers * plan.threads
+    if waited and wanted > cores:
+        team = f"{plan.workers} workers" + (f" of {plan.threads} threads" if plan.threads > 1 else "")
+        warnings.warn(
+            f"{team} on {cores} core{'s' * (cores > 1)} took turns: for {waited:.0%} of their time they waited for one",
+            CrowdedWarning,
+            stacklevel=6,  # the call of `train`
+        )

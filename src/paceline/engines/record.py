@@ -1,0 +1,76 @@
+"""What run.json says of a run when it begins."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from paceline.engines.outline import outline
+from paceline.engines.setup import Setup
+from paceline.parameters.layout import trainable
+from paceline.runs.machine import this_machine
+from paceline.runs.record import JobRecord, LifeRecord, MovingBuffers, RunRecord, Status
+
+
+def first_record(setup: Setup, kept: bool) -> RunRecord:
+    """Describe the run as it is before the first update; the model's layers only if the record is kept."""
+    job, plan = setup.job, setup.plan
+    return RunRecord(
+        status=Status.RUNNING,
+        started=datetime.now().astimezone().isoformat(timespec="milliseconds"),
+        plan=str(plan),
+        table=plan.own_table,
+        engine=setup.engine,
+        compute=job.compute,
+        workers=plan.workers,
+        threads=plan.threads,
+        shards=plan.shards,
+        adds_up=setup.placement.library,
+        limit=setup.limit,
+        lives=(life(setup, 0),),
+        job=_job(setup),
+        moving_buffers=MovingBuffers(
+            "mean over chunks" if plan.traits.keeps_step else "shard 0, the last push wins", tuple(setup.probe.moving)
+        ),
+        data_fingerprint=setup.source.fingerprint(),
+        initial_sha256=setup.initial_sha256,
+        notes=tuple(setup.probe.notes),
+        machine=this_machine(),
+        model=tuple(outline(job, setup.module, setup.source)) if kept else (),
+    )
+
+
+def life(setup: Setup, updates: int) -> LifeRecord:
+    """Describe the part of a run that begins after so many updates."""
+    return LifeRecord(str(setup.plan), updates)
+
+
+def _job(setup: Setup) -> JobRecord:
+    job = setup.job
+    return JobRecord(
+        name=job.name,
+        origin=job.origin,
+        batch_size=job.batch_size,
+        epochs=job.epochs,
+        accumulate=job.accumulate,
+        seed=job.seed,
+        precision=job.precision,
+        device=str(setup.placement),
+        optimizer=_optimizer(setup),
+        clip_norm=job.clip_norm,
+        shuffle=job.shuffle,
+        evaluate_every=job.evaluate_every,
+        on_nan=job.on_nan,
+        loader_workers=job.loader_workers,
+        samples=len(setup.source),
+        test_samples=len(setup.test) if setup.test is not None else 0,
+        parameters=sum(p.numel() for p in trainable(setup.module).values()),
+    )
+
+
+def _optimizer(setup: Setup) -> str:
+    """Write the user's optimizer as in Python, with its settings; of several groups, those of the first."""
+    module = setup.fresh_module()
+    made = setup.job.make_optimizer(module, list(trainable(module).values()))
+    settings = {key: value for key, value in made.param_groups[0].items() if key != "params" and value is not None}
+    groups = f"{len(made.param_groups)} groups, first: " if len(made.param_groups) > 1 else ""
+    return f"{type(made).__name__}({groups}{', '.join(f'{key}={value}' for key, value in settings.items() if value)})"

@@ -1,0 +1,39 @@
+"""Integers in shared memory that change all at once or not at all, even if the process that changes them is killed."""
+
+from __future__ import annotations
+
+from paceline.links.memory import Memory
+
+
+class DoubleBuffer:
+    """Integers that are kept twice: `begin` returns a copy to change, and `commit` makes it the valid one.
+
+    Every method is called under the lock that guards the integers. The commit is one aligned store of eight bytes, so
+    a process that is killed before it has changed nothing.
+    """
+
+    def __init__(self, memory: Memory, count: int) -> None:
+        #: Which of the two copies is valid: 0 or 1.
+        self._flip = memory.ints(1)
+        self._copies = (memory.ints(count), memory.ints(count))
+
+    @property
+    def parity(self) -> int:
+        """The number of the valid copy."""
+        return self._flip[0]
+
+    @property
+    def current(self) -> memoryview:
+        """The valid copy."""
+        return self._copies[self._flip[0]]
+
+    def begin(self) -> memoryview:
+        """Return the other copy, filled from the valid one."""
+        valid = self._flip[0]
+        draft = self._copies[1 - valid]
+        draft[:] = self._copies[valid]
+        return draft
+
+    def commit(self) -> None:
+        """Make the other copy the valid one."""
+        self._flip[0] = 1 - self._flip[0]
