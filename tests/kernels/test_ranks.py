@@ -15,7 +15,7 @@ from paceline.cli import app, register
 from paceline.engines.mpi import check
 from paceline.engines.replay.replay import replay
 from paceline.errors import PacelineError
-from paceline.jobs.job import load_job
+from paceline.jobs.loading import load_job
 from paceline.plans.plan import Plan
 
 pytest.importorskip("mpi4py")
