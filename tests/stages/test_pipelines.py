@@ -165,8 +165,8 @@ def test_what_drawing_prints_can_be_handed_in_again() -> None:
         picture = [line for line in draw(Plan.parse(plan)).splitlines() if line.startswith("worker")]
         text = "\n".join([*picture, *(["predicts"] if "spec" in plan else [])])
         told = Plan.parse(plan)
-        count = told.schedule.span if told.schedule else 0
-        expected = told.table((told.chunks,) * (count or 8))
+        count = told.method.schedule.span
+        expected = told.method.table(told.workers, (told.parts,) * (count or 8))
         assert read(text).lines == expected.lines
         assert read(text).homes == expected.homes
         prove_table(read(text))
@@ -225,7 +225,7 @@ def test_what_a_worker_neither_works_nor_waits_it_moves_messages(tmp_path: Path)
     """Of real processes, which copy them."""
     run = train(JOBS["mlp"](), "gpipe:workers=2", folder=tmp_path, updates=4)
     assert run.path is not None
-    spans = measured(run.trace.rows, Plan.parse(run.record.plan).table((4,)))
+    spans = measured(run.trace.rows, Plan.parse(run.record.plan).method.table(2, (4,)))
     moving = [span for span in spans if span.what == MOVES]
     assert moving
     for worker in range(2):
