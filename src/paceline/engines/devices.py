@@ -1,13 +1,14 @@
-"""Where each worker computes, where its parameters are at home, and who adds up.
+"""Placement: where each worker computes, where its parameters are stored, and what adds gradients up.
 
-    device=       GPUs       parameters at home            meeting
+    device=       GPUs       parameters are stored         gradients are added up
     cpu           any        in shared memory              by table
-    auto, cuda    one each   on the GPU                    NCCL's all_reduce, in plans whose table adds all up
+    auto, cuda    one each   on the GPU                    by NCCL's all_reduce, in plans whose table adds all up
     auto, cuda    shared     in shared memory; the module  by table, or at the server
-                             computes on the GPU (Abroad)
+                             computes on the GPU
+                             (`DeviceReplica`)
 
-Plans with a server, and those whose workers mix with neighbours or are commanded, have their parameters in shared
-memory always. Workers that meet nobody have them where they compute. Stages of a pipeline compute on the CPU.
+Plans with a server, and plans whose workers mix with neighbours or follow a coordinator, always store parameters in
+shared memory. Workers that exchange nothing store them where they compute. Stages of a pipeline compute on the CPU.
 """
 
 from __future__ import annotations
@@ -27,28 +28,34 @@ from paceline.plans.plan import Plan
 
 @dataclass(frozen=True)
 class Placement:
-    devices: tuple[torch.device, ...]  # of worker 0, 1, ...
-    at_home: bool  # whether parameters are at home where they are computed with
-    library: str = ""  # that adds up where no table does: nccl, gloo
+    """The devices of a plan's workers."""
+
+    #: The device of each worker.
+    devices: tuple[torch.device, ...]
+    #: Whether parameters are stored on the device that computes with them.
+    on_device: bool
+    #: The library that adds gradients up if no table does: nccl or gloo.
+    library: str = ""
 
     def replica(self, worker: int, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
         device = self.devices[worker]
-        settle(device)
+        make_deterministic(device)
         kind = FusedReplica if job.compute == "fused" else Replica
-        return kind(job, module, moving, device) if self.at_home else DeviceReplica(job, module, moving, device, kind)
+        return kind(job, module, moving, device) if self.on_device else DeviceReplica(job, module, moving, device, kind)
 
     def __str__(self) -> str:
         return ", ".join(dict.fromkeys(map(str, self.devices)))
 
 
 def place(job: Job, plan: Plan, together: bool = False) -> Placement:
-    """`cuda` deals the GPUs out; `cuda:1` is for all workers; `auto` is cuda where there is a GPU. `together`: one
-    process plays all workers, with the arithmetic of those that share a GPU.
+    """Place the workers of a plan: `cuda` distributes the GPUs, `cuda:1` is for all workers, `auto` takes GPUs if any.
+
+    With `together` one process computes for all workers, with the arithmetic of workers that share a GPU.
     """
     kind = plan.traits.devices
     wanted = _of_stages(job.device) if kind == "stages" else _wanted(job.device)
     if wanted.type == "cpu":
-        return Placement((CPU,) * plan.workers, at_home=True, library="gloo" if kind == "native" else "")
+        return Placement((CPU,) * plan.workers, on_device=True, library="gloo" if kind == "native" else "")
     count = torch.cuda.device_count()
     if wanted.index is not None and wanted.index >= count:
         raise JobError(f"device={job.device!r}: this machine has {count} GPU{'s' * (count > 1)}, from cuda:0")
@@ -59,11 +66,11 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
         return Placement(devices, True, "nccl" if one_each else "gloo")
     if kind == "summed" and one_each:
         return Placement(devices, True, "nccl")
-    return Placement(devices, at_home=kind == "alone")
+    return Placement(devices, on_device=kind == "alone")
 
 
 def _of_stages(name: str) -> torch.device:
-    """Messages between stages go through shared memory, so far from the CPU only."""
+    """Return the CPU, since messages between stages go through shared memory; raise for any other device."""
     if name not in ("auto", "cpu"):
         raise JobError(f"device={name!r}: stages of a pipeline are computed on the CPU; give device='cpu', or 'auto'")
     return CPU
@@ -83,8 +90,8 @@ def _wanted(name: str) -> torch.device:
     return device
 
 
-def settle(device: torch.device) -> None:
-    """Have a GPU give the same numbers each time, and those of the CPU as nearly as its float32 does."""
+def make_deterministic(device: torch.device) -> None:
+    """Make a GPU compute the same numbers each time, as near to the CPU's as its float32 is."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False

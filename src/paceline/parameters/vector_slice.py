@@ -13,6 +13,7 @@ the order of one table.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -97,54 +98,56 @@ class VectorSlice:
         self.buffers = [b.clone() for b in self.learner.replica.moving]
 
 
-class CommandExecutor:
-    """Runs the coordinator and does what it says, with the hands of this process: one worker's, or everybody's where
-    one process does everybody's arithmetic. How workers meet is the engine's affair.
-    """
+class VectorExchange(Protocol):
+    """How an engine's workers exchange vectors and numbers under a coordinator."""
 
-    def __init__(self, coordinator: Coordinator, hands: list[VectorSlice]) -> None:
-        self.coordinator, self.commands, self.hands = coordinator, coordinator.commands(), hands
-        self.remembers: Sequence[Sequence[str | float]] = ()  # what the coordinator needs to go on
-        self.stale = False  # whether the parameters have changed since every replica had them whole
+    def evaluate(self) -> float:
+        """Compute every worker's gradient, add the gradients up, keep each worker's slice, and return the loss."""
+
+    def total(self, parts: list[float]) -> float:
+        """Return the sum of all workers' parts, the same bits on every worker."""
+
+    def share(self) -> None:
+        """Give every replica the whole parameters."""
+
+
+class CommandExecutor:
+    """Executes a coordinator's commands on the slices that this process holds, one worker's or all workers'."""
+
+    def __init__(self, coordinator: Coordinator, slices: list[VectorSlice], exchange: VectorExchange) -> None:
+        self.coordinator, self.commands = coordinator, coordinator.commands()
+        self.slices, self.exchange = slices, exchange
+        #: What another coordinator needs to continue from here.
+        self.remembers: Sequence[Sequence[str | float]] = ()
+        #: Whether parameters have changed since every replica had them whole.
+        self.stale = False
 
     def update(self) -> None:
-        """One update, up to its `Done`."""
+        """Execute the commands of one update, up to its `Done`."""
         command = next(self.commands)
         while not isinstance(command, Done):
             command = self.commands.send(self._obey(command))
         self.remembers = command.remembers
         self._gather()
-        for hand in self.hands:
-            hand.end()
+        for mine in self.slices:
+            mine.end()
 
-    def go_on(self, remembers: Sequence[Sequence[str | float]]) -> None:
-        """Where another coordinator ended."""
+    def resume(self, remembers: Sequence[Sequence[str | float]]) -> None:
+        """Continue from where another coordinator ended."""
         self.remembers, self.commands = remembers, self.coordinator.commands(remembers)
 
     def _obey(self, command: Evaluate | Dot | Algebra) -> float:
         if isinstance(command, Evaluate):
             self._gather()
-            return self.evaluate()
+            return self.exchange.evaluate()
         if isinstance(command, Dot):
-            return self.total([hand.dot(command) for hand in self.hands])
-        for hand in self.hands:
-            hand.perform(command)
+            return self.exchange.total([mine.dot(command) for mine in self.slices])
+        for mine in self.slices:
+            mine.perform(command)
         self.stale = self.stale or command.target == PARAMETERS
         return 0.0
 
     def _gather(self) -> None:
         if self.stale:
-            self.share()
+            self.exchange.share()
             self.stale = False
-
-    def evaluate(self) -> float:
-        """Everybody computes; the gradients are added up; the loss."""
-        raise NotImplementedError
-
-    def total(self, parts: list[float]) -> float:
-        """The sum of all workers' parts, the same bits for everyone."""
-        raise NotImplementedError
-
-    def share(self) -> None:
-        """Every replica gets the whole parameters."""
-        raise NotImplementedError
