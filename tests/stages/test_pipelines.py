@@ -168,7 +168,7 @@ def test_what_drawing_prints_can_be_handed_in_again() -> None:
         count = told.schedule.span if told.schedule else 0
         expected = told.table((told.chunks,) * (count or 8))
         assert read(text).lines == expected.lines
-        assert read(text).homes == expected.homes
+        assert read(text).stage_to_worker == expected.stage_to_worker
         prove_table(read(text))
 
 
@@ -336,7 +336,7 @@ def test_a_number_in_a_table_takes_no_more_room_than_it_can_use(tmp_path: Path) 
     text = "keeps 99999999999 1\nslots 99999999999\nworker 0 F0 F7 B0 B7U\nworker 1 F0 F7 B0 B7U\n"
     plan = Plan.parse(table_file(tmp_path, text))
     table = plan.method.table(plan.workers, (2,))
-    assert (table.keeps, table.slots) == ((2, 1), 2)
+    assert (table.versions, table.slots) == ((2, 1), 2)
     same_numbers(JOBS["residual"](), plan, "local")
 
 

@@ -125,18 +125,17 @@ class ByTable:
         waiting: dict[int, list[Done]] = defaultdict(list)
         for made in self.sums.play(until):
             waiting[made.update].append(made)
-            if len(waiting[made.update]) == len(self.sums.homes):
+            if len(waiting[made.update]) == len(self.sums.stage_to_worker):
                 good = all(self.sums.finite(each) for each in waiting.pop(made.update))
                 self.done = made.update + 1
                 yield ReplayedVersion(0, self.done, good)
 
     def next(self, shard: int, until: int) -> NextUpdate:
         piped, chunks = StagedPipeline(self.setup), self.setup.agenda.filled(until)
-        losses = [
-            made.sums for made in piped.play(until + 1) if (made.update, made.stage) == (until, len(piped.homes) - 1)
-        ]
+        last = len(piped.stage_to_worker) - 1
+        losses = [made.sums for made in piped.play(until + 1) if (made.update, made.stage) == (until, last)]
         (sums,) = losses
-        return NextUpdate(chunks, piped.homes[-1], sums.loss / sums.weight if sums.weight else math.nan)
+        return NextUpdate(chunks, piped.stage_to_worker[-1], sums.loss / sums.weight if sums.weight else math.nan)
 
     def values(self) -> list[torch.Tensor]:
         return self.sums.values()
