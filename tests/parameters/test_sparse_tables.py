@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import paceline as pl
 from paceline.errors import JobError, JobWarning, PlanError
+from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import RECIPES
 from paceline.runs.trace import Kind
 from paceline.testing.conformance import check_run, difference, no_update_lost, replays, staleness_identity
@@ -20,7 +21,10 @@ from paceline.testing.jobs import SPARSE_JOBS, bag
 from paceline.testing.killing import DiesInMidUpdate
 
 SGD, ADAGRAD, SPARSE_ADAM = torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam
-TAKES_SPARSE = [name for name in RECIPES if (p := pl.Plan.parse(name)).takes_sparse and p.schedule is None]
+PLANS = {name: pl.Plan.parse(name) for name in RECIPES}
+TAKES_SPARSE = [
+    name for name, plan in PLANS.items() if plan.traits.takes_sparse and not isinstance(plan.method, Pipeline)
+]
 PIPELINES = ("layers", "gpipe", "one_f_one_b", "zero_bubble", "pipedream")
 
 
@@ -146,7 +150,7 @@ def test_a_table_whose_gradient_is_not_always_sparse() -> None:
     replays(pl.train(made, "downpour:workers=3", folder=None))
 
 
-@pytest.mark.parametrize("plan", [name for name in RECIPES if not pl.Plan.parse(name).takes_sparse])
+@pytest.mark.parametrize("plan", [name for name, plan in PLANS.items() if not plan.traits.takes_sparse])
 def test_plans_that_send_dense_vectors_refuse_sparse_gradients(plan: str) -> None:
     with pytest.raises(PlanError, match=rf"words\.weight gets a sparse gradient .* plan {plan} is dense; use downpour"):
         pl.train(SPARSE_JOBS["bag-sgd"](), plan, workers=2, folder=None)

@@ -33,6 +33,7 @@ from paceline.testing.conformance import ENGINES, check_run, difference, same_nu
 from paceline.testing.jobs import JOBS, SAMPLES
 from tests.stages.cuttable import job_of
 
+
 def pipeline_of(plan: Plan) -> Pipeline:
     assert isinstance(plan.method, Pipeline)
     return plan.method

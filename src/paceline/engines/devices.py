@@ -4,7 +4,7 @@
     cpu           any        in shared memory              by table
     auto, cuda    one each   on the GPU                    NCCL's all_reduce, in plans whose table adds all up
     auto, cuda    shared     in shared memory; the module  by table, or at the server
-                             computes on the GPU (Abroad)
+                             computes on the GPU
 
 Plans with a server, and those whose workers mix with neighbours or are commanded, have their parameters in shared
 memory always. Workers that meet nobody have them where they compute. Stages of a pipeline compute on the CPU.
@@ -12,16 +12,18 @@ memory always. Workers that meet nobody have them where they compute. Stages of 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from paceline.errors import JobError
-from paceline.gradients.device_replica import DeviceReplica
-from paceline.gradients.fused_replica import FusedReplica
-from paceline.gradients.replica import CPU, Replica
+from paceline.gradients.device_gradients import DeviceGradients
+from paceline.gradients.fused_replica import FusedGradients
+from paceline.gradients.replica import AUTOGRAD, CPU, Replica
 from paceline.jobs.job import Job
+from paceline.parameters.layout import trainable
 from paceline.plans.plan import Plan
 
 
@@ -32,13 +34,23 @@ class Placement:
     library: str = ""  # that adds up where no table does: nccl, gloo
 
     def replica(self, worker: int, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
+        """Return a worker's replica, whose gradients are computed on its device."""
         device = self.devices[worker]
         settle(device)
-        kind = FusedReplica if job.compute == "fused" else Replica
-        return kind(job, module, moving, device) if self.at_home else DeviceReplica(job, module, moving, device, kind)
+        if self.at_home:
+            return _replica_on(device, job, module, moving)
+        host = list(trainable(module).values())
+        there = _replica_on(device, job, copy.deepcopy(module), moving)
+        return Replica(job, module, moving, gradients=DeviceGradients(host, there))
 
     def __str__(self) -> str:
         return ", ".join(dict.fromkeys(map(str, self.devices)))
+
+
+def _replica_on(device: torch.device, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
+    module = module.to(device)
+    gradients = FusedGradients(job, module) if job.compute == "fused" else AUTOGRAD
+    return Replica(job, module, moving, device, gradients)
 
 
 def place(job: Job, plan: Plan, together: bool = False) -> Placement:

@@ -21,7 +21,8 @@ from paceline.gradients.randomness import Chance
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.parameters.layout import trainable
-from paceline.parameters.store import Optimizer, restore_store, state_of_store
+from paceline.parameters.optimizers import Optimizer
+from paceline.parameters.store import restore_store, state_of_store
 from paceline.parameters.worker_state import WorkerState, copy_into
 from paceline.stages.cutting import Code, cut
 from paceline.stages.exporting import Noted
@@ -194,7 +195,7 @@ class Segment:
         """All that it takes to go on, each stage's under its number."""
         found = WorkerState(dict(each for number in self.stages for each in self.named(number)))
         for number, stage in self.stages.items():
-            kept = state_of_store(stage.weights.home)
+            kept = state_of_store(stage.weights.store)
             found |= WorkerState(
                 {f"{number}/{key}": value for key, value in kept.tensors.items()}, {str(number): kept.facts}
             )
@@ -206,5 +207,5 @@ class Segment:
             copy_into(list(named.values()), [kept.tensors[name] for name in named])
             start = f"{number}/"
             tensors = {key.removeprefix(start): value for key, value in kept.tensors.items() if key.startswith(start)}
-            restore_store(stage.weights.home, WorkerState(tensors, kept.facts[str(number)]))
-            stage.weights.go_on()
+            restore_store(stage.weights.store, WorkerState(tensors, kept.facts[str(number)]))
+            stage.weights.restored()

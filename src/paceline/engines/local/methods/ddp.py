@@ -42,7 +42,7 @@ def _slowest(me: int, doing: list[int]) -> str:
 def _train(worker: LocalWorker) -> None:
     runner, workers = worker.runner, worker.runner.plan.workers
     replica, job, store = runner.replica, runner.job, runner.local_store()
-    state, pace = runner.resume(store), store.pace
+    state, pace = runner.resume(store), store.schedule
     wrapped = DistributedDataParallel(replica.module)
     for update in runner.updates_ahead():
         runner.arena.doing[runner.number] = update
