@@ -72,8 +72,8 @@ def open_run(folder: Path) -> RecordedRun:
         )
     try:
         record = read_record(folder)
-        return Opened(Plan.recorded(record.plan, record.table), Trace.open(folder / "trace.arrow").rows)
-    except (PlanError, KeyError, TypeError, OSError, ValueError) as error:
+        return RecordedRun(Plan.recorded(record.plan, record.table), Trace.open(folder / "trace.arrow").rows)
+    except (KeyError, TypeError, OSError, ValueError, PlanError) as error:
         raise RunFolderError(f"{folder} cannot be drawn, something of the run is missing or damaged: {error}") from None
 
 
