@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
 from collections.abc import Iterator
 
 import pytest
 import torch
+import torch._dynamo  # which every optimizer imports
 
 from paceline.testing.leaks import nothing_left_behind
 
@@ -15,6 +17,7 @@ from paceline.testing.leaks import nothing_left_behind
 @pytest.fixture(autouse=True, scope="session")
 def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Files of another program in /tmp, or of another worker of pytest-xdist, are not this process's leaks."""
+    gc.freeze()  # what PyTorch has made at its import outlives all tests: collections need not look at it
     tmp_path_factory.getbasetemp()  # stays where pytest puts it
     folder = tempfile.mkdtemp(prefix="pl-")  # short: sockets lie in it
     with pytest.MonkeyPatch.context() as patch:

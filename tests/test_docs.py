@@ -24,7 +24,7 @@ def run_blocks(page: Path, folder: Path) -> str:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     assert blocks
     (folder / "page.py").write_text("\n".join(blocks))
-    done = subprocess.run([sys.executable, "page.py"], cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "page.py"], cwd=folder, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -47,7 +47,7 @@ def test_a_pages_program_runs(page: str, tmp_path: Path) -> None:
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     reference = (tmp_path / "site" / "reference" / "python" / "index.html").read_text()
     assert all(f"pl.{name}" in reference for name in pl._FACE)
@@ -81,7 +81,7 @@ EXAMPLES = sorted(each for each in (ROOT / "examples").glob("*.py") if each.stem
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(example: Path, tmp_path: Path) -> None:
     assert len(example.read_text().splitlines()) < 100
-    done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
 
 

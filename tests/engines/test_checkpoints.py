@@ -100,9 +100,9 @@ def newest(runs: Path) -> int:
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not condition() and process.poll() is None:
-        assert time.monotonic() < end, "this did not happen in a minute"
+        assert time.monotonic() < end, "this did not happen in five minutes"
         time.sleep(0.002)
 
 
@@ -170,6 +170,7 @@ def test_killed_where_workers_keep_step(job_file: Path, tmp_path: Path) -> None:
     assert pl.replay(run).matches
 
 
+@pytest.mark.soak
 def test_killed_twice_where_there_is_a_server(job_file: Path, tmp_path: Path) -> None:
     has_a_valid_history(killed_and_resumed(job_file, tmp_path, "downpour:shards=3", (3, 1, 4)))
 
@@ -195,6 +196,7 @@ def test_a_plan_that_keeps_step_ends_with_the_bits_of_the_undisturbed_run(
 
 
 AT_SERVER = [
+    ("downpour:shards=3", (3, 1, 4)),
     ("ssp:bound=1,shards=2", (3, 2)),
     ("backup", (3, 4)),
     ("dc_asgd:mode=adaptive", (2, 3)),
@@ -252,7 +254,7 @@ def test_embedding_tables_go_on(plan: str, tmp_path: Path) -> None:
 # --- when --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan", ["ring", "easgd:mode=asynchronous"])
+@pytest.mark.parametrize("plan", ["ring", pytest.param("easgd:mode=asynchronous", marks=pytest.mark.soak)])
 def test_sigterm_to_all_processes_has_a_checkpoint_written_and_ends_the_run(
     plan: str, job_file: Path, tmp_path: Path
 ) -> None:
@@ -262,7 +264,7 @@ def test_sigterm_to_all_processes_has_a_checkpoint_written_and_ends_the_run(
         root = psutil.Process(process.pid)
         for each in [root, *root.children(recursive=True)]:  # as a cluster does before it takes a machine away
             each.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     assert process.returncode == 143, said
     (folder,) = tmp_path.iterdir()
     assert f"paceline train --resume {folder}" in " ".join(said.split())

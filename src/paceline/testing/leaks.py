@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# The forkserver and multiprocessing's resource tracker stay, to make the next run's start quick; they end with this
-# process.
-PATIENCE = 30.0
+PATIENCE = 30.0  # seconds in which what is about to end may end, on a busy machine
 
 
 def _children() -> set[int]:
-    """Worker processes: descendants of this one, but for multiprocessing's two servants."""
+    """Worker processes: descendants of this one. The forkserver and multiprocessing's resource tracker stay, so that
+    the next run starts quickly; they end with this process.
+    """
     import psutil
 
     found = set()
