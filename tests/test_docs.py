@@ -1,4 +1,4 @@
-"""The README's program runs as it stands; examples run; pictures are what drawing gives; links lead somewhere."""
+"""The README's program and the examples run; pictures are what `paceline draw` prints; links and tables are valid."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import paceline as pl
 from paceline.explain.drawing import draw
 from paceline.plans.plan import RECIPES, Plan
 from tests.adapters.test_adapters import EXAMPLES as ADAPTED
+from tests.test_architecture import RULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
@@ -20,7 +21,7 @@ METHODS = (ROOT / "docs" / "methods.md").read_text()
 
 
 def run_blocks(page: Path, folder: Path) -> str:
-    """Run a page's Python blocks as one program; what it prints."""
+    """Run a page's Python blocks as one program and return what it prints."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     assert blocks
     (folder / "page.py").write_text("\n".join(blocks))
@@ -33,11 +34,11 @@ def test_the_readmes_program_runs(tmp_path: Path) -> None:
     run_blocks(ROOT / "README.md", tmp_path)
 
 
-def test_the_new_method_works_and_its_story_is_the_one_told(tmp_path: Path) -> None:
+def test_the_new_method_works_and_prints_what_the_page_shows(tmp_path: Path) -> None:
     page = ROOT / "docs" / "new-method.md"
-    said = run_blocks(page, tmp_path)
-    (story,) = re.findall(r"```text\n(.*?)```", page.read_text(), re.S)
-    assert story in said
+    printed = run_blocks(page, tmp_path)
+    (shown,) = re.findall(r"```text\n(.*?)```", page.read_text(), re.S)
+    assert shown in printed
 
 
 @pytest.mark.parametrize("page", ["first-comparison", "from-torch", "kernels"])
@@ -59,7 +60,7 @@ PICTURES = re.findall(r"<!-- draw: (.*?) -->\n```text\n(.*?)```", DRAWN, re.S)
 
 @pytest.mark.parametrize(("plan", "picture"), PICTURES, ids=[plan for plan, _ in PICTURES])
 def test_a_picture_is_what_drawing_gives_now(plan: str, picture: str) -> None:
-    assert picture == draw(Plan.parse(plan)) + "\n", f"run `paceline draw {plan}` and put what it prints there"
+    assert picture == draw(Plan.parse(plan)) + "\n", "run `python docs/_site/pictures.py`"
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -73,6 +74,18 @@ def test_every_plan_is_explained_with_a_picture_and_all_its_options(name: str) -
     row = re.search(rf"^\| `{name}` \|.*$", (ROOT / "README.md").read_text(), re.M)
     assert row, f"README.md has no row for plan {name}"
     assert {option for option in RECIPES[name].options if f"`{option}`" not in row[0]} == set()
+
+
+def test_the_import_rules_of_the_design_are_those_of_the_architecture_test() -> None:
+    table = (ROOT / "docs" / "design.md").read_text().partition("may import of paceline")[2].partition("\n\n")[0]
+    rows = {
+        name: set(filter(None, allowed.replace("nothing", "").split(", ")))
+        for names, allowed in re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", table, re.M)
+        for name in re.findall(r"`([^`]+)`", names)
+    }
+    assert {name: allowed for name, allowed in rows.items() if allowed != {"everything"}} == {
+        name: allowed for name, allowed, _ in RULES
+    }
 
 
 EXAMPLES = sorted(each for each in (ROOT / "examples").glob("*.py") if each.stem not in ADAPTED)
