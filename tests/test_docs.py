@@ -1,4 +1,4 @@
-"""The README's program runs as it stands; examples run; pictures are what drawing gives; links lead somewhere."""
+"""The README's program and the examples run; pictures are what `paceline draw` prints; links and tables are valid."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ METHODS = (ROOT / "docs" / "methods.md").read_text()
 
 
 def blocks_of(page: Path) -> list[str]:
+    """The Python blocks of a page."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     assert blocks
     return blocks
@@ -38,18 +39,12 @@ def test_the_readmes_program_runs(tmp_path: Path) -> None:
     run_blocks(ROOT / "README.md", tmp_path)
 
 
-def run_here(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a page's Python blocks as one program in this process, whose forkserver has PyTorch imported."""
-    monkeypatch.chdir(folder)
-    (folder / "page.py").write_text("\n".join(blocks_of(page)))
-    runpy.run_path("page.py", run_name="__main__")
-
-
-def test_the_new_method_works_and_its_story_is_the_one_told(tmp_path: Path) -> None:
+def blocks_of(page: Path) -> list[str]:
+    """The Python blocks of a page."""
     page = ROOT / "docs" / "new-method.md"
-    said = run_blocks(page, tmp_path)
-    (story,) = re.findall(r"```text\n(.*?)```", page.read_text(), re.S)
-    assert story in said
+    printed = run_blocks(page, tmp_path)
+    (shown,) = re.findall(r"```text\n(.*?)```", page.read_text(), re.S)
+    assert shown in printed
 
 
 @pytest.mark.parametrize("page", ["first-comparison", "from-torch", "kernels"])
@@ -71,7 +66,7 @@ PICTURES = re.findall(r"<!-- draw: (.*?) -->\n```text\n(.*?)```", DRAWN, re.S)
 
 @pytest.mark.parametrize(("plan", "picture"), PICTURES, ids=[plan for plan, _ in PICTURES])
 def test_a_picture_is_what_drawing_gives_now(plan: str, picture: str) -> None:
-    assert picture == draw(Plan.parse(plan)) + "\n", f"run `paceline draw {plan}` and put what it prints there"
+    assert picture == draw(Plan.parse(plan)) + "\n", "run `python docs/_site/pictures.py`"
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -87,8 +82,10 @@ def test_every_plan_is_explained_with_a_picture_and_all_its_options(name: str) -
     assert {option for option in RECIPES[name].options if f"`{option}`" not in row[0]} == set()
 
 
-# They start no ranks of their own, so the forkserver of the tests serves them.
-IN_PROCESS = ("find_the_nan", "own_model", "virtual_world")
+def blocks_of(page: Path) -> list[str]:
+    """The Python blocks of a page."""
+
+
 EXAMPLES = sorted(each for each in (ROOT / "examples").glob("*.py") if each.stem not in ADAPTED)
 
 

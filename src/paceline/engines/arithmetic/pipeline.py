@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from paceline.core.schedules import Table, Work
+from paceline.core.schedules import ALL_REDUCE, Table, Work
 from paceline.core.schedules.clock import Channel, Walk, channel_of, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.data.source import Reader
