@@ -24,6 +24,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from paceline.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from paceline.api.compare import compare as compare
     from paceline.api.parallel import parallel as parallel
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from paceline.runs.progress import Progress as Progress
     from paceline.runs.run import Run as Run
     from paceline.stages.through_time import ThroughTime as ThroughTime
-
-__version__ = "0.1.0"
 
 _FACE = {
     "Job": "paceline.jobs.job",

@@ -9,8 +9,8 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Schedule, Table, Work, table_of, tasks
-from paceline.core.schedules.clock import Walk, sends, takes
+from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Schedule, Table, Work, table_of
+from paceline.core.schedules.clock import Walk, sends, takes, ticked
 from paceline.core.schedules.gpipe import Gpipe
 from paceline.core.schedules.interleaved import Interleaved
 from paceline.core.schedules.layers import Layers
@@ -26,7 +26,7 @@ from paceline.errors import PlanError
 
 def lines(schedule: Schedule, workers: int, counts: list[int]) -> list[str]:
     """The table as its docstring draws it."""
-    homes, found = schedule.homes(workers), list(tasks(schedule, workers, counts))
+    homes, found = schedule.homes(workers), ticked(table_of(schedule, workers, counts))
     cells = [[""] * (1 + max(task.tick for task in found)) for _ in range(workers)]
     for task in found:
         stage = f".{task.stage}" if len(homes) > workers else ""

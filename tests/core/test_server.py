@@ -8,8 +8,11 @@ import pytest
 
 from paceline.core.server.actions import Lease
 from paceline.core.server.desk import NONE, Desk
-from paceline.core.server.events import Ask, Finish
+from paceline.core.server.events import Ask, Finish, Join
+from paceline.core.server.gates import Gate
 from paceline.core.server.gates.asynchronous import Asynchronous
+from paceline.core.server.gates.backup import Backup
+from paceline.core.server.gates.stale_synchronous import StaleSynchronous
 from paceline.core.server.shard import Shard
 from paceline.engines.virtual import explore
 from paceline.errors import ProtocolError
@@ -117,3 +120,38 @@ def test_four_thousand_workers_still_cost_microseconds() -> None:
         desk.handle(state, Ask(worker))
     assert Counting.touched < 1000
     assert shard.ints == 1 + 2 * 4096
+
+
+@pytest.mark.parametrize(
+    ("gate", "shards", "gathers"),
+    [
+        (Asynchronous(), 2, 0),
+        (StaleSynchronous(0), 2, 0),
+        (StaleSynchronous(1), 1, 0),
+        (Backup(1), 1, 1),
+        pytest.param(Backup(2), 1, 2, marks=pytest.mark.soak),
+    ],
+    ids=str,
+)
+def test_a_worker_may_join_in_the_place_of_a_dead_one_at_any_point(gate: Gate, shards: int, gathers: int) -> None:
+    found = explore(2, 3, shards, deaths=1, joins=1, gate=gate, gathers=gathers)
+    assert found.good, found.story
+
+
+def test_a_worker_that_joins_too_early_makes_a_shard_apply_a_batch_twice() -> None:
+    class Hasty(Desk):
+        def _join(self, state, worker):  # type: ignore[no-untyped-def]
+            state[self._lost + worker] = NONE
+            return super()._join(state, worker)
+
+    found = explore(2, 3, shards=2, deaths=1, joins=1, desk=Hasty)
+    assert found.story is not None
+    assert "twice" in found.story
+
+
+def test_a_living_worker_cannot_join() -> None:
+    desk = Desk(2, 3, Asynchronous())
+    state = [0] * desk.ints
+    desk.init(state)
+    with pytest.raises(ProtocolError, match="it is alive"):
+        desk.handle(state, Join(0))

@@ -106,6 +106,7 @@ class _Entrant:
 
     @property
     def speed(self) -> float:
+        """Samples per second: the median of the rounds."""
         return statistics.median(self.speeds)
 
     @property
@@ -160,6 +161,7 @@ class _Timed:
 
     @property
     def best_single(self) -> _Entrant:
+        """The fastest single process, which speed-ups are over."""
         return max(self.singles, key=lambda single: single.speed)
 
 
@@ -223,6 +225,7 @@ class _Ceiling(NamedTuple):
     batch: int  # samples that one worker computes at once
 
     def entrant(self, job: Job) -> _Entrant:
+        """Make the plan that measures this ceiling."""
         plan = make("ceiling", workers=self.workers)
         return _Entrant(f"ceiling of {self.workers} x {self.batch}", plan, job.with_(batch_size=self.batch))
 

@@ -51,10 +51,12 @@ class Entrant:
 
     @property
     def step(self) -> float:
+        """Milliseconds of a step: the median of the rounds."""
         return statistics.median(self.milliseconds)
 
     @property
     def batches_per_second(self) -> float:
+        """Batches per second of all processes together."""
         return self.processes * 1000 / self.step
 
     def row(self, before: float) -> ScriptRow:
@@ -91,6 +93,7 @@ class ScriptComparison:
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
+        """The table as `paceline compare --script --json` prints it."""
         return {**self.__dict__, "rows": [asdict(row) for row in self.rows]}
 
 
@@ -131,6 +134,7 @@ class _Command:
 
     @staticmethod
     def parse(script: str) -> _Command:
+        """Parse `--script`; UsageError if it names no file."""
         words = shlex.split(script)
         if not words:
             raise UsageError(

@@ -192,7 +192,7 @@ class ProgressEngine:
             self.memory.write(self.memory.statuses, STATUS, mark, status)
 
     def fail(self, failure: CollectiveFailed) -> None:
-        """End everything that is under way in the group; the other ranks are told at once."""
+        """End everything that is under way in the group; the other ranks fail at once too."""
         with self.lock:
             if self._failure is None:
                 for engine in list(ENGINES):

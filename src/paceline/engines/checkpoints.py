@@ -78,6 +78,7 @@ class CheckpointRequest:
 
 
 def folder_of(run: Path) -> Path:
+    """The folder of a run's checkpoints."""
     return run / "checkpoints"
 
 

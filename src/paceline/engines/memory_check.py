@@ -37,4 +37,5 @@ def check_fit(bound: int, workers: int, peaks: Sequence[int]) -> None:
 
 
 def in_mib(peaks: Sequence[int]) -> str:
+    """List bytes as MiB, rounded up."""
     return ", ".join(str(math.ceil(each / MIB)) for each in peaks)

@@ -73,9 +73,11 @@ class Setup:
         return self.plan.method if isinstance(self.plan.method, Pipeline) else None
 
     def order(self) -> Order:
+        """The order in which samples are drawn."""
         return Order(len(self.source), self.job.seed, self.job.shuffle, self.agenda.cuts)
 
     def fresh_module(self) -> nn.Module:
+        """A module as it is before the first update."""
         import copy
 
         return copy.deepcopy(self.module)

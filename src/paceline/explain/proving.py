@@ -166,7 +166,7 @@ class _WatchedGate:
     def __init__(self, gate: Gate) -> None:
         self.gate, self.closed = gate, 0
         self.ints: Callable[[int], int] = gate.ints
-        self.init, self.finished, self.died = gate.init, gate.finished, gate.died
+        self.init, self.finished, self.died, self.joined = gate.init, gate.finished, gate.died, gate.joined
 
     def open(self, state: State, at: int, worker: int) -> bool:
         answer = self.gate.open(state, at, worker)

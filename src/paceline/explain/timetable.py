@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table, Task
-from paceline.core.schedules.clock import ticked
+from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table
+from paceline.core.schedules.clock import Task, ticked
 from paceline.core.schedules.proof import prove_table
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.runs.trace import Columns, Kind

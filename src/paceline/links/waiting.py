@@ -42,11 +42,12 @@ def wait(ready: Callable[[], bool], doorbell: Doorbell | None, spin: Spin, nap: 
             where it is of no use to wait any longer.
     """
     start = now()
+    stop, crowded = start + spin.nanoseconds, start + spin.alone
     while not ready():
-        waited = now() - start
-        if waited >= spin.nanoseconds:
+        moment = now()
+        if moment >= stop:
             break
-        if waited >= spin.alone:
+        if moment >= crowded:
             os.sched_yield()
     else:
         return now() - start

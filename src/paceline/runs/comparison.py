@@ -21,6 +21,7 @@ class Step:
 
     @property
     def whole(self) -> float:
+        """The whole step."""
         return self.compute + self.update + self.communicate + self.wait + self.other
 
 

@@ -62,6 +62,7 @@ class RunFolder:
             (self.path / "snapshots.bin").unlink(missing_ok=True)
 
     def file(self, name: str) -> Path | None:
+        """The path of a file in the folder; None if nothing is written."""
         return self.path / name if self.path else None
 
     def write_trace(self, trace: Trace) -> None:

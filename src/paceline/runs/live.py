@@ -49,10 +49,12 @@ class ProcessRecord:
 
     @staticmethod
     def of(pid: int) -> ProcessRecord:
+        """Identify a process of this machine."""
         return ProcessRecord(pid, _started(pid) or 0.0)
 
     @property
     def alive(self) -> bool:
+        """Whether this very process still runs on this machine."""
         started = _started(self.pid)
         # The kernel computes the time of boot from the clock, so it moves a little when the clock is adjusted.
         return started is not None and abs(started - self.started) < 2.0

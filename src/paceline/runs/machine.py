@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 
 from paceline.runs.record import MachineRecord
+from paceline.version import __version__
 
 
 def this_machine() -> MachineRecord:
     """Describe this machine and the versions in use."""
     import numpy
     import torch
-
-    from paceline import __version__
 
     return MachineRecord(
         system=platform.platform(),

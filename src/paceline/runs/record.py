@@ -109,6 +109,7 @@ class FailureRecord:
 
     @staticmethod
     def of(failure: Failure) -> FailureRecord:
+        """Describe a failure for run.json."""
         place = failure.place
         return FailureRecord(
             worker=failure.worker, what=failure.what, update=place.update, version=place.version,

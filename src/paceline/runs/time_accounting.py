@@ -65,6 +65,7 @@ class TimeAccounting:
         self.sums = np.zeros((workers, len(self.FIELDS)))
 
     def add(self, rows: Columns) -> None:
+        """Add what these rows account for."""
         computed = rows[(rows["kind"] == Kind.COMPUTE) & (rows["samples"] > 0)]
         self._add("pieces", computed, np.ones(len(computed)))
         self._add("samples", computed, computed["samples"])
@@ -94,6 +95,7 @@ class Pace:
         self._sums = sums
 
     def of(self, field: str) -> npt.NDArray[np.float64]:
+        """The sum of a field per worker."""
         mine: npt.NDArray[np.float64] = self._sums[:, TimeAccounting.FIELDS.index(field)]
         return mine
 
@@ -104,10 +106,12 @@ class Pace:
 
     @property
     def loss(self) -> npt.NDArray[np.float64]:
+        """Mean loss per sample."""
         return self._per("loss", self.of("samples"))
 
     @property
     def staleness(self) -> npt.NDArray[np.float64]:
+        """Mean staleness per push."""
         return self._per("staleness", self.of("pushes"))
 
     @property

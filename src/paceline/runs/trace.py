@@ -99,6 +99,7 @@ class TraceRing:
 
     @classmethod
     def size(cls) -> int:
+        """The bytes that one ring takes."""
         return Ring.size(cls.ROWS, ROW.size)
 
     @property
@@ -107,6 +108,7 @@ class TraceRing:
         return self._head - self._taken[0] >= self.ROWS
 
     def write(self, *row: float) -> None:
+        """Write one row, in the order of `Row`'s fields; the caller has checked `full`."""
         ROW.pack_into(self._raw, (self._head % self.ROWS) * ROW.size, *row)
         self._head += 1
         self._sent[0] = self._head
@@ -163,6 +165,7 @@ class TraceWriter:
                 os.fsync(file.fileno())
 
     def close(self) -> Trace:
+        """Finish the file and return the whole trace."""
         if self._stream:
             self._stream.close()
         if self._file:
@@ -170,6 +173,7 @@ class TraceWriter:
         return self.so_far()
 
     def so_far(self) -> Trace:
+        """Return the trace of what was appended until now."""
         rows = np.concatenate(self._parts) if self._parts else np.empty(0, DTYPE)
         return Trace(rows[np.argsort(rows["end"], kind="stable")])
 
@@ -182,6 +186,7 @@ class Trace:
 
     @staticmethod
     def of(rows: Iterable[Row]) -> Trace:
+        """Make a trace of rows in memory."""
         return Trace(np.array([tuple(row) for row in rows], DTYPE))
 
     @staticmethod
@@ -207,6 +212,7 @@ class Trace:
         return len(self.rows)
 
     def of_kind(self, *kinds: Kind) -> Columns:
+        """Select the rows of these kinds."""
         return self.rows[np.isin(self.rows["kind"], kinds)]
 
     def lives(self) -> list[Columns]:
@@ -229,6 +235,7 @@ class Trace:
         return float(rows["waited"].sum()) / total if total else 0.0
 
     def bytes_sent(self) -> int:
+        """Sum the bytes that were moved between workers."""
         return int(self.rows["bytes"].sum())
 
     def loss_curve(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
@@ -254,4 +261,5 @@ def _span(rows: Columns) -> int:
 
 
 def percentile(values: Sequence[int] | npt.NDArray[np.int64], share: float) -> float:
+    """Return the percentile at `share` percent; 0 for no values."""
     return float(np.percentile(values, share)) if len(values) else 0.0

@@ -40,16 +40,6 @@ class Work(NamedTuple):
         return f"{self.what}{self.micro} of stage {self.stage}"
 
 
-class Task(NamedTuple):
-    """Work on the common clock."""
-
-    tick: int
-    stage: int
-    micro: int
-    what: str
-    version: int = 0
-
-
 class Schedule(Protocol):
     @property
     def name(self) -> str:
@@ -143,13 +133,6 @@ def table_of(schedule: Schedule, workers: int, counts: Sequence[int]) -> Table:
     lines = tuple(tuple(schedule.line(worker, workers, counts)) for worker in range(workers))
     keeps = tuple(schedule.keeps(stage, workers) for stage in range(len(homes)))
     return Table(homes, lines, keeps, schedule.predicts, schedule.slots, name=schedule.name)
-
-
-def tasks(schedule: Schedule, workers: int, counts: Sequence[int]) -> Iterator[Task]:
-    """The table in ticks: everything takes one, but an update, which goes with what it follows."""
-    from paceline.core.schedules.clock import ticked
-
-    yield from ticked(table_of(schedule, workers, counts))
 
 
 # --- what several schedules share -----------------------------------------------------------------------------------

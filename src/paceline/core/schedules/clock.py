@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from paceline.core.schedules import MEET, SEND_BACK, SEND_ON, TAKE_BACK, TAKE_ON, UPDATE, Table, Task, Work
+from paceline.core.schedules import MEET, SEND_BACK, SEND_ON, TAKE_BACK, TAKE_ON, UPDATE, Table, Work
 
 Channel = tuple[int, int]  # from which stage to which
 
@@ -123,6 +123,16 @@ def clocked(table: Table, seconds: Callable[[int, Work], float], begins: list[fl
             takes_time = seconds(worker, work)
         free[worker] = start + takes_time
         yield Timed(worker, work, start, free[worker], start - before)
+
+
+class Task(NamedTuple):
+    """Work on the common clock."""
+
+    tick: int
+    stage: int
+    micro: int
+    what: str
+    version: int = 0
 
 
 def ticked(table: Table) -> list[Task]:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline.core.server.actions import Action, Done, Lease, Noted, Wait
-from paceline.core.server.events import Ask, Death, Event, Finish
+from paceline.core.server.events import Ask, Death, Event, Finish, Join
 from paceline.core.server.gates import Gate
 from paceline.errors import ProtocolError
 
@@ -37,22 +37,25 @@ DEAD = -2  # no worker
 class Desk:
     """Hands out batches 0..batches-1, each to one worker at a time, until every one is finished.
 
-    state: next | finished | orphans | orphan per worker and ghost | lease per worker | the gate's integers
+    state: next | finished | orphans | lost | orphan per worker and ghost | lease per worker | lost batch per worker |
+    the gate's integers
+
     An orphan is a batch whose owner died; it lies in its dead owner's cell until somebody takes it. Ghosts are owners
     that died in an earlier life of the run (`core.cut`).
     """
 
     def __init__(self, workers: int, batches: int, gate: Gate, ghosts: int = 0) -> None:
         self.workers, self.batches, self.gate, self.ghosts = workers, batches, gate, ghosts
-        self._orphan, self._lease = 3, 3 + workers + ghosts
-        self._gate = self._lease + workers
+        self._orphan, self._lease = 4, 4 + workers + ghosts
+        self._lost = self._lease + workers
+        self._gate = self._lost + workers
         self.ints = self._gate + gate.ints(workers)
 
     def init(self, state: State, given_out: int = 0, orphans: Sequence[int] = ()) -> None:
         """At the start; or, so many batches having been given out, with all of them finished but these orphans."""
-        state[0], state[1], state[2] = given_out, given_out - len(orphans), len(orphans)
+        state[0], state[1], state[2], state[3] = given_out, given_out - len(orphans), len(orphans), 0
         for worker in range(self.workers):
-            state[self._orphan + worker] = state[self._lease + worker] = NONE
+            state[self._orphan + worker] = state[self._lease + worker] = state[self._lost + worker] = NONE
         for cell, batch in enumerate(orphans, self._orphan + self.workers):
             state[cell] = batch
         self.gate.init(state, self._gate, self.workers)
@@ -66,19 +69,49 @@ class Desk:
                 raise ProtocolError(f"{event}, but worker {event.worker} holds {state[lease]}")
             state[lease] = NONE
             state[1] += 1
+            if state[3]:
+                self._found(state, event.batch)
             self.gate.finished(state, self._gate, event.worker)
             return self._ask(state, event.worker)
         if isinstance(event, Death):
-            lease = self._lease + event.worker
-            if state[lease] == DEAD:
-                return Noted()
-            if state[lease] != NONE:
-                state[self._orphan + event.worker] = state[lease]
-                state[2] += 1
-            state[lease] = DEAD
-            self.gate.died(state, self._gate, event.worker)
-            return Noted()
+            return self._death(state, event.worker)
+        if isinstance(event, Join):
+            return self._join(state, event.worker)
         raise ProtocolError(f"the desk has no answer to {event}")
+
+    def _death(self, state: State, worker: int) -> Noted:
+        lease = self._lease + worker
+        if state[lease] == DEAD:
+            return Noted()
+        if state[lease] != NONE:
+            state[self._orphan + worker] = state[self._lost + worker] = state[lease]
+            state[2] += 1
+            state[3] += 1
+        state[lease] = DEAD
+        self.gate.died(state, self._gate, worker)
+        return Noted()
+
+    def _join(self, state: State, worker: int) -> Noted | Wait:
+        """Take a dead worker's place, but not before the batch that died with it is finished.
+
+        Shards know by the dead worker's number which of them have that batch. A push under the same number would
+        make them forget it, and apply the batch twice.
+        """
+        lease = self._lease + worker
+        if state[lease] != DEAD:
+            raise ProtocolError(f"worker {worker} joins, but it is alive")
+        if state[self._lost + worker] != NONE:
+            return Wait()
+        state[lease] = NONE
+        self.gate.joined(state, self._gate, worker)
+        return Noted()
+
+    def _found(self, state: State, batch: int) -> None:
+        """A batch is finished that may have died with a worker."""
+        for cell in range(self._lost, self._lost + self.workers):
+            if state[cell] == batch:
+                state[cell] = NONE
+                state[3] -= 1
 
     def _ask(self, state: State, worker: int) -> Action:
         lease = self._lease + worker
@@ -111,7 +144,7 @@ class Desk:
 
     def under_way(self, state: State) -> list[int]:
         """The batches that were given out and that nobody has finished yet."""
-        return sorted(batch for batch in state[self._orphan : self._gate] if batch >= 0)
+        return sorted(batch for batch in state[self._orphan : self._lost] if batch >= 0)
 
     def finished(self, state: State) -> int:
         return state[1]

@@ -42,10 +42,16 @@ class Finish(NamedTuple):
 
 
 class Death(NamedTuple):
-    """A worker is gone and will not come back under this number."""
+    """A worker is dead. A worker that takes its place says `Join` first."""
 
     worker: int
 
 
-Command = Ask | Pull | Compute | Push | Finish
-Event = Ask | Pull | Push | Finish | Death
+class Join(NamedTuple):
+    """A worker that joins late wants to take the place of a dead one."""
+
+    worker: int
+
+
+Command = Ask | Pull | Compute | Push | Finish | Join
+Event = Ask | Pull | Push | Finish | Death | Join

@@ -2,8 +2,8 @@
 
 Workers, desk and shards are machines with integers for state, so a world can be copied, compared and visited once.
 The walk is breadth-first: the first bad story found is a shortest one. A worker may die between any two of its
-commands, up to `deaths` of them in all; what lies inside a command is atomic (the local engine makes it so, and is
-tested by killing it there).
+commands, up to `deaths` of them in all, and another one may join in its place, up to `joins` times; what lies inside a
+command is atomic (the local engine makes it so, and is tested by killing it there).
 
 Asked at every state: no batch leased to two living workers; versions count the pushes; the staleness identity holds.
 At every end: every batch applied exactly once by every shard. And that there is an end: no state where all wait.
@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline.core.server.actions import Action, Apply, Done, Drop, Held, Late, Lease, Noted, Wait
 from paceline.core.server.desk import Desk
-from paceline.core.server.events import Command, Compute, Death, Finish, Pull, Push
+from paceline.core.server.events import Command, Compute, Death, Finish, Join, Pull, Push
 from paceline.core.server.gates import Gate
 from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.gathering import Gathering
@@ -26,7 +26,7 @@ from paceline.core.server.shard import Shard, Taken
 from paceline.core.server.worker import FINISHED, Worker
 from paceline.narrative import Scene, format_story
 
-Move = tuple[str, int]  # ("goes on" or "dies", worker)
+Move = tuple[str, int]  # ("goes on", "dies" or "joins", worker)
 
 
 @dataclass
@@ -48,6 +48,10 @@ class _World:
     alive: list[bool]
     waits: list[bool]  # asked, was told to wait, and nothing has changed since
     applied: list[list[tuple[int, Taken]]] = field(default_factory=list)  # per shard (batch, push)
+    joined: int = 0  # workers that joined late
+    identity: list[int] = field(
+        default_factory=list
+    )  # of the worker that has each place: other ones have other numbers
 
     def copy(self) -> _World:
         return _World(
@@ -57,6 +61,8 @@ class _World:
             list(self.alive),
             list(self.waits),
             [list(a) for a in self.applied],
+            self.joined,
+            list(self.identity),
         )
 
 
@@ -68,9 +74,17 @@ def _copy_worker(worker: Worker) -> Worker:
 
 class _Explorer:
     def __init__(
-        self, workers: int, batches: int, shards: int, gathers: int, deaths: int, gate: Gate, desk: type[Desk]
-    ) -> None:
-        self.count, self.batches, self.shards, self.gathers, self.deaths = workers, batches, shards, gathers, deaths
+        self, workers: int, batches: int, shards: int, gathers: int, deaths: int, joins: int, gate: Gate,
+        desk: type[Desk],
+    ) -> None:  # fmt: skip
+        self.joins, self.count, self.batches, self.shards, self.gathers, self.deaths = (
+            joins,
+            workers,
+            batches,
+            shards,
+            gathers,
+            deaths,
+        )
         self.desk = desk(workers, batches, gate)
         self.shard: Shard | Gathering = Gathering(workers, gathers) if gathers else Shard(workers)
 
@@ -88,6 +102,8 @@ class _Explorer:
             [True] * self.count,
             [False] * self.count,
             [[] for _ in shard_states],
+            0,
+            list(range(self.count)),
         )
 
     def key(self, world: _World) -> tuple[Any, ...]:
@@ -97,17 +113,20 @@ class _Explorer:
             tuple(w.key() for w in world.workers),
             tuple(world.alive),
             tuple(world.waits),
+            world.joined,
             tuple(tuple(sorted(batch for batch, _ in applied)) for applied in world.applied),
         )
 
     def moves(self, world: _World) -> Iterator[Move]:
-        died = world.alive.count(False)
+        died = world.alive.count(False) + world.joined
         for worker in world.workers:
             if world.alive[worker.number] and worker.stage != FINISHED:
                 if not world.waits[worker.number]:
                     yield ("goes on", worker.number)
                 if died < self.deaths and world.alive.count(True) > 1:
                     yield ("dies", worker.number)
+            elif not world.alive[worker.number] and world.joined < self.joins:
+                yield ("joins", worker.number)
 
     def make(self, world: _World, move: Move) -> Scene:
         """Change the world by one move, and say what happened."""
@@ -117,6 +136,11 @@ class _Explorer:
             self.desk.handle(world.desk_state, Death(number))
             world.waits = [False] * self.count
             return Scene(f"worker {number}", "dies")
+        if kind == "joins":
+            world.alive[number], world.identity[number] = True, self.count * (world.joined + 1) + number
+            world.joined += 1
+            world.workers[number] = Worker(number, self.shards, self.gathers > 0, joins=True)
+            return Scene(f"worker {number}", "joins in the place of the dead one")
         worker = world.workers[number]
         command = worker.command()
         assert command is not None
@@ -134,7 +158,8 @@ class _Explorer:
         if isinstance(command, Push | Pull):
             action = self.shard.handle(world.shard_states[command.shard], command)
             if isinstance(command, Push) and isinstance(action, Apply | Held):
-                world.applied[command.shard].append((command.batch, Taken(command.worker, action.base)))
+                who = world.identity[command.worker]
+                world.applied[command.shard].append((command.batch, Taken(who, action.base, who >= self.count)))
             return action
         return self.desk.handle(world.desk_state, command)
 
@@ -169,9 +194,10 @@ def explore(
     gate: Gate | None = None,
     desk: type[Desk] = Desk,
     gathers: int = 0,
+    joins: int = 0,
 ) -> Explored:
     """Walk every interleaving; the shortest bad story, if there is one."""
-    explorer = _Explorer(workers, batches, shards, gathers, deaths, gate or Asynchronous(), desk)
+    explorer = _Explorer(workers, batches, shards, gathers, deaths, joins, gate or Asynchronous(), desk)
     first = explorer.first()
     came_from: dict[Any, tuple[Any, Scene] | None] = {explorer.key(first): None}
     queue, moves = deque([first]), 0
@@ -209,6 +235,8 @@ def _say(thing: Command | Action) -> str:
         return f"version {thing.version} (computed from {thing.base})"
     if isinstance(thing, Held):
         return f"held for version {thing.version}"
+    if isinstance(thing, Join):
+        return "joins"
     if isinstance(thing, Pull):
         return f"pulls shard {thing.shard}"
     if isinstance(thing, Push):

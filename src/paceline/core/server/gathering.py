@@ -95,7 +95,7 @@ class Gathering:
         return sorted(map(Contribution, batches, slots))
 
     def fault(self, pushes: Sequence[Taken], version: int) -> str | None:
-        for number, (worker, base) in enumerate(pushes):
+        for number, (worker, base, _) in enumerate(pushes):
             if base != number // self.needed:
                 return f"push {number}, of worker {worker}, was computed from version {base}: too old for its round"
         if version != len(pushes) // self.needed:

@@ -23,6 +23,7 @@ class Taken(NamedTuple):
 
     worker: int
     base: int  # the version it was computed from
+    joined: bool = False  # the worker joined late
 
 
 class Shard:
@@ -88,9 +89,11 @@ class Shard:
 def identity_gap(pushes: Sequence[Taken]) -> int:
     """Sum of staleness minus what the identity says it is, for one shard's pushes in their order.
 
-    When every worker starts from version 0 and pulls right after each push, its staleness sums to
-    (position of its last push + 1) - (number of its pushes).
+    When every worker pulls right after each push, its staleness sums to
+    (position of its last push + 1) - (version it started from) - (number of its pushes).
+    A worker that joined late started from the base of its first push; all others from version 0.
     """
-    staleness = sum(position - base for position, (_, base) in enumerate(pushes))
-    last = {worker: position for position, (worker, _) in enumerate(pushes)}
-    return staleness - (sum(position + 1 for position in last.values()) - len(pushes))
+    staleness = sum(position - base for position, (_, base, *_) in enumerate(pushes))
+    last = {push.worker: position for position, push in enumerate(pushes)}
+    starts = {push.worker: push.base for push in reversed(pushes) if push.joined}
+    return staleness - (sum(position + 1 - starts.get(w, 0) for w, position in last.items()) - len(pushes))

@@ -11,23 +11,28 @@ A worker starts with version 0 of every shard in its hands and pulls a shard's n
 
         [ask] --Lease--> [pull] --> [compute] --> [push] --Held, Apply--> [finish] --Lease--> [pull] ...
                             ^------------------Late--+
+
+A worker that takes a dead one's place first joins and pulls every shard:
+
+        [join] --Noted--> [pull shard ...] --> [ask] ...          [join] --Wait--> [join]
 """
 
 from __future__ import annotations
 
 from paceline.core.server.actions import Action, Done, Late, Lease, Wait
-from paceline.core.server.events import Ask, Command, Compute, Finish, Pull, Push
+from paceline.core.server.events import Ask, Command, Compute, Finish, Join, Pull, Push
 
 ASK, PULL, COMPUTE, PUSH, FINISHED = 0, 1, 2, 3, -1
+JOIN, CATCH_UP = -2, -3  # and further down, a pull of every shard
 
 
 class Worker:
-    def __init__(self, number: int, shards: int, gathering: bool = False) -> None:
+    def __init__(self, number: int, shards: int, gathering: bool = False, joins: bool = False) -> None:
         self.number, self.shards = number, shards
         self._leased = PULL if gathering else COMPUTE
         # Starting at another shard each, the workers of a round do not queue for the same lock.
         self.order = [(number + shard) % shards for shard in range(shards)]
-        self.stage, self.batch, self.again = ASK, -1, False
+        self.stage, self.batch, self.again = JOIN if joins else ASK, -1, False
 
     def command(self) -> Command | None:
         """What this worker does next; None when it has gone home."""
@@ -40,6 +45,10 @@ class Worker:
             return Pull(self.number, self.order[0])
         if stage == COMPUTE:
             return Compute(self.number, self.batch)
+        if stage == JOIN:
+            return Join(self.number)
+        if stage <= CATCH_UP:
+            return Pull(self.number, self.order[CATCH_UP - stage])
         if stage < PUSH + self.shards:
             return Push(self.number, self.order[stage - PUSH], self.batch, self.again)
         return Finish(self.number, self.batch)
@@ -50,6 +59,10 @@ class Worker:
             self.stage = PULL
         elif PULL <= self.stage < PUSH + self.shards:
             self.stage += 1
+        elif self.stage <= CATCH_UP:
+            self.stage = self.stage - 1 if CATCH_UP - self.stage + 1 < self.shards else ASK
+        elif self.stage == JOIN:
+            self.stage = JOIN if isinstance(action, Wait) else CATCH_UP
         elif isinstance(action, Lease):
             self.stage, self.batch, self.again = self._leased, action.batch, action.again
         elif isinstance(action, Done):

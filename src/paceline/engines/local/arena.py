@@ -120,8 +120,9 @@ class Arena:
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
 
     def offers(self, worker: int) -> int:
-        """How many parts of vectors a worker has offered to its peers so far."""
-        return sum(self.payloads.counters[worker]) + sum(self.numbers.counters[worker])
+        """How far a worker has come in its collectives: the parts of vectors that it has offered to one peer."""
+        # Not to all peers together: the root of a tree offers more than a leaf, and would seem to be ahead of it.
+        return max(self.payloads.counters[worker]) + max(self.numbers.counters[worker])
 
     def put_version_0(self, module: nn.Module, remembered: Mapping[Tensor, dict[str, Any]]) -> None:
         """What every worker starts from, into every version of every shard; with what the optimizer remembers."""

@@ -177,9 +177,11 @@ class Writer:
 
     @property
     def busy(self) -> bool:
+        """Whether a checkpoint is being written or waits to be."""
         return self._busy or self._next is not None
 
     def offer(self, checkpoint: Checkpoint, sync_trace: Callable[[], None]) -> None:
+        """Hand over a checkpoint; one that still waits is replaced by it."""
         with self._changed:
             self._next = (checkpoint, sync_trace)
             self._changed.notify_all()

@@ -55,6 +55,7 @@ class Observer:
         self.writer = TraceWriter(trace_file, self.origin, earlier)
 
     def worker_died(self, number: int) -> None:
+        """Note a death for the trace; the next look writes its row."""
         self._deaths.append((number, time.perf_counter_ns()))
 
     def look(self, stopping: bool) -> None:

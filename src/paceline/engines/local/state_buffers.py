@@ -48,6 +48,7 @@ class Half:
 
     @property
     def tag(self) -> int:
+        """The update or version of the state in it; -1 while it is being changed."""
         return self._head[0]
 
     @tag.setter
@@ -55,6 +56,7 @@ class Half:
         self._head[0] = tag
 
     def write(self, tag: int, worker_state: WorkerState) -> None:
+        """Overwrite the half; its tag is set last, when the state is whole."""
         where, size = places(worker_state.tensors)
         description = pickle.dumps((where, worker_state.facts))
         start = self._start(len(description))
@@ -91,6 +93,7 @@ class StateBuffer:
 
     @property
     def tags(self) -> list[int]:
+        """The tags of the halves that hold a state."""
         return [half.tag for half in self.halves if half.tag != EMPTY]
 
     @property
@@ -100,10 +103,12 @@ class StateBuffer:
 
     @property
     def newest(self) -> WorkerState | None:
+        """The newest state; None if there is none."""
         half = max(self.halves, key=lambda half: half.tag)
         return None if half.tag == EMPTY else half.read()
 
     def read(self, tag: int) -> WorkerState | None:
+        """Copy out the state with this tag; None if no half has it."""
         return next((half.read() for half in self.halves if half.tag == tag), None)
 
     def close(self) -> None:

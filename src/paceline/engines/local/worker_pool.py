@@ -207,6 +207,7 @@ class WorkerPool:
             pipe.close()
 
     def snapshots(self, trace: Trace) -> list[Snapshot]:
+        """List the snapshots to evaluate; each is read from its file when it is."""
         if self.snapshot_file is None:
             return []
         rows = trace.of_kind(Kind.SNAPSHOT)
@@ -216,6 +217,7 @@ class WorkerPool:
         ]
 
     def close(self) -> None:
+        """Release everything that the workers shared."""
         if self.checkpoints is not None:
             self.checkpoints.close()
         if self.snapshot_file is not None:

@@ -50,7 +50,8 @@ class CentreExchange:
         self.side.leave_state(version, self.worker_state)
 
     def fetch(self, draft: State) -> None:
-        """A replica goes on from its own parameters, not from the centre's."""
+        """Begin at the centre, as a worker that joins late."""
+        self.replica.join(self.memory.versions[self.memory.slots.newest(draft)])
 
     def values(self) -> list[Tensor]:
         return self.side.learner.replica.values()

@@ -23,3 +23,6 @@ class Gate(Protocol):
     def finished(self, state: State, at: int, worker: int) -> None: ...
 
     def died(self, state: State, at: int, worker: int) -> None: ...
+
+    def joined(self, state: State, at: int, worker: int) -> None:
+        """Another worker takes the place of a dead one."""

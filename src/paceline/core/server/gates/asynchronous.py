@@ -31,3 +31,6 @@ class Asynchronous:
 
     def died(self, state: State, at: int, worker: int) -> None:
         pass
+
+    def joined(self, state: State, at: int, worker: int) -> None:
+        pass

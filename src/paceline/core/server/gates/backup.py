@@ -51,3 +51,6 @@ class Backup:
 
     def died(self, state: State, at: int, worker: int) -> None:
         state[at + FREE + worker] = DEAD
+
+    def joined(self, state: State, at: int, worker: int) -> None:
+        state[at + FREE + worker] = state[at + ROUND]

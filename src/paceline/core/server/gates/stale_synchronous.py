@@ -47,3 +47,8 @@ class StaleSynchronous:
 
     def died(self, state: State, at: int, worker: int) -> None:
         state[at + 1 + worker] = DEAD
+
+    def joined(self, state: State, at: int, worker: int) -> None:
+        """Start as far as the slowest worker, so that no worker waits for what the new one has not done."""
+        living = [clock for clock in state[at + 1 : at + 1 + state[at]] if clock != DEAD]
+        state[at + 1 + worker] = min(living, default=0)
