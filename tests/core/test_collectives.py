@@ -171,7 +171,7 @@ def by_table(meeting: Collective, came: list[float], size: float, world: World) 
 
 @pytest.mark.parametrize("meeting", EVERY_MEETING, ids=str)
 def test_bytes_waiting_and_ends_of_every_worker_are_the_tables(meeting: Collective) -> None:
-    for workers in [*worlds(meeting, 64), 66, 96]:
+    for workers in [*worlds(meeting, range(1, 65)), 66, 96]:
         chance = random.Random(workers)
         for latency, bandwidth in LINKS:
             came = [chance.expovariate(100) for _ in range(workers)]
