@@ -14,6 +14,7 @@ import paceline as pl
 from paceline.explain.drawing import draw
 from paceline.plans.plan import RECIPES, Plan
 from tests.adapters.test_adapters import EXAMPLES as ADAPTED
+from tests.test_architecture import RULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
@@ -21,7 +22,6 @@ METHODS = (ROOT / "docs" / "methods.md").read_text()
 
 
 def blocks_of(page: Path) -> list[str]:
-    """The Python blocks of a page."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     assert blocks
     return blocks
@@ -39,8 +39,14 @@ def test_the_readmes_program_runs(tmp_path: Path) -> None:
     run_blocks(ROOT / "README.md", tmp_path)
 
 
-def blocks_of(page: Path) -> list[str]:
-    """The Python blocks of a page."""
+def run_here(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a page's Python blocks as one program in this process, whose forkserver has PyTorch imported."""
+    monkeypatch.chdir(folder)
+    (folder / "page.py").write_text("\n".join(blocks_of(page)))
+    runpy.run_path("page.py", run_name="__main__")
+
+
+def test_the_new_method_works_and_prints_what_the_page_shows(tmp_path: Path) -> None:
     page = ROOT / "docs" / "new-method.md"
     printed = run_blocks(page, tmp_path)
     (shown,) = re.findall(r"```text\n(.*?)```", page.read_text(), re.S)
@@ -82,10 +88,20 @@ def test_every_plan_is_explained_with_a_picture_and_all_its_options(name: str) -
     assert {option for option in RECIPES[name].options if f"`{option}`" not in row[0]} == set()
 
 
-def blocks_of(page: Path) -> list[str]:
-    """The Python blocks of a page."""
+def test_the_import_rules_of_the_design_are_those_of_the_architecture_test() -> None:
+    table = (ROOT / "docs" / "design.md").read_text().partition("may import of paceline")[2].partition("\n\n")[0]
+    rows = {
+        name: set(filter(None, allowed.replace("nothing", "").split(", ")))
+        for names, allowed in re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", table, re.M)
+        for name in re.findall(r"`([^`]+)`", names)
+    }
+    assert {name: allowed for name, allowed in rows.items() if allowed != {"everything"}} == {
+        name: allowed for name, allowed, _ in RULES
+    }
 
 
+# They start no ranks of their own, so the forkserver of the tests serves them.
+IN_PROCESS = ("find_the_nan", "own_model", "virtual_world")
 EXAMPLES = sorted(each for each in (ROOT / "examples").glob("*.py") if each.stem not in ADAPTED)
 
 
