@@ -26,13 +26,13 @@ from paceline.errors import PlanError
 
 def lines(schedule: Schedule, workers: int, counts: list[int]) -> list[str]:
     """The table as its docstring draws it."""
-    homes, found = schedule.homes(workers), ticked(table_of(schedule, workers, counts))
+    stage_to_worker, found = schedule.layout(workers).stage_to_worker, ticked(table_of(schedule, workers, counts))
     cells = [[""] * (1 + max(task.tick for task in found)) for _ in range(workers)]
     for task in found:
-        stage = f".{task.stage}" if len(homes) > workers else ""
+        stage = f".{task.stage}" if len(stage_to_worker) > workers else ""
         version = f"v{task.version}" if task.version else ""
         text = "U" if task.what == UPDATE else f"{task.what}{task.micro}{stage}{version}"
-        cells[homes[task.stage]][task.tick] += text
+        cells[stage_to_worker[task.stage]][task.tick] += text
     return [" ".join(cell or "." for cell in row) for row in cells]
 
 
@@ -129,13 +129,13 @@ class Numbers:
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self.rings = [[0] * keeps for keeps in table.keeps]  # the version that lies in each slot
+        self.rings = [[0] * keeps for keeps in table.versions]  # the version that lies in each slot
         self.newest = [0] * table.stages
         self.inside: dict[tuple[str, int, int], tuple[object, ...]] = {}
         self.lying: dict[tuple[int, int], list[tuple[object, ...]]] = {}
         self.read: dict[tuple[int, int], int] = {}
-        self.sums: list[list[tuple[object, ...]]] = [[] for _ in table.homes]
-        self.made: list[list[tuple[tuple[object, ...], ...]]] = [[] for _ in table.homes]
+        self.sums: list[list[tuple[object, ...]]] = [[] for _ in table.stage_to_worker]
+        self.made: list[list[tuple[tuple[object, ...], ...]]] = [[] for _ in table.stage_to_worker]
 
     def run(self) -> list[list[tuple[tuple[object, ...], ...]]]:
         walk = Walk(self.table)
@@ -221,7 +221,7 @@ def _another_version(table: Table, draw: random.Random) -> Table:
 
 
 def _smaller_stash(table: Table, draw: random.Random) -> Table:
-    return replace(table, keeps=tuple(max(1, keeps - draw.randrange(2)) for keeps in table.keeps))
+    return replace(table, versions=tuple(max(1, keeps - draw.randrange(2)) for keeps in table.versions))
 
 
 def _fewer_slots(table: Table, draw: random.Random) -> Table:
@@ -229,9 +229,9 @@ def _fewer_slots(table: Table, draw: random.Random) -> Table:
 
 
 def _another_home(table: Table, draw: random.Random) -> Table:
-    homes = list(table.homes)
-    homes[draw.randrange(len(homes))] = draw.randrange(table.workers)
-    return replace(table, homes=tuple(homes))
+    stage_to_worker = list(table.stage_to_worker)
+    stage_to_worker[draw.randrange(len(stage_to_worker))] = draw.randrange(table.workers)
+    return replace(table, stage_to_worker=tuple(stage_to_worker))
 
 
 def _with(table: Table, worker: int, line: list[Work]) -> Table:
@@ -308,7 +308,7 @@ def story_of(table: Table) -> str:
 
 def test_a_missing_stash_is_told_as_who_dropped_what() -> None:
     table = table_of(Pipedream(), 3, [1] * 6)
-    assert story_of(replace(table, keeps=(2, 2, 1))) == (
+    assert story_of(replace(table, versions=(2, 2, 1))) == (
         "The table of Pipedream is wrong:\n"
         "    1. worker 0  takes micro-batch 2 forward through stage 0, reading version 0\n"
         "    2. worker 0  updates stage 0: version 2\n"

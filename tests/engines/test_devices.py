@@ -16,7 +16,7 @@ from paceline.core.agenda import Chunk
 from paceline.engines import setup
 from paceline.engines.devices import CPU, Placement, place
 from paceline.errors import JobError, UsageError
-from paceline.gradients.device_replica import DeviceReplica, HostDeviceCopy
+from paceline.gradients.device_gradients import DeviceGradients, HostDeviceCopy
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.plans.methods.pipeline import Pipeline
@@ -92,28 +92,29 @@ def test_a_copy_keeps_kinds_and_holes_apart() -> None:
         ]
 
     here, there = made(), made()
-    crossing = HostDeviceCopy(here, there)
+    copy = HostDeviceCopy(here, there)
     with torch.no_grad():
         for parameter in here:
             parameter.mul_(3)
-    crossing.go()
+    copy.to_device()
     assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
     given = [torch.full((2, 3), 2.0), torch.full((4,), 0.5).double(), None]
-    back = crossing.come_back(given)
+    back = copy.to_host(given)
     assert back[2] is None
-    again = crossing.come_back([None, given[1], torch.ones(5)])
+    again = copy.to_host([None, given[1], torch.ones(5)])
     assert again[0] is None
-    assert torch.equal(back[0], torch.full((2, 3), 2.0))  # the caller's own: the next crossing leaves it alone
+    assert torch.equal(back[0], torch.full((2, 3), 2.0))  # the caller's own: the next copy leaves it alone
     assert back[1].dtype == torch.float64
 
 
-def test_a_replica_copied_draws_the_same_chance() -> None:
+def test_gradients_on_a_device_have_the_same_randomness() -> None:
     made = JOBS["mlp"]()
     module = made.make_model()
     chunk, batch = Chunk(3, 1, 0, 0, 8, 1.0), tuple(t[:8] for t in made.data)
     found = []
-    for kind in (Replica, DeviceReplica):
-        replica = kind(made, made.make_model().train(), (), CPU)
+    plain, host, there = (Replica(made, made.make_model().train(), ()) for _ in range(3))
+    host.gradients = DeviceGradients(host.parameters, there)
+    for replica in (plain, host):
         loss = replica.backward(chunk, batch, 0.5)
         found.append((loss, [g.sum().item() for g in replica.take()]))
     assert found[0] == found[1]

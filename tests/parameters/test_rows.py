@@ -12,9 +12,9 @@ from torch import Tensor
 
 from paceline.core.server.version_slots import VersionSlots
 from paceline.parameters.layout import Place, ShardLayout
-from paceline.parameters.row_store import RowPartition
+from paceline.parameters.row_copier import RowPartition
 from paceline.parameters.rows import Journal, coalesced, outside
-from paceline.parameters.store import Cell, ShardVersion, VersionShape
+from paceline.parameters.shard_version import ShardVersion, StateField, VersionShape
 
 HEIGHT, OTHER = 40, 24
 LAYOUT = ShardLayout(
@@ -22,54 +22,54 @@ LAYOUT = ShardLayout(
     (),
     128,
 )
-BY_ROW, NUMBER = Cell((HEIGHT, 1), torch.float32, Tensor), Cell((), torch.float64, int)
+BY_ROW, NUMBER = StateField((HEIGHT, 1), torch.float32, Tensor), StateField((), torch.float64, int)
 SHAPE = VersionShape(LAYOUT, torch.float32, [{"sum": BY_ROW, "step": NUMBER}, {}, {}], [{}, {}, {}], (0, 2))
 
 COMMITS, DIES_AT_ONCE, DIES_HALF_WAY, DIES_AT_THE_END = range(4)
 
 
 class World:
-    """Rooms that catch up by rows, and what the newest version is by another way."""
+    """Slots whose versions are copied by rows, and the newest version made without."""
 
     def __init__(self, workers: int) -> None:
-        self.rooms = VersionSlots(workers)
-        self.state = [0] * self.rooms.ints
-        self.rooms.init(self.state)
-        self.copies = [ShardVersion(SHAPE, torch.zeros(SHAPE.size, dtype=torch.uint8)) for _ in range(self.rooms.count)]
-        ints = torch.zeros(Journal.size(SHAPE.heights, self.rooms.count), dtype=torch.int64)
-        self.journal = Journal(SHAPE.heights, self.rooms.count, ints)
-        self.parted = [RowPartition(room) for room in self.copies]
+        self.slots = VersionSlots(workers)
+        self.state = [0] * self.slots.ints
+        self.slots.init(self.state)
+        self.copies = [ShardVersion(SHAPE, torch.zeros(SHAPE.size, dtype=torch.uint8)) for _ in range(self.slots.count)]
+        ints = torch.zeros(Journal.size(SHAPE.heights, self.slots.count), dtype=torch.int64)
+        self.journal = Journal(SHAPE.heights, self.slots.count, ints)
+        self.partitions = [RowPartition(version) for version in self.copies]
         self.truth = ShardVersion(SHAPE, torch.zeros(SHAPE.size, dtype=torch.uint8))
         self.alive, self.version, self.whole = list(range(workers)), 0, 0
 
     def push(self, worker: int, touched: list[int], fate: int = COMMITS) -> None:
         draft, version = list(self.state), self.version + 1
-        source, target = self.rooms.move(draft, worker)
-        missing, room = self.journal.begin(version, source, target), self.copies[target]
+        source, target = self.slots.move(draft, worker)
+        missing, made = self.journal.begin(version, source, target), self.copies[target]
         others = [row for row in touched if row < OTHER]
         if fate != DIES_AT_ONCE:
-            self.parted[target].follow(self.parted[source], missing)
+            self.partitions[target].follow(self.partitions[source], missing)
             for table, rows in enumerate((touched, others)):
                 self.journal.note(version, table, torch.tensor(rows, dtype=torch.int64))
                 if fate == DIES_HALF_WAY:
                     break
-            self._change(room, touched, others, -1e6 if fate != COMMITS else version)
+            self._change(made, touched, others, -1e6 if fate != COMMITS else version)
         if fate != COMMITS:
             self.alive.remove(worker)
             return
         self.state, self.version = draft, version
         self.whole += sum(rows is None for rows in missing)
         self._change(self.truth, touched, others, version)
-        assert torch.equal(room.raw, self.truth.raw), "what caught up by rows is not the newest version"
+        assert torch.equal(made.raw, self.truth.raw), "what was copied by rows is not the newest version"
 
     @staticmethod
-    def _change(room: ShardVersion, touched: list[int], others: list[int], by: float) -> None:
-        table, dense, other = room.parameters
+    def _change(version: ShardVersion, touched: list[int], others: list[int], by: float) -> None:
+        table, dense, other = version.parameters
         table[touched] += by
-        room.state.views[0]["sum"][touched] += by * by
+        version.state.views[0]["sum"][touched] += by * by
         dense += by
         other[others] -= by
-        room.state.views[0]["step"] += 1
+        version.state.views[0]["step"] += 1
 
 
 def test_every_order_of_a_few_pushes_with_a_death_anywhere() -> None:

@@ -25,12 +25,19 @@ from paceline.errors import JobError, NotFinite, PlanError, RunFolderError, Usag
 from paceline.explain.drawing import draw, draw_page, draw_run, open_run
 from paceline.explain.proving import prove_plan
 from paceline.explain.timetable import MOVES, measured, summary_line
+from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan, make
 from paceline.stages import onednn_workspace as workspace
 from paceline.stages.memory_estimate import OPERATION, Live, weigh_all
 from paceline.testing.conformance import ENGINES, check_run, difference, same_numbers
 from paceline.testing.jobs import JOBS, SAMPLES
 from tests.stages.cuttable import job_of
+
+
+def pipeline_of(plan: Plan) -> Pipeline:
+    assert isinstance(plan.method, Pipeline)
+    return plan.method
+
 
 # --- jobs -----------------------------------------------------------------------------------------------------------
 
@@ -164,11 +171,11 @@ def test_what_drawing_prints_can_be_handed_in_again() -> None:
     for plan in ("one_f_one_b:workers=3", "interleaved:workers=2", "zero_bubble:workers=4", "spectrain:workers=2"):
         picture = [line for line in draw(Plan.parse(plan)).splitlines() if line.startswith("worker")]
         text = "\n".join([*picture, *(["predicts"] if "spec" in plan else [])])
-        told = Plan.parse(plan)
-        count = told.schedule.span if told.schedule else 0
-        expected = told.table((told.chunks,) * (count or 8))
+        parsed = Plan.parse(plan)
+        method = pipeline_of(parsed)
+        expected = method.table(parsed.workers, (method.micro_batches,) * (method.schedule.span or 8))
         assert read(text).lines == expected.lines
-        assert read(text).homes == expected.homes
+        assert read(text).stage_to_worker == expected.stage_to_worker
         prove_table(read(text))
 
 
@@ -225,7 +232,7 @@ def test_what_a_worker_neither_works_nor_waits_it_moves_messages(tmp_path: Path)
     """Of real processes, which copy them."""
     run = train(JOBS["mlp"](), "gpipe:workers=2", folder=tmp_path, updates=4)
     assert run.path is not None
-    spans = measured(run.trace.rows, Plan.parse(run.record.plan).table((4,)))
+    spans = measured(run.trace.rows, pipeline_of(Plan.parse(run.record.plan)).table(2, (4,)))
     moving = [span for span in spans if span.what == MOVES]
     assert moving
     for worker in range(2):
@@ -336,7 +343,7 @@ def test_a_number_in_a_table_takes_no_more_room_than_it_can_use(tmp_path: Path) 
     text = "keeps 99999999999 1\nslots 99999999999\nworker 0 F0 F7 B0 B7U\nworker 1 F0 F7 B0 B7U\n"
     plan = Plan.parse(table_file(tmp_path, text))
     table = plan.method.table(plan.workers, (2,))
-    assert (table.keeps, table.slots) == ((2, 1), 2)
+    assert (table.versions, table.slots) == ((2, 1), 2)
     same_numbers(JOBS["residual"](), plan, "local")
 
 

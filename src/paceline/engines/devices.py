@@ -5,7 +5,6 @@
     auto, cuda    one each   on the GPU                    by NCCL's all_reduce, in plans whose table adds all up
     auto, cuda    shared     in shared memory; the module  by table, or at the server
                              computes on the GPU
-                             (`DeviceReplica`)
 
 Plans with a server, and plans whose workers mix with neighbours or follow a coordinator, always store parameters in
 shared memory. Workers that exchange nothing store them where they compute. Stages of a pipeline compute on the CPU.
@@ -13,16 +12,18 @@ shared memory. Workers that exchange nothing store them where they compute. Stag
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from paceline.errors import JobError
-from paceline.gradients.device_replica import DeviceReplica
-from paceline.gradients.fused_replica import FusedReplica
-from paceline.gradients.replica import CPU, Replica
+from paceline.gradients.device_gradients import DeviceGradients
+from paceline.gradients.fused_replica import FusedGradients
+from paceline.gradients.replica import AUTOGRAD, CPU, Replica
 from paceline.jobs.job import Job
+from paceline.parameters.layout import trainable
 from paceline.plans.plan import Plan
 
 
@@ -38,14 +39,23 @@ class Placement:
     library: str = ""
 
     def replica(self, worker: int, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
-        """Make the replica of a worker on its device."""
+        """Return a worker's replica, whose gradients are computed on its device."""
         device = self.devices[worker]
         make_deterministic(device)
-        kind = FusedReplica if job.compute == "fused" else Replica
-        return kind(job, module, moving, device) if self.on_device else DeviceReplica(job, module, moving, device, kind)
+        if self.on_device:
+            return _replica_on(device, job, module, moving)
+        host = list(trainable(module).values())
+        there = _replica_on(device, job, copy.deepcopy(module), moving)
+        return Replica(job, module, moving, gradients=DeviceGradients(host, there))
 
     def __str__(self) -> str:
         return ", ".join(dict.fromkeys(map(str, self.devices)))
+
+
+def _replica_on(device: torch.device, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
+    module = module.to(device)
+    gradients = FusedGradients(job, module) if job.compute == "fused" else AUTOGRAD
+    return Replica(job, module, moving, device, gradients)
 
 
 def place(job: Job, plan: Plan, together: bool = False) -> Placement:

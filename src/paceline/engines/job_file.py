@@ -20,7 +20,7 @@ from paceline.runs.record import read_record
 #: Modules that jobs in folders of schema version 1 refer to, and their names now.
 MOVED = {
     "paceline.job": "paceline.jobs.job",
-    "paceline.jobs": "paceline.jobs.built_in",
+    "paceline.jobs": "paceline.jobs.built_ins",
     "paceline.modules": "paceline.jobs.modules",
     "paceline.compute.through_time": "paceline.stages.through_time",
 }

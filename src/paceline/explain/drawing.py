@@ -75,7 +75,7 @@ def open_run(folder: Path) -> RecordedRun:
     try:
         record = read_record(folder)
         return RecordedRun(Plan.recorded(record.plan, record.table), Trace.open(folder / "trace.arrow").rows)
-    except (KeyError, TypeError, OSError, ValueError) as error:
+    except (KeyError, TypeError, OSError, ValueError, PlanError) as error:
         raise RunFolderError(f"{folder} cannot be drawn, something of the run is missing or damaged: {error}") from None
 
 

@@ -36,9 +36,10 @@ def draw_table(table: Table, colours: bool = False) -> list[str]:
     """Draw a table with its legend and figures."""
     figures = prove_table(table)
     tasks = ticked(table)
-    plain = table.homes == tuple(range(table.workers))
+    holders = table.stage_to_worker
+    plain = holders == tuple(range(table.workers))
     return [
-        *([] if plain else [f"The stages lie, in order, with workers {', '.join(map(str, table.homes))}.", ""]),
+        *([] if plain else [f"The stages lie, in order, with workers {', '.join(map(str, holders))}.", ""]),
         *grid(table, tasks, colours),
         "",
         *legend(table, tasks, colours),
@@ -67,7 +68,7 @@ def grid(table: Table, tasks: Sequence[Task], colours: bool) -> list[str]:
     cells = [[""] * (last + 1) for _ in range(table.workers)]
     paint = [[""] * (last + 1) for _ in range(table.workers)]
     for task in tasks:
-        worker = table.homes[task.stage]
+        worker = table.stage_to_worker[task.stage]
         cells[worker][task.tick] += cell(task, table)
         paint[worker][task.tick] += _painted(cell(task, table), task.what, colours)
     wide = max(len(str(last)), *(len(text) for row in cells for text in row))

@@ -29,7 +29,7 @@ def page(title: str, table: Table, run: Sequence[Span], more: Sequence[str]) -> 
     planned = []
     for task in ticked(table):
         start, length = (task.tick, 1.0) if task.what != UPDATE else (task.tick + 0.85, 0.15)
-        planned.append((table.homes[task.stage], task.what, cell(task, table), start, start + length))
+        planned.append((table.stage_to_worker[task.stage], task.what, cell(task, table), start, start + length))
     what = dict.fromkeys([*(task[1] for task in planned), *(span.what for span in run)])
     named = [*((COLOURS[each], NAMES[each]) for each in what), (IDLE, "waits")]
     keys = "".join(f'<span class="k" style="background:{colour}">{name}</span>' for colour, name in named)

@@ -1,4 +1,4 @@
-"""A replica whose gradients come from generated machine code: compute="fused", under any plan."""
+"""Gradients from generated machine code: compute="fused", under any plan."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import warnings
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
 from paceline.data.source import Source
 from paceline.errors import JobError, JobWarning, users_code
-from paceline.gradients.replica import CPU, Replica, split_batch
+from paceline.gradients.replica import Replica, split_batch, take_gradients
 from paceline.jobs.job import Batch, Job
 from paceline.kernels import Fused, NoCompiler, fuse, fuse_ranks
 from paceline.kernels.graph import describe
@@ -22,20 +22,19 @@ from paceline.kernels.ranks import own_rank
 FusedNetwork = Fused  # a network with its optimizer, of this process or of all ranks of an MPI program
 
 
-class FusedReplica(Replica):
-    """A replica whose gradients are computed by generated code."""
+class FusedGradients:
+    """Computes gradients by code that was generated for the module, on the device where the module is."""
 
-    def __init__(self, job: Job, module: nn.Module, moving: tuple[str, ...], device: torch.device = CPU) -> None:
-        super().__init__(job, module, moving, device)
+    def __init__(self, job: Job, module: nn.Module) -> None:
         assert job.loss is not None
         self.fused = fuse(module, job.loss, None, job.batch_size, threads=torch.get_num_threads())
         self.names = {id(p): name for name, p in module.named_parameters()}
 
-    def backward(self, chunk: Chunk, batch: Batch, weight: float) -> float:
-        (x,), y = split_batch(self.prepared(chunk, batch))
-        seed = mix(self.job.seed, chunk.update, chunk.number) & (2**63 - 1)
+    def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
+        (x,), y = split_batch(replica.prepared(chunk, batch))
+        seed = mix(replica.job.seed, chunk.update, chunk.number) & (2**63 - 1)
         loss, gradients = self.fused.loss_and_gradients(x, y, seed)
-        for parameter in self.parameters:
+        for parameter in replica.parameters:
             gradient = gradients.get(self.names[id(parameter)])
             if gradient is None:
                 continue
@@ -45,15 +44,18 @@ class FusedReplica(Replica):
                 parameter.grad.add_(gradient, alpha=weight)
         return loss
 
+    def take(self, replica: Replica) -> list[Tensor | None]:
+        return take_gradients(replica.parameters)
+
 
 def by_one(job: Job, module: nn.Module) -> FusedNetwork:
-    """The network with its optimizer, as this process trains it alone."""
+    """Return the network with its optimizer, as this process trains it alone."""
     assert job.loss is not None
     return fuse(module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate)
 
 
 def by_ranks(job: Job, module: nn.Module) -> FusedNetwork:
-    """The network as all ranks of an MPI program train it: on the CPU, or each on a GPU."""
+    """Return the network as all ranks of an MPI program train it: on the CPU, or each on a GPU."""
     assert job.loss is not None
     where = torch.device(job.device)
     if where.type == "cuda":
@@ -62,10 +64,10 @@ def by_ranks(job: Job, module: nn.Module) -> FusedNetwork:
 
 
 def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool) -> Job:
-    """The job, whose network has kernels; PyTorch computes its gradients if there is no compiler.
+    """Return the job where its network has kernels; without a compiler, a job whose gradients PyTorch computes.
 
-    A network without kernels is refused before anything is started. The kernels are compiled here, so that workers find
-    them in the cache.
+    Raise `JobError` for a network without kernels, before anything is started. The kernels are compiled here, so that
+    workers find them in the cache.
     """
     if native:
         raise JobError("plan ddp is PyTorch's own, autograd included; compute='fused' goes with every other plan")

@@ -1,11 +1,11 @@
-"""A replica: one copy of the model in one worker, and the gradient of a chunk by PyTorch's autograd."""
+"""A replica is one worker's copy of the model, with the gradients of its chunks."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,45 @@ CPU = torch.device("cpu")
 NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
 
-class Replica:
-    """The module of one worker. Gradients of successive chunks add up in `parameter.grad` until `take`."""
+class GradientMethod(Protocol):
+    """How a replica's gradients are computed."""
 
-    def __init__(self, job: Job, module: nn.Module, moving: tuple[str, ...], device: torch.device = CPU) -> None:
+    def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
+        """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""
+
+    def take(self, replica: Replica) -> list[Tensor | None]:
+        """Return the gradients, which now belong to the caller; None for parameters that got none."""
+
+
+class Autograd:
+    """Computes gradients by PyTorch's autograd, which adds them up in `parameter.grad`."""
+
+    def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
+        loss = replica.forward(replica.module, chunk, batch)
+        # Seeding the backward pass with the weight costs nothing; scaling the gradient afterwards is one more pass.
+        loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
+        return float(loss.detach())
+
+    def take(self, replica: Replica) -> list[Tensor | None]:
+        return take_gradients(replica.parameters)
+
+
+AUTOGRAD = Autograd()
+
+
+class Replica:
+    """The module of one worker. Gradients of successive chunks add up until `take`.
+
+    `moving` names the buffers that training changes, such as batch-norm statistics.
+    """
+
+    def __init__(
+        self, job: Job, module: nn.Module, moving: tuple[str, ...], device: torch.device = CPU,
+        gradients: GradientMethod = AUTOGRAD,
+    ) -> None:  # fmt: skip
         self.job = job
         self.device = device
+        self.gradients = gradients
         self.module = module.to(device)
         self.parameters = list(trainable(module).values())
         self.autocast = PRECISIONS[job.precision]
@@ -37,7 +70,7 @@ class Replica:
 
     @cached_property
     def chance(self) -> Chance:
-        """Of what is computed here; a module whose gradients others bring keeps its own."""
+        """The module's randomness, tied to chunks on first use: a module that computes nothing here keeps its own."""
         return Chance(self.module, self.job.seed, self.device)
 
     @cached_property
@@ -45,7 +78,7 @@ class Replica:
         return loss_function(self.job)
 
     def values(self) -> list[Tensor]:
-        """Its parameters, then its moving buffers."""
+        """Return the parameters, then the moving buffers."""
         return [p.detach() for p in self.parameters] + self.moving
 
     def worker_state(self) -> WorkerState:
@@ -56,19 +89,20 @@ class Replica:
 
     def backward(self, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""
-        loss = self.forward(self.module, chunk, batch)
-        # Seeding the backward pass with the weight costs nothing; scaling the gradient afterwards is one more pass.
-        loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
-        return float(loss.detach())
+        return self.gradients.backward(self, chunk, batch, weight)
+
+    def take(self) -> list[Tensor | None]:
+        """Return the gradients, which now belong to the caller; None for parameters that got none."""
+        return self.gradients.take(self)
 
     def forward(self, module: nn.Module, chunk: Chunk, batch: Batch) -> Tensor:
-        """The chunk's loss, with the chance and the precision it is due."""
+        """Return the chunk's loss, with the chunk's randomness and the job's precision."""
         batch = self.prepared(chunk, batch)
         with self.precision():
             return self.loss(module, batch)
 
     def prepared(self, chunk: Chunk, batch: Batch) -> Batch:
-        """The chunk's batch as the model sees it, on its device."""
+        """Return the chunk's batch as the model sees it, on its device."""
         batch = self.transformed(chunk, batch)
         return batch if self.device.type == "cpu" else to_device(batch, self.device)
 
@@ -78,7 +112,7 @@ class Replica:
         return torch.autocast(self.device.type, dtype=self.autocast)
 
     def transformed(self, chunk: Chunk, batch: Batch) -> Batch:
-        """Augmented, where the job asks for it; from here on chance is this chunk's."""
+        """Return the batch, augmented where the job asks for it. From here on, randomness is this chunk's."""
         self.chance.begin(chunk.update, chunk.number)
         if self.job.transform is None:
             return batch
@@ -86,19 +120,20 @@ class Replica:
             return self.job.transform(batch)
 
     def chunk_weight(self, chunk: Chunk, batch: Batch) -> float:
-        """The chunk's share of its update by samples, or what the job's own `weight` says it divided by."""
+        """Return the chunk's share of its update by samples, or what the job's own `weight` gives for the batch."""
         return chunk.weight if self.job.weight is None else float(self.job.weight(batch))
 
-    def take(self) -> list[Tensor | None]:
-        """The gradients, which now belong to the caller; None for parameters that got none."""
-        gradients = [coalesced(p.grad) for p in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = None
-        return gradients
+
+def take_gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:
+    """Return the parameters' gradients and clear `parameter.grad`."""
+    gradients = [coalesced(p.grad) for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return gradients
 
 
 def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
-    """step(model, batch), made from `loss` where the job gives one."""
+    """Return the job's `step(model, batch)`, made from `loss` where the job gives that."""
     if job.step is not None:
         return job.step
     loss = job.loss
@@ -113,6 +148,7 @@ def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
 
 
 def split_batch(batch: Batch) -> tuple[tuple[Any, ...], Any]:
+    """Return a batch's inputs and its target."""
     if not isinstance(batch, tuple | list) or len(batch) < 2:
         raise JobError(
             "loss=f(output, target) needs batches (*inputs, target); for batches of another shape give "
@@ -122,7 +158,7 @@ def split_batch(batch: Batch) -> tuple[tuple[Any, ...], Any]:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """From memory that the device may read by itself: the copy goes on while the host does other things."""
+    """Copy a batch from pinned memory, so that the copy runs while the host does other things."""
     if isinstance(batch, Tensor):
         return (batch.pin_memory() if device.type == "cuda" else batch).to(device, non_blocking=True)
     if isinstance(batch, dict):
@@ -133,8 +169,9 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def clipped(gradients: list[Tensor | None], limit: float | None) -> list[Tensor | None]:
-    """All gradients, scaled so that their common norm is at most `limit`; in new memory, since another worker may
-    still be reading the old.
+    """Return all gradients, scaled so that their total norm is at most `limit`.
+
+    They are in new memory, since another worker may still be reading the old.
     """
     present = [numbers(g) for g in gradients if g is not None]
     if limit is None or not present:

@@ -14,7 +14,9 @@ from paceline.core.rules.ad_psgd import AdPsgd
 from paceline.core.rules.plain import Plain
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
-from paceline.parameters.store import LocalStore, Optimizer, ShardVersion, optimizer_over, restore_store, state_of_store
+from paceline.parameters.optimizers import Optimizer, optimizer_over
+from paceline.parameters.shard_version import ShardVersion
+from paceline.parameters.store import LocalStore, restore_store, state_of_store
 from paceline.parameters.worker_state import (
     WorkerState,
     copy_into,

@@ -1,8 +1,8 @@
-"""Rows: what of an embedding table travels when a batch touches few of its rows.
+"""Rows: the part of an embedding table that travels when a batch touches few of its rows.
 
 A *table* is a parameter whose gradient is sparse: some of its rows, as under `nn.Embedding(sparse=True)`. The next
-version of a shard is made in a room that holds an older one (`core.rooms`). All that this room lacks of a table are the
-rows touched since; only they are copied. A `Journal` knows which they are.
+version of a shard is made in a slot that holds an older one (`core.server.version_slots`). All that this slot lacks of
+a table are the rows touched since, so only they are copied. A `Journal` knows which they are.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]  # NumPy's, whose small operations cost a tenth of PyTorch's
 
-SIDE_BY_SIDE = 8  # so many rows that lie side by side are copied in the time of one by its number
+SIDE_BY_SIDE = 8  # neighbouring rows that are copied in the time of one row by its number
 
 
 def coalesced(gradient: Tensor | None) -> Tensor | None:
-    """The gradient; a sparse one with each row once, in order."""
+    """Return the gradient; a sparse one with each row once, in order."""
     if gradient is None or not gradient.is_sparse:
         return gradient
     _leave_indices_unchecked()
@@ -29,32 +29,32 @@ def coalesced(gradient: Tensor | None) -> Tensor | None:
 
 
 def numbers(gradient: Tensor) -> Tensor:
-    """The numbers of a gradient, in any shape; of a sparse one, those of the rows it touches."""
+    """Return the values of a gradient in any shape; of a sparse one, those of the rows it touches."""
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def rows_of(gradient: Tensor | None) -> Tensor | None:
-    """The rows that a coalesced gradient of a table touches; None for all of them."""
+    """Return the rows that a coalesced gradient of a table touches; None for all of them."""
     if gradient is None:
         return torch.empty(0, dtype=torch.int64)
     return gradient.indices()[0] if gradient.is_sparse else None
 
 
 def one_row(table: Tensor, row: int) -> Tensor:
-    """A sparse gradient that touches one row."""
+    """Make a sparse gradient that touches one row."""
     _leave_indices_unchecked()
     return torch.sparse_coo_tensor(torch.tensor([[row]]), torch.ones_like(table[:1]), table.shape).coalesce()
 
 
 @functools.cache
 def _leave_indices_unchecked() -> None:
-    """PyTorch's default, said aloud: else it warns when Adagrad or SparseAdam make a sparse tensor."""
+    """Make PyTorch's default explicit; otherwise it warns when Adagrad or SparseAdam make a sparse tensor."""
     if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
         torch.sparse.check_sparse_tensor_invariants.disable()
 
 
 def outside(raw: Tensor, inner: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of a run of bytes that lie in none of these tensors, which are views of it."""
+    """Return the parts of a run of bytes that are in none of these tensors, which are views of it."""
     start, parts = 0, []
     for tensor in sorted(inner, key=Tensor.data_ptr):
         at = tensor.data_ptr() - raw.data_ptr()
@@ -64,35 +64,37 @@ def outside(raw: Tensor, inner: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Journal:
-    """Which rows of a shard's tables its versions touched, and how much of that the version in each room has seen.
+    """Records which rows of a shard's tables its versions touched, and how much of that each slot's version has.
 
         ring of a table   .. 7 9 | 2 7 8 | 3 9 ..     the rows of one version after those of the one before
                                    ^       ^
-                       seen by room 0     end of the newest version: room 0 lacks rows 2, 7 and 8
+                       seen by slot 0     end of the newest version: slot 0 lacks rows 2, 7 and 8
 
-    A place in the ring is a number that only grows, taken modulo the ring's length.
+    A position in the ring is a number that only grows, taken modulo the ring's length.
 
-    ints: ends, of the newest version and of the one in the making, by parity | seen, of each room | the rings
+    ints: ends, of the newest version and of the one in the making, by parity | seen, of each slot | the rings
 
-    All or nothing under SIGKILL: what is written for a version that is never committed is written again by the next
-    maker of that version. It may have run over old rows, but no further than `limit` of them, and a ring is twice as
-    long as anybody looks back. The room where it was being made says so (-1) until a later version is made from it.
+    A SIGKILL leaves the journal valid: what is written for a version that is never committed is written again by the
+    next worker that makes the version. It may have overwritten old rows, but at most `limit` of them, and a ring is
+    twice as long as any reader looks back. The slot of the uncommitted version is marked (-1) until a later version is
+    made from it.
     """
 
-    def __init__(self, heights: Sequence[int], rooms: int, ints: Tensor) -> None:
+    def __init__(self, heights: Sequence[int], slots: int, ints: Tensor) -> None:
         count = len(heights)
         self.limits = [_limit(height) for height in heights]
-        sizes = [2 * count, rooms * count, *(2 * limit for limit in self.limits)]
+        sizes = [2 * count, slots * count, *(2 * limit for limit in self.limits)]
         ends, seen, *self.rings = (part.numpy() for part in ints.split(sizes))
-        self.ends, self.seen = ends.reshape(2, count), seen.reshape(rooms, count)
+        self.ends, self.seen = ends.reshape(2, count), seen.reshape(slots, count)
 
     @staticmethod
-    def size(heights: Sequence[int], rooms: int) -> int:
-        return (2 + rooms) * len(heights) + sum(2 * _limit(height) for height in heights)
+    def size(heights: Sequence[int], slots: int) -> int:
+        return (2 + slots) * len(heights) + sum(2 * _limit(height) for height in heights)
 
     def begin(self, version: int, source: int, target: int) -> list[Tensor | None]:
-        """A version will be made in the target room from the one before, in the source room: which rows the target
-        lacks, per table; None where it may lack any.
+        """Begin a version in the target slot, made from the one before in the source slot.
+
+        Return the rows that the target lacks, per table; None where it may lack any.
         """
         ends, seen = self.ends[(version - 1) % 2], self.seen[target].tolist()
         self.seen[source] = ends
@@ -100,9 +102,9 @@ class Journal:
         return [self._between(table, *places) for table, places in enumerate(zip(seen, ends.tolist(), strict=True))]
 
     def note(self, version: int, table: int, rows: Tensor | None) -> None:
-        """The version in the making will touch these rows of a table; None: perhaps all."""
+        """Note that the version in the making touches these rows of a table; None: perhaps all."""
         limit, start = self.limits[table], int(self.ends[(version - 1) % 2, table])
-        end = start + limit + 1  # further than anybody looks back
+        end = start + limit + 1  # further than any reader looks back
         if rows is not None and len(rows) <= limit:
             end = start + len(rows)
             first, rest = self._parts(table, start, end)
@@ -116,12 +118,12 @@ class Journal:
         return torch.from_numpy(np.concatenate(self._parts(table, seen, end)))
 
     def _parts(self, table: int, start: int, end: int) -> tuple[Ints, Ints]:
-        """From one place of the ring to another: a part up to the ring's end, and one from its beginning."""
+        """Return the ring between two positions: a part up to the ring's end, and one from its beginning."""
         ring = self.rings[table]
         first, last = start % len(ring), start % len(ring) + end - start
         return ring[first:last], ring[: max(0, last - len(ring))]
 
 
 def _limit(height: int) -> int:
-    """So many rows of a table are copied by their numbers; where more are missing, the table is copied whole."""
+    """Return how many rows of a table are copied one by one; where more are missing, the table is copied whole."""
     return max(1, height // SIDE_BY_SIDE)

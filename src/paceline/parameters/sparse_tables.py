@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from paceline.errors import JobError
 from paceline.parameters.layout import trainable
+from paceline.parameters.optimizers import Optimizer, optimizer_over
 from paceline.parameters.rows import one_row
-from paceline.parameters.store import Optimizer, optimizer_over
 
 THAT_CAN = "SGD without momentum and weight decay, Adagrad, or (where every gradient is sparse) SparseAdam"
 LARGE, FEW = 1 << 20, 0.1  # advice is for tables of more bytes, of whose rows a batch touches a smaller share

@@ -22,7 +22,7 @@ from paceline.core.schedules import Table
 from paceline.core.schedules.memory import Back, Weighed, peaks
 from paceline.data.source import Reader
 from paceline.jobs.job import Job
-from paceline.parameters.store import optimizer_over
+from paceline.parameters.optimizers import optimizer_over
 from paceline.stages import onednn_workspace as workspace
 from paceline.stages.segment import Blueprint, Segment, skeleton
 from paceline.stages.stage import Stage
@@ -152,8 +152,8 @@ def _there_and_back(live: Live, segment: Segment, stages: Sequence[Stage], chunk
 def _always(live: Live, stage: Stage) -> tuple[int, int]:
     """What lies there all the time; and what an update needs for a moment."""
     weights = stage.weights
-    state, moment = _step(live, weights.home.optimizer, weights.masters)
-    values = sum(p.nbytes for p in weights.parameters) * weights.copies
+    state, moment = _step(live, weights.store.optimizer, weights.versions.masters)
+    values = sum(p.nbytes for p in weights.parameters) * weights.versions.copies
     for parameter in weights.parameters:
         parameter.grad = None
     return values + state + sum(b.nbytes for b in stage.moving.values), moment

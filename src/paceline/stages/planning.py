@@ -51,7 +51,7 @@ def blueprint(
         call, traced.exported, tuple(sorted(traced.numbers)), places, names,
         needs=tuple(tuple(t.requires_grad for t in values) for values in travels),
         carries_chance=carries, moving=moving,
-        homes=table.homes, keeps=table.keeps, predicts=table.predicts, slots=table.slots,
+        stage_to_worker=table.stage_to_worker, versions=table.versions, predicts=table.predicts, slots=table.slots,
         flushes=flushes, recompute=tuple(number in recompute for number in range(table.stages)), agrees=agrees(job),
         splits=splits(table),
         bytes_on=tuple(_bytes(values) + extra for values in travels[1:]),

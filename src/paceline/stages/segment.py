@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from paceline.core.schedules import BACKWARD, FORWARD, MEET, SEND_ON, TAKE_ON, UPDATE, WEIGHTS, Work
+from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, SEND_ON, TAKE_ON, UPDATE, WEIGHTS, Work
 from paceline.core.schedules.passes import Pass
 from paceline.data.source import Reader
 from paceline.errors import NotFinite
@@ -21,7 +21,8 @@ from paceline.gradients.randomness import Chance
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.parameters.layout import trainable
-from paceline.parameters.store import Optimizer, restore_store, state_of_store
+from paceline.parameters.optimizers import Optimizer
+from paceline.parameters.store import restore_store, state_of_store
 from paceline.parameters.worker_state import WorkerState, copy_into
 from paceline.stages.cutting import Code, cut
 from paceline.stages.exporting import Noted
@@ -44,8 +45,8 @@ class Blueprint:
     needs: tuple[tuple[bool, ...], ...]  # per stage: which of what it takes wants a gradient
     carries_chance: bool  # whether the generator's state goes with the activations
     moving: tuple[str, ...]
-    homes: tuple[int, ...]
-    keeps: tuple[int, ...]
+    stage_to_worker: tuple[int, ...]
+    versions: tuple[int, ...]
     predicts: bool
     slots: int
     flushes: bool
@@ -62,9 +63,9 @@ class Blueprint:
 
     def holdings(self, module: nn.Module) -> list[list[str]]:
         """Per worker, the names of the parameters and buffers that it holds."""
-        found: list[list[str]] = [[] for _ in range(max(self.homes) + 1)]
-        for home, names in zip(self.homes, held(self.codes(module), module), strict=True):
-            found[home] += names
+        found: list[list[str]] = [[] for _ in range(max(self.stage_to_worker) + 1)]
+        for worker, names in zip(self.stage_to_worker, held(self.codes(module), module), strict=True):
+            found[worker] += names
         return found
 
 
@@ -103,7 +104,7 @@ class Segment:
         self.stages = {
             code.number: self._stage(code, names, job, module, optimizer, chance)
             for code, names in zip(codes, held(codes, module), strict=True)
-            if blueprint.homes[code.number] == worker
+            if blueprint.stage_to_worker[code.number] == worker
         }
         self.scale, self.good = 1.0, True  # of the gradients of an update, as was agreed
         self.inside: dict[tuple[bool, int, int], Message] = {}  # (onward?, stage that needs it, micro-batch)
@@ -116,7 +117,7 @@ class Segment:
         moving = [name for name in plan.moving if name in names]
         replica = Replica(job, nn.ParameterList(), ())
         replica.parameters, replica.chance = mine, chance
-        weights = weights_of(mine, optimizer, job.schedule, plan.keeps[number], plan.predicts)
+        weights = weights_of(mine, optimizer, job.schedule, plan.versions[number], plan.predicts)
         self.names[number] = [*(name for name in names if name in named), *moving]
         return Stage(
             code, replica, plan.call, plan.needs[number], weights, moving, plan.flushes,
@@ -135,7 +136,7 @@ class Segment:
             if stage.code.last and self.job.on_nan == "stop" and not math.isfinite(stage.sums.loss):
                 raise NotFinite(stage.sums.loss, version - 1, self.samples(version - 1))
             return stage.update(self.scale, self.good)
-        if work.what == MEET:
+        if work.what == ALL_REDUCE:
             return None
         if work.what == FORWARD:
             chunk = self.passing.chunk(work.micro)
@@ -194,7 +195,7 @@ class Segment:
         """All that it takes to go on, each stage's under its number."""
         found = WorkerState(dict(each for number in self.stages for each in self.named(number)))
         for number, stage in self.stages.items():
-            kept = state_of_store(stage.weights.home)
+            kept = state_of_store(stage.weights.store)
             found |= WorkerState(
                 {f"{number}/{key}": value for key, value in kept.tensors.items()}, {str(number): kept.facts}
             )
@@ -206,5 +207,5 @@ class Segment:
             copy_into(list(named.values()), [kept.tensors[name] for name in named])
             start = f"{number}/"
             tensors = {key.removeprefix(start): value for key, value in kept.tensors.items() if key.startswith(start)}
-            restore_store(stage.weights.home, WorkerState(tensors, kept.facts[str(number)]))
-            stage.weights.go_on()
+            restore_store(stage.weights.store, WorkerState(tensors, kept.facts[str(number)]))
+            stage.weights.restored()

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
 from paceline.errors import JobError
-from paceline.gradients.replica import Replica
+from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch
-from paceline.parameters.rows import coalesced, numbers
+from paceline.parameters.rows import numbers
 from paceline.stages.cutting import Code
 from paceline.stages.deferred_gradients import Debt, defer
 from paceline.stages.exporting import Noted, check_sizes
@@ -212,17 +212,10 @@ class Stage:
     def parameters(self) -> list[nn.Parameter]:
         return self.weights.parameters
 
-    def take(self) -> list[Tensor | None]:
-        """The gradients of the update's samples, which now belong to the caller."""
-        gradients = [coalesced(p.grad) for p in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = None
-        return gradients
-
     def whole(self) -> list[Tensor | None]:
         """The gradients as they are to be applied: all micro-batches are in."""
         if not self.gradients:
-            self.gradients = self.take()
+            self.gradients = take_gradients(self.parameters)
             if self.replica.job.weight is not None and self.sums.weight:
                 self.gradients = [None if g is None else g.div_(self.sums.weight) for g in self.gradients]
                 self.sums.buffers = [b.div_(self.sums.weight) for b in self.sums.buffers]

@@ -1,134 +1,164 @@
-"""The weights of a stage in several versions, of which its forwards and backwards read one or another.
+"""The weights of a stage in the versions that its forwards and backwards read.
 
-    one version        the parameters themselves; the optimizer changes them
-    stashed (K)        a ring of K copies; `look` points the parameters at the one that is to be read
-    predicted          the newest, and a copy to compute with: as the weights are expected to be some updates later
+    OneVersion       the parameters themselves; the optimizer changes them
+    StashedWeights   a ring of K copies; `show` points the parameters at the version to be read
+    PredictedWeights the newest version, and a copy to compute with: the weights as expected some updates later
 
-Where there are copies, the optimizer works on twins of the parameters. A graph that autograd keeps refers to the memory
-that its forward read: in the ring it stays as it was until the version is dropped, which is proved to be late enough
-(core.schedules.proof); predicted weights are overwritten on purpose, for backward reads the newest.
+Where there are copies, the optimizer works on parameters of its own, the masters. A graph that autograd keeps refers to
+the memory that its forward read. In the ring that memory stays until the version is dropped, which is proved to be late
+enough (core.schedules.proof). Predicted weights are overwritten on purpose, since backward reads the newest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.rules.plain import Plain
 from paceline.errors import PlanError
-from paceline.parameters.store import LocalStore, Optimizer, Schedule, optimizer_over
+from paceline.parameters.optimizers import LRSchedule, Optimizer, optimizer_over
+from paceline.parameters.store import LocalStore
 
 
-class Weights:
-    copies = 1  # of the weights that lie in memory
+class WeightVersions(Protocol):
+    """Decides which memory the parameters and the optimizer's masters are views of."""
 
-    def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None) -> None:
-        self.parameters = parameters
-        self.home = LocalStore(self.twins(), self._over(optimizer), schedule, Plain())
+    #: The parameters that the optimizer steps.
+    masters: list[nn.Parameter]
+    #: How many copies of the weights there are in memory.
+    copies: int
 
-    def _over(self, optimizer: Optimizer) -> Optimizer:
-        return optimizer_over(optimizer, dict(zip(self.parameters, self.masters, strict=True)))
+    def show(self, version: int, ahead: int, optimizer: Optimizer) -> None:
+        """Let the parameters be this version, as it is expected to be `ahead` updates later."""
 
-    def twins(self) -> list[nn.Parameter]:
-        self.masters = self.parameters
-        return self.masters
+    def begin(self, newest: int) -> None:
+        """Prepare the masters for the update that makes the version after `newest`."""
 
-    @property
-    def newest(self) -> int:
-        """The version that the optimizer made last, counted from the start of the training."""
-        return self.home.updates
-
-    def values(self) -> list[Tensor]:
-        """Of the newest version."""
-        return [p.detach() for p in self.masters]
-
-    def look(self, version: int, ahead: int) -> None:
-        """Let the parameters be this version; or what it is expected to be so many updates later."""
-
-    def step(self, gradients: Sequence[Tensor | None]) -> None:
-        self.home.step(gradients)
-
-    def go_on(self) -> None:
-        """An earlier life's newest version was put in the place of this one's first."""
+    def restored(self, newest: int) -> None:
+        """Continue from the masters' values, which a checkpoint has replaced."""
 
 
-class Stashed(Weights):
-    def __init__(
-        self, parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None, keeps: int
-    ) -> None:
-        self.keeps, self.copies, self.seen = keeps, keeps, 0
-        self.ring = [[p.detach().clone() for p in parameters] for _ in range(keeps)]
-        super().__init__(parameters, optimizer, schedule)
-        self._point(self.parameters, 0)
+class OneVersion:
+    copies = 1
 
-    def twins(self) -> list[nn.Parameter]:
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.masters = parameters
+
+    def show(self, version: int, ahead: int, optimizer: Optimizer) -> None:
+        """The parameters are always the newest version."""
+
+    def begin(self, newest: int) -> None:
+        """The optimizer changes the parameters in place."""
+
+    def restored(self, newest: int) -> None:
+        """The parameters are the masters."""
+
+
+class StashedWeights:
+    """Holds the last `copies` versions; version v is at place v modulo `copies` of the ring."""
+
+    def __init__(self, parameters: list[nn.Parameter], copies: int) -> None:
+        self.parameters, self.copies, self.shown = parameters, copies, 0
+        self.ring = [[p.detach().clone() for p in parameters] for _ in range(copies)]
         self.masters = [nn.Parameter(value) for value in self.ring[0]]
-        return self.masters
+        self._point(parameters, 0)
 
-    def look(self, version: int, ahead: int) -> None:
-        if version != self.seen:
+    def show(self, version: int, ahead: int, optimizer: Optimizer) -> None:
+        if version != self.shown:
             self._point(self.parameters, version)
-            self.seen = version
+            self.shown = version
 
-    def step(self, gradients: Sequence[Tensor | None]) -> None:
-        made = self.newest + 1
-        torch._foreach_copy_(self.ring[made % self.keeps], self.ring[self.newest % self.keeps])
-        self._point(self.masters, made)
-        super().step(gradients)
+    def begin(self, newest: int) -> None:
+        torch._foreach_copy_(self.ring[(newest + 1) % self.copies], self.ring[newest % self.copies])
+        self._point(self.masters, newest + 1)
 
-    def go_on(self) -> None:
+    def restored(self, newest: int) -> None:
         for values in self.ring:
-            for value, newest in zip(values, self.values(), strict=True):
-                value.copy_(newest)
-        self._point(self.masters, self.newest)
-        self._point(self.parameters, self.newest)
-        self.seen = self.newest
+            for value, master in zip(values, self.masters, strict=True):
+                value.copy_(master.detach())
+        self._point(self.masters, newest)
+        self._point(self.parameters, newest)
+        self.shown = newest
 
     def _point(self, parameters: list[nn.Parameter], version: int) -> None:
-        for parameter, value in zip(parameters, self.ring[version % self.keeps], strict=True):
+        for parameter, value in zip(parameters, self.ring[version % self.copies], strict=True):
             parameter.data = value
 
 
-class Predicted(Weights):
+class PredictedWeights:
     copies = 2
 
-    def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None) -> None:
-        self.work = [p.detach().clone() for p in parameters]
-        super().__init__(parameters, optimizer, schedule)
-        for parameter, value in zip(parameters, self.work, strict=True):
-            parameter.data = value
+    def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer) -> None:
         if not any(group.get("momentum") for group in optimizer.param_groups):
             raise PlanError(
                 f"spectrain predicts weights from the optimizer's momentum, and {type(optimizer).__name__} has none as "
                 "it is set; use torch.optim.SGD(momentum=...), or pipedream"
             )
+        self.masters = [nn.Parameter(p.detach().clone()) for p in parameters]
+        self.predicted = [p.detach().clone() for p in parameters]
+        for parameter, value in zip(parameters, self.predicted, strict=True):
+            parameter.data = value
+        self._predicted_of = dict(zip(self.masters, self.predicted, strict=True))
 
-    def twins(self) -> list[nn.Parameter]:
-        self.masters = [nn.Parameter(p.detach().clone()) for p in self.parameters]
-        return self.masters
-
-    def look(self, version: int, ahead: int) -> None:
-        torch._foreach_copy_(self.work, self.values())
+    def show(self, version: int, ahead: int, optimizer: Optimizer) -> None:
+        torch._foreach_copy_(self.predicted, [master.detach() for master in self.masters])
         if not ahead:
             return
-        optimizer = self.home.optimizer
         for group in optimizer.param_groups:
             for master in group["params"]:
                 momentum = optimizer.state.get(master, {}).get("momentum_buffer")
                 if momentum is not None:
-                    self._work_of(master).add_(momentum, alpha=-ahead * group["lr"])
+                    self._predicted_of[master].add_(momentum, alpha=-ahead * group["lr"])
 
-    def _work_of(self, master: nn.Parameter) -> Tensor:
-        return self.work[next(place for place, mine in enumerate(self.masters) if mine is master)]
+    def begin(self, newest: int) -> None:
+        """The optimizer changes the masters in place."""
+
+    def restored(self, newest: int) -> None:
+        """The next `show` reads the masters."""
+
+
+class Weights:
+    """The weights of one stage, and the user's optimizer over them."""
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        optimizer: Optimizer,
+        schedule: LRSchedule | None,
+        versions: WeightVersions,
+    ) -> None:
+        self.parameters, self.versions = parameters, versions
+        over = optimizer_over(optimizer, dict(zip(parameters, versions.masters, strict=True)))
+        self.store = LocalStore(versions.masters, over, schedule, Plain())
+
+    def values(self) -> list[Tensor]:
+        """Return the newest version."""
+        return self.store.values
+
+    def look(self, version: int, ahead: int) -> None:
+        """Let the parameters be this version, as it is expected to be `ahead` updates later."""
+        self.versions.show(version, ahead, self.store.optimizer)
+
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
+        """Make the next version."""
+        self.versions.begin(self.store.updates)
+        self.store.step(gradients)
+
+    def restored(self) -> None:
+        """Continue from the values and the number of updates that a checkpoint has put into the store."""
+        self.versions.restored(self.store.updates)
 
 
 def weights_of(
-    parameters: list[nn.Parameter], optimizer: Optimizer, schedule: Schedule | None, keeps: int, predicts: bool
+    parameters: list[nn.Parameter], optimizer: Optimizer, schedule: LRSchedule | None, copies: int, predicts: bool
 ) -> Weights:
+    """Return a stage's weights with as many versions as its schedule needs."""
+    versions: WeightVersions = OneVersion(parameters)
     if predicts and parameters:
-        return Predicted(parameters, optimizer, schedule)
-    if keeps > 1 and parameters:
-        return Stashed(parameters, optimizer, schedule, keeps)
-    return Weights(parameters, optimizer, schedule)
+        versions = PredictedWeights(parameters, optimizer)
+    elif copies > 1 and parameters:
+        versions = StashedWeights(parameters, copies)
+    return Weights(parameters, optimizer, schedule, versions)

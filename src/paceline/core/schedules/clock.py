@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from paceline.core.schedules import MEET, SEND_BACK, SEND_ON, TAKE_BACK, TAKE_ON, UPDATE, Table, Work
+from paceline.core.schedules import ALL_REDUCE, SEND_BACK, SEND_ON, TAKE_BACK, TAKE_ON, UPDATE, Table, Work
 
 Channel = tuple[int, int]  # from which stage to which
 
@@ -67,7 +67,7 @@ class Walk:
         }
 
     def _can(self, worker: int, work: Work) -> bool:
-        if work.what == MEET:
+        if work.what == ALL_REDUCE:
             return self._all_came(worker)
         if sends(work):
             return len(self.lying[channel_of(work)]) < self.slots
@@ -78,7 +78,7 @@ class Walk:
         return min(self.came) >= self.came[worker]
 
     def _do(self, worker: int, work: Work) -> None:
-        self.met[worker] += work.what == MEET
+        self.met[worker] += work.what == ALL_REDUCE
         if sends(work):
             self.lying[channel_of(work)].append(work.micro)
         elif takes(work):
@@ -117,7 +117,7 @@ def clocked(table: Table, seconds: Callable[[int, Work], float], begins: list[fl
             channel = channel_of(work)
             start = max(start, arrivals[channel].popleft())
             taken[channel].append(start)
-        elif work.what == MEET:  # when the last has come
+        elif work.what == ALL_REDUCE:  # when the last has come
             start = meetings.setdefault(walk.met[worker], max(free) + seconds(worker, work))
         else:
             takes_time = seconds(worker, work)
@@ -139,7 +139,7 @@ def ticked(table: Table) -> list[Task]:
     """Everything takes one tick, messages none; an update stands in the tick of what it follows. In order of ticks."""
 
     def ticks(worker: int, work: Work) -> float:
-        return 0.0 if work.what in (UPDATE, MEET) or sends(work) else 1.0
+        return 0.0 if work.what in (UPDATE, ALL_REDUCE) or sends(work) else 1.0
 
     found = []
     for _, work, start, _, _ in clocked(replace(table, slots=table.micro_batches + 1), ticks):

@@ -18,15 +18,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.core.schedules import BACKWARD, FORWARD, UPDATE, OneStageEach, Work
+from paceline.core.schedules import BACKWARD, FORWARD, UPDATE, StageLayout, Work
 
 
 @dataclass(frozen=True)
-class Interleaved(OneStageEach):
+class Interleaved:
     each: int = 2  # stages of every worker
+    name, span = "Interleaved", 1
 
-    def homes(self, workers: int) -> tuple[int, ...]:
-        return tuple(range(workers)) * self.each
+    def layout(self, workers: int) -> StageLayout:
+        return StageLayout(tuple(range(workers)) * self.each, (1,) * workers * self.each)
 
     def line(self, worker: int, workers: int, counts: Sequence[int]) -> Iterator[Work]:
         (count,) = counts

@@ -45,7 +45,7 @@ def peaks(table: Table, stages: Sequence[Weighed]) -> list[int]:
 
 
 def _peak(table: Table, worker: int, stages: Sequence[Weighed]) -> int:
-    mine = [number for number, home in enumerate(table.homes) if home == worker]
+    mine = [number for number, holder in enumerate(table.stage_to_worker) if holder == worker]
     lies = most = sum(stages[number].always for number in mine)
     begun = set[tuple[int, str]]()  # (stage, which half), since the last update
     for work in table.lines[worker]:

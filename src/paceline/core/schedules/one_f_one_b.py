@@ -17,11 +17,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.core.schedules import BACKWARD, FORWARD, UPDATE, OneStageEach, Work
+from paceline.core.schedules import BACKWARD, FORWARD, UPDATE, StageLayout, Work, one_stage_each
 
 
 @dataclass(frozen=True)
-class OneFOneB(OneStageEach):
+class OneFOneB:
+    name, span = "OneFOneB", 1
+
+    def layout(self, workers: int) -> StageLayout:
+        return one_stage_each(workers)
+
     def line(self, worker: int, workers: int, counts: Sequence[int]) -> Iterator[Work]:
         (count,) = counts
         ahead = workers - 1 - worker

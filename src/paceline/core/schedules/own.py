@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from paceline.core.schedules import BACKWARD, FORWARD, SLOTS, UPDATE, WEIGHTS, Table, Work
+from paceline.core.schedules import BACKWARD, FORWARD, SLOTS, UPDATE, WEIGHTS, StageLayout, Table, Work
 from paceline.errors import PlanError
 
 CELL = re.compile(r"(?:([FBIW])(\d+)(?:\.(\d+))?(?:v(\d+))?)?(U(?:\.(\d+))?)?")
@@ -45,7 +45,8 @@ class Own:
     def updates(self) -> list[list[int]]:
         """The micro-batches of each update, as stage 0 makes them."""
         found, waiting = list[list[int]](), list[int]()
-        for work in self.table.lines[self.table.homes[0]] if self.table.homes else ():
+        holders = self.table.stage_to_worker
+        for work in self.table.lines[holders[0]] if holders else ():
             if work.stage == 0 and work.what in (BACKWARD, WEIGHTS):
                 waiting.append(work.micro)
             elif work.stage == 0 and work.what == UPDATE:
@@ -74,19 +75,9 @@ class Own:
     def span(self) -> int:
         return len(self.updates)
 
-    @property
-    def predicts(self) -> bool:
-        return self.table.predicts
-
-    @property
-    def slots(self) -> int:
-        return self.table.slots
-
-    def homes(self, workers: int) -> tuple[int, ...]:
-        return self.table.homes
-
-    def keeps(self, stage: int, workers: int) -> int:
-        return self.table.keeps[stage]
+    def layout(self, workers: int) -> StageLayout:
+        table = self.table
+        return StageLayout(table.stage_to_worker, table.versions, table.predicts, table.slots)
 
     def line(self, worker: int, workers: int, counts: Sequence[int]) -> Iterator[Work]:
         """Without the updates and micro-batches that a smaller last batch, or the end of the training, leaves out."""
@@ -124,15 +115,16 @@ def read(text: str, source: str = "table") -> Table:
     if not cells or sorted(cells) != list(range(len(cells))):
         raise PlanError(f"{source}: each worker must have a line, numbered from 0; there are {sorted(cells) or 'none'}")
     found = [list(_works(worker, cells[worker], source)) for worker in sorted(cells)]
-    homes = _homes(found, source)
-    if keeps and len(keeps) != len(homes):
-        raise PlanError(f"{source}: keeps has {len(keeps)} numbers, and there are {len(homes)} stages")
+    stage_to_worker = _stage_to_worker(found, source)
+    stages = len(stage_to_worker)
+    if keeps and len(keeps) != stages:
+        raise PlanError(f"{source}: keeps has {len(keeps)} numbers, and there are {stages} stages")
     lines = tuple(tuple(_versions(line, predicts)) for line in found)
     did = Counter((work.stage, work.what) for line in lines for work in line)
     # More versions than are made, or slots than messages, would take room and be of no use.
-    held = tuple(min(versions, 1 + did[stage, UPDATE]) for stage, versions in enumerate(keeps)) or (1,) * len(homes)
-    lie = min(slots, max(1, *(did[stage, FORWARD] for stage in range(len(homes)))))
-    return Table(homes, lines, held, predicts, lie, name=source)
+    held = tuple(min(versions, 1 + did[stage, UPDATE]) for stage, versions in enumerate(keeps)) or (1,) * stages
+    lie = min(slots, max(1, *(did[stage, FORWARD] for stage in range(stages))))
+    return Table(stage_to_worker, lines, held, predicts, lie, name=source)
 
 
 NEWEST = -1  # in the place of a version: not given
@@ -157,16 +149,16 @@ def _works(worker: int, cells: Sequence[tuple[int, str]], source: str) -> Iterat
             yield Work(int(updated) if updated else stage if what else worker, NEWEST, UPDATE)
 
 
-def _homes(lines: Sequence[Sequence[Work]], source: str) -> tuple[int, ...]:
-    """Whoever does a stage's work holds it."""
-    home: dict[int, int] = {}
+def _stage_to_worker(lines: Sequence[Sequence[Work]], source: str) -> tuple[int, ...]:
+    """Return the worker of each stage: the one that does its work."""
+    found: dict[int, int] = {}
     for worker, line in enumerate(lines):
         for work in line:
-            if home.setdefault(work.stage, worker) != worker:
-                raise PlanError(f"{source}: workers {home[work.stage]} and {worker} both work on stage {work.stage}")
-    if sorted(home) != list(range(len(home))):
-        raise PlanError(f"{source}: stages must be numbered from 0 without a gap; there are {sorted(home)}")
-    return tuple(home[stage] for stage in sorted(home))
+            if found.setdefault(work.stage, worker) != worker:
+                raise PlanError(f"{source}: workers {found[work.stage]} and {worker} both work on stage {work.stage}")
+    if sorted(found) != list(range(len(found))):
+        raise PlanError(f"{source}: stages must be numbered from 0 without a gap; there are {sorted(found)}")
+    return tuple(found[stage] for stage in sorted(found))
 
 
 def _versions(line: Sequence[Work], predicts: bool) -> Iterator[Work]:

@@ -24,25 +24,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.core.schedules import BACKWARD, FORWARD, UPDATE, OneStageEach, Work
+from paceline.core.schedules import BACKWARD, FORWARD, UPDATE, StageLayout, Work
 
 
 @dataclass(frozen=True)
-class Pipedream(OneStageEach):
+class Pipedream:
     two_buffers: bool = False
+    name, span = "Pipedream", 0
 
-    @property
-    def span(self) -> int:
-        return 0
-
-    def keeps(self, stage: int, workers: int) -> int:
-        return 2 if self.two_buffers else workers - stage
+    def layout(self, workers: int) -> StageLayout:
+        stages = range(workers)
+        return StageLayout(tuple(stages), tuple(2 if self.two_buffers else workers - stage for stage in stages))
 
     def line(self, worker: int, workers: int, counts: Sequence[int]) -> Iterator[Work]:
         batches = [batch for batch, count in enumerate(counts) for _ in range(count)]
         last = {batch: micro for micro, batch in enumerate(batches)}
         made, micro, read = 0, 0, dict[int, int]()
-        for back in _in_turn(workers - 1 - worker, len(batches)):
+        for back in _alternating(workers - 1 - worker, len(batches)):
             if back is None:
                 read[micro] = max(0, batches[micro] - 1) if self.two_buffers else made
                 yield Work(worker, micro, FORWARD, read[micro])
@@ -54,7 +52,7 @@ class Pipedream(OneStageEach):
                 yield Work(worker, back, UPDATE, made)
 
 
-def _in_turn(ahead: int, count: int) -> Iterator[int | None]:
+def _alternating(ahead: int, count: int) -> Iterator[int | None]:
     """None for the next forward, a micro-batch for its backward."""
     for micro in range(count + ahead):
         if micro < count:

@@ -18,10 +18,10 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from paceline.core.schedules import (
+    ALL_REDUCE,
     BACKWARD,
     FORWARD,
     INPUTS,
-    MEET,
     SEND_BACK,
     SEND_ON,
     TAKE_BACK,
@@ -70,7 +70,7 @@ def ticks_of(table: Table) -> tuple[int, float]:
     """How many ticks the table takes, and the share in which workers do nothing. Messages and updates take none."""
 
     def ticks(worker: int, work: Work) -> float:
-        return 0.0 if work.what in (UPDATE, MEET) or sends(work) else 1.0
+        return 0.0 if work.what in (UPDATE, ALL_REDUCE) or sends(work) else 1.0
 
     spans = [(timed.start, timed.end) for timed in clocked(table, ticks)]
     last = max((end for _, end in spans), default=0.0)
@@ -93,21 +93,21 @@ class _Stage:
 
 class _Watch:
     def __init__(self, table: Table) -> None:
-        self.table, self.figures = table, Figures(versions=list(table.keeps))
-        self.stages = [_Stage() for _ in table.homes]
+        self.table, self.figures = table, Figures(versions=list(table.versions))
+        self.stages = [_Stage() for _ in table.stage_to_worker]
         self.lying: dict[Channel, deque[int]] = defaultdict(deque)
         self.here: set[tuple[str, int, int]] = set()  # (way, stage that needs it, micro-batch)
         self.past: list[tuple[int, Work]] = []
 
     def see(self, worker: int, work: Work) -> None:
-        if not 0 <= work.stage < self.table.stages or self.table.homes[work.stage] != worker:
+        if not 0 <= work.stage < self.table.stages or self.table.stage_to_worker[work.stage] != worker:
             raise self.fault([], f"worker {worker} does {work}, which it does not hold")
         self.past.append((worker, work))
         if sends(work):
             self.send(work)
         elif takes(work):
             self.take(work)
-        elif work.what == MEET:
+        elif work.what == ALL_REDUCE:
             self.meet(worker, work)
         else:
             self.figures.works += 1
@@ -144,7 +144,7 @@ class _Watch:
 
     def meet(self, worker: int, work: Work) -> None:
         for number, stage in enumerate(self.stages):
-            if self.table.homes[number] == worker and stage.weights != set(stage.forwards):
+            if self.table.stage_to_worker[number] == worker and stage.weights != set(stage.forwards):
                 raise self.fault([work], f"not all gradients of stage {number} are made")
 
     # --- computing --------------------------------------------------------------------------------------------------
@@ -200,14 +200,14 @@ class _Watch:
 
     def hand_over(self, way: str, work: Work, neighbour: int) -> None:
         """To a stage of the same worker."""
-        homes = self.table.homes
-        if 0 <= neighbour < len(homes) and homes[neighbour] == homes[work.stage]:
+        stage_to_worker = self.table.stage_to_worker
+        if 0 <= neighbour < len(stage_to_worker) and stage_to_worker[neighbour] == stage_to_worker[work.stage]:
             self.arrive(way, neighbour, work.micro)
 
     # --- versions ---------------------------------------------------------------------------------------------------
 
     def read(self, work: Work) -> None:
-        stage, keeps = self.stages[work.stage], self.table.keeps[work.stage]
+        stage, keeps = self.stages[work.stage], self.table.versions[work.stage]
         if work.version > stage.newest:
             last = self.made(work.stage, stage.newest)
             raise self.fault([*last, work], f"it reads version {work.version}, which is not made yet")
@@ -267,12 +267,12 @@ def _stuck(table: Table, walk: Walk) -> str:
     for worker, work in walk.standing.items():
         at = walk.places[worker]
         did = _does(walk.programs[worker][at - 1]) if at else "starts"
-        if work.what == MEET:
+        if work.what == ALL_REDUCE:
             missing = walk.came.index(min(walk.came))
             waits.append(Wait(f"worker {worker}", did, "come and meet", f"worker {missing}"))
             continue
         source, target = channel_of(work)
-        other = table.homes[source if takes(work) else target]
+        other = table.stage_to_worker[source if takes(work) else target]
         wants = (
             f"send {_message(work)}" if takes(work) else f"take a message: {walk.slots} from stage {source} lie there"
         )
@@ -281,7 +281,7 @@ def _stuck(table: Table, walk: Walk) -> str:
 
 
 def _who(table: Table, work: Work) -> str:
-    return f"worker {table.homes[work.stage]}"
+    return f"worker {table.stage_to_worker[work.stage]}"
 
 
 def _message(work: Work) -> str:
@@ -300,5 +300,5 @@ def _does(work: Work) -> str:
         INPUTS: f"makes the gradients of {stage}'s inputs {reading}",
         WEIGHTS: f"makes the gradients of {stage}'s weights {reading}",
         UPDATE: f"updates {stage}: version {work.version}",
-        MEET: "meets all others",
+        ALL_REDUCE: "meets all others",
     }[work.what]

@@ -25,21 +25,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.core.schedules import BACKWARD, UPDATE, Work
+from paceline.core.schedules import BACKWARD, UPDATE, StageLayout, Work, one_stage_each
 from paceline.core.schedules.pipedream import Pipedream
 
 
 @dataclass(frozen=True)
-class Spectrain(Pipedream):
-    @property
-    def predicts(self) -> bool:
-        return True
+class Spectrain:
+    name, span = "Spectrain", 0
 
-    def keeps(self, stage: int, workers: int) -> int:
-        return 1
+    def layout(self, workers: int) -> StageLayout:
+        return one_stage_each(workers)._replace(predicts=True)
 
     def line(self, worker: int, workers: int, counts: Sequence[int]) -> Iterator[Work]:
         newest = 0
-        for work in super().line(worker, workers, counts):
+        for work in Pipedream().line(worker, workers, counts):
             yield work._replace(version=newest) if work.what == BACKWARD else work
             newest = work.version if work.what == UPDATE else newest

@@ -18,11 +18,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.core.schedules import FORWARD, INPUTS, UPDATE, WEIGHTS, OneStageEach, Work
+from paceline.core.schedules import FORWARD, INPUTS, UPDATE, WEIGHTS, StageLayout, Work, one_stage_each
 
 
 @dataclass(frozen=True)
-class ZeroBubble(OneStageEach):
+class ZeroBubble:
+    name, span = "ZeroBubble", 1
+
+    def layout(self, workers: int) -> StageLayout:
+        return one_stage_each(workers)
+
     def line(self, worker: int, workers: int, counts: Sequence[int]) -> Iterator[Work]:
         (count,) = counts
         ahead, late, done = workers - 1 - worker, worker, 0  # weights wait for as many gradients as stages came before

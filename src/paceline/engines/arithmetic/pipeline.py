@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from paceline.core.schedules import MEET, Table, Work
+from paceline.core.schedules import ALL_REDUCE, Table, Work
 from paceline.core.schedules.clock import Channel, Walk, channel_of, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.data.source import Reader
@@ -65,7 +65,7 @@ class StagedPipeline:
             self.in_flight[channel_of(work)].append(segment.fetch(work))
         elif takes(work):
             segment.hand(work, self.in_flight[channel_of(work)].popleft())
-        elif work.what == MEET:
+        elif work.what == ALL_REDUCE:
             self._agree(segment)
         else:
             return segment.do(work)
@@ -87,13 +87,13 @@ class StagedPipeline:
                     yield StageUpdate(work.stage, passing.first + work.version - 1, sums)
 
     @property
-    def homes(self) -> tuple[int, ...]:
+    def stage_to_worker(self) -> tuple[int, ...]:
         assert self.setup.blueprint is not None
-        return self.setup.blueprint.homes
+        return self.setup.blueprint.stage_to_worker
 
     def finite(self, done: StageUpdate) -> bool:
         """Return whether the stage as it is now, and the loss that led to it, are finite."""
-        segment = self.segments[self.homes[done.stage]]
+        segment = self.segments[self.stage_to_worker[done.stage]]
         return math.isfinite(done.sums.loss) and all(bool(v.isfinite().all()) for _, v in segment.named(done.stage))
 
     def keep_snapshot(self, done: StageUpdate, seconds: float) -> None:
@@ -101,7 +101,7 @@ class StagedPipeline:
         updates = done.update + 1
         if not self.setup.agenda.reaches(updates, self.setup.snapshots_every):
             return
-        draft, segment = self.drafts[updates], self.segments[self.homes[done.stage]]
+        draft, segment = self.drafts[updates], self.segments[self.stage_to_worker[done.stage]]
         draft.update({n: v.clone() for n, v in segment.named(done.stage)})
         if len(draft) == len(self.setup.names):
             del self.drafts[updates]  # or a stage without parameters would complete it again

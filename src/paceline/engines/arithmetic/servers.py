@@ -18,7 +18,7 @@ from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.parameters.layout import trainable
 from paceline.parameters.replicas import middle
-from paceline.parameters.store import ShardVersion
+from paceline.parameters.shard_version import ShardVersion
 from paceline.plans.methods.server import GatheringServer, Server
 
 

@@ -42,9 +42,10 @@ from paceline.links.memory import Memory
 from paceline.links.shared_memory_link import SharedVectors
 from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import Layout
+from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.replicas import middle
 from paceline.parameters.rows import Journal
-from paceline.parameters.store import Optimizer, ShardVersion, VersionShape
+from paceline.parameters.shard_version import ShardVersion, VersionShape
 from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.server import Server

@@ -10,7 +10,7 @@ from paceline.stages.segment import Blueprint
 
 def mail_of(blueprint: Blueprint) -> Iterator[MailShape]:
     """Yield the mailboxes between each two neighbouring stages of different workers, one each way."""
-    for stage, (here, there) in enumerate(zip(blueprint.homes, blueprint.homes[1:], strict=False)):
+    for stage, (here, there) in enumerate(zip(blueprint.stage_to_worker, blueprint.stage_to_worker[1:], strict=False)):
         if here != there:
             slots, count = blueprint.slots, len(blueprint.needs[stage + 1])
             yield MailShape((stage, stage + 1), count + blueprint.carries_chance, blueprint.bytes_on[stage], slots)

@@ -30,7 +30,7 @@ from paceline.links.locks import RecordLock
 from paceline.links.waiting import Waiter
 from paceline.parameters.layout import trainable
 from paceline.parameters.replicas import middle
-from paceline.parameters.store import ShardVersion
+from paceline.parameters.shard_version import ShardVersion
 from paceline.parameters.worker_state import WorkerState, copied
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.server import Hogwild

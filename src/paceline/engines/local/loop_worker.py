@@ -32,7 +32,7 @@ from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
 from paceline.links.membership import LocalProcesses
 from paceline.links.waiting import Cancelled
-from paceline.parameters.store import Optimizer
+from paceline.parameters.optimizers import Optimizer
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
 from paceline.plans.plan import Plan

@@ -8,7 +8,7 @@ from dataclasses import replace
 from time import perf_counter_ns as now
 
 from paceline.core.agenda import Chunk
-from paceline.core.schedules import FORWARD, MEET, UPDATE, Table, Work, program_of
+from paceline.core.schedules import ALL_REDUCE, FORWARD, UPDATE, Table, Work, program_of
 from paceline.core.schedules.clock import Channel, channel_of, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.data.order import Order
@@ -60,7 +60,7 @@ class PipelineWorker(WorkerContext):
 
     def _mailbox(self, channel: Channel) -> MessageChannel:
         """Return this worker's end of a channel."""
-        ends = [self.blueprint.homes[stage] for stage in channel]
+        ends = [self.blueprint.stage_to_worker[stage] for stage in channel]
         peer = ends[0] if ends[1] == self.number else ends[1]
         return Mailbox(self.arena.mail[channel], peer, self.doorbells[peer], self.waiter)
 
@@ -108,7 +108,7 @@ class PipelineWorker(WorkerContext):
                 self._send(work)
             elif takes(work):
                 self._take(work)
-            elif work.what == MEET:
+            elif work.what == ALL_REDUCE:
                 self._agree()
             else:
                 self._work(work, passing, bases)
@@ -155,7 +155,7 @@ class PipelineWorker(WorkerContext):
 
     def _applied(self, work: Work, update: int, base: int, version: int, start: int, sums: Sums) -> None:
         """Write the rows of an update of a stage, and its part of a snapshot if one is due."""
-        if work.stage == len(self.blueprint.homes) - 1:
+        if work.stage == len(self.blueprint.stage_to_worker) - 1:
             mean = sums.loss / sums.weight if sums.weight else math.nan
             self.record(Kind.COMPUTE, update, -1, base, -1, start, start, 0, sums.samples, 0, mean)
         self.record(Kind.APPLY, update, work.stage, base, version, start, now(), 0, 0, 0, 0.0)

@@ -113,16 +113,16 @@ class PipelineReplayer:
         waiting: dict[int, list[StageUpdate]] = defaultdict(list)
         for made in self.sums.replay(until):
             waiting[made.update].append(made)
-            if len(waiting[made.update]) == len(self.sums.homes):
+            if len(waiting[made.update]) == len(self.sums.stage_to_worker):
                 good = all(self.sums.finite(each) for each in waiting.pop(made.update))
                 self.done = made.update + 1
                 yield ReplayedVersion(0, self.done, good)
 
     def next(self, shard: int, until: int) -> NextUpdate:
         pipeline, chunks = StagedPipeline(self.setup), self.setup.agenda.filled(until)
-        last = (until, len(pipeline.homes) - 1)
+        last = (until, len(pipeline.stage_to_worker) - 1)
         (sums,) = [made.sums for made in pipeline.replay(until + 1) if (made.update, made.stage) == last]
-        return NextUpdate(chunks, pipeline.homes[-1], sums.loss / sums.weight if sums.weight else math.nan)
+        return NextUpdate(chunks, pipeline.stage_to_worker[-1], sums.loss / sums.weight if sums.weight else math.nan)
 
     def values(self) -> list[torch.Tensor]:
         return self.sums.values()

@@ -28,7 +28,8 @@ from paceline.core.server.events import Pull, Push
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import Layout
-from paceline.parameters.store import LocalStore, Optimizer
+from paceline.parameters.optimizers import Optimizer
+from paceline.parameters.store import LocalStore
 from paceline.parameters.worker_state import WorkerState
 from paceline.plans.plan import Plan
 

@@ -12,8 +12,9 @@ from paceline.core.server.version_slots import VersionSlots
 from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.shard_memory import ShardMemory
 from paceline.gradients.payload import GradientSum
-from paceline.parameters.row_store import shard_store
-from paceline.parameters.store import optimizer_over
+from paceline.parameters.optimizers import optimizer_over
+from paceline.parameters.row_copier import RowCopier
+from paceline.parameters.store import ShardStore
 from paceline.parameters.worker_state import WorkerState
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class ShardUpdates:
         numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
         self.parameters = [numbers[id(parameter)] for parameter in mine]
         optimizer = optimizer_over(side.optimizer, {p: p for p in mine})
-        self.store = shard_store(mine, optimizer, side.schedule, memory.versions, memory.journal)
+        rows = RowCopier(memory.versions, memory.journal) if memory.versions[0].shape.tables else None
+        self.store = ShardStore(mine, optimizer, side.schedule, memory.versions, rows)
         assert isinstance(memory.slots, VersionSlots)
         self.slots = memory.slots
         self.store.look(self.slots.of(memory.integers.current, side.number))
@@ -42,7 +44,7 @@ class ShardUpdates:
         self.store.updates = version - 1
         self.store.move(*self.slots.move(draft, self.side.number))
         self.rule.update(self.store, arrival)
-        self.store.room.keep_buffers(self.moving)
+        self.store.version.keep_buffers(self.moving)
 
     def fetch(self, draft: State) -> None:
         self.store.fetch(*self.slots.fetch(draft, self.side.number))
@@ -51,7 +53,7 @@ class ShardUpdates:
 
     def take_buffers(self) -> None:
         """Continue from the running statistics of this version."""
-        self.side.learner.set_buffers(self.store.room.buffers)
+        self.side.learner.set_buffers(self.store.version.buffers)
 
 
 class GradientExchange:

@@ -18,7 +18,8 @@ from paceline.engines.servers.port import Exchange, ShardPort
 from paceline.engines.servers.shard_memory import Locked, ShardMemory
 from paceline.gradients.gather_buffers import GatherBuffers
 from paceline.parameters.layout import Layout
-from paceline.parameters.store import Optimizer, VersionShape, optimizer_over, version_shape
+from paceline.parameters.optimizers import Optimizer, optimizer_over
+from paceline.parameters.shard_version import VersionShape, version_shape
 from paceline.parameters.worker_state import WorkerState
 from paceline.plans.methods.server import (
     CentreServer,

@@ -24,7 +24,7 @@ from paceline.core.server.gathering import Gathering
 from paceline.core.server.shard import Shard
 from paceline.core.server.version_slots import ReplicaSlots, VersionSlots
 from paceline.parameters.rows import Journal
-from paceline.parameters.store import ShardVersion, VersionShape
+from paceline.parameters.shard_version import ShardVersion, VersionShape
 
 #: A lock; its value is the nanoseconds that it was waited for.
 Locked = AbstractContextManager[int]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from paceline.core.agenda import Agenda
-from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, MEET, UPDATE, WEIGHTS, Table, Work
+from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table, Work
 from paceline.core.schedules.clock import clocked, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
@@ -62,7 +62,7 @@ class _Run:
                 raise WorkerDied(Failure(worker, "died, as its world says", where, advice=advice))
             waited[worker] += wait
             made = self.sums.do(worker, work) if self.sums is not None else None
-            if takes(work) or work.what == MEET:
+            if takes(work) or work.what == ALL_REDUCE:
                 continue
             if sends(work):
                 sent[worker] += self._bytes(work, passing)
@@ -97,7 +97,7 @@ class _Run:
         """Return the seconds that a piece of work takes."""
         if work.what == UPDATE:
             return self.world.update
-        if work.what == MEET:
+        if work.what == ALL_REDUCE:
             return self.world.travel(8)
         samples = passing.chunk(work.micro).samples
         if sends(work):

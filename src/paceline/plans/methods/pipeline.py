@@ -60,7 +60,7 @@ class Pipeline:
         return 1
 
     def stages(self, workers: int) -> int:
-        return len(self.schedule.homes(workers))
+        return len(self.schedule.layout(workers).stage_to_worker)
 
     def recomputing(self, workers: int) -> tuple[int, ...]:
         """The stages that compute their activations again."""

@@ -38,7 +38,7 @@ def _slowest(me: int, doing: list[int]) -> str:
 def _train(runner: PlanRunner, reader: Reader) -> DistributedDataParallel:
     """Run PyTorch's own training loop."""
     workers, replica, job, store = runner.plan.workers, runner.replica, runner.job, runner.local_store()
-    state, pace = runner.resume(store), store.pace
+    state, pace = runner.resume(store), store.schedule
     wrapped = DistributedDataParallel(replica.module)
     for update in runner.updates_ahead():
         runner.arena.doing[runner.number] = update

@@ -19,7 +19,8 @@ from paceline.engines.local.worker_context import Host, WorkerContext
 from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
-from paceline.parameters.store import LocalStore, Optimizer, restore_store, state_of_store
+from paceline.parameters.optimizers import Optimizer
+from paceline.parameters.store import LocalStore, restore_store, state_of_store
 from paceline.parameters.worker_state import WorkerState, restore_memories
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind

@@ -1,0 +1,63 @@
+"""The user's optimizer: copies of it over other parameters, its step, and its learning-rate schedule."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import JobError
+
+Optimizer = torch.optim.Optimizer
+LRSchedule = Callable[[Optimizer], Any]
+
+
+class ScheduleStepper:
+    """Keeps a learning-rate schedule in step with the number of updates, whichever worker applied them."""
+
+    def __init__(self, optimizer: Optimizer, schedule: LRSchedule | None) -> None:
+        self.scheduler = schedule(optimizer) if schedule else None
+        if self.scheduler is not None and type(self.scheduler).__name__ == "ReduceLROnPlateau":
+            raise JobError(
+                "ReduceLROnPlateau follows a metric, not the number of updates, and workers do not share one; "
+                "use a schedule such as torch.optim.lr_scheduler.CosineAnnealingLR"
+            )
+        #: Steps that the scheduler has made.
+        self.count = 0
+        # A scheduler warns when it is stepped before its optimizer. Here another worker's optimizer may have stepped.
+        if self.scheduler is not None:
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def advance(self, updates: int) -> None:
+        """Bring the optimizer's settings to those of the update that follows `updates` updates."""
+        if self.scheduler is not None:
+            while self.count < updates:
+                self.scheduler.step()
+                self.count += 1
+
+
+def bare_step(optimizer: Optimizer) -> Callable[[], Any]:
+    """Return the optimizer's step without PyTorch's profiler label, unless hooks need the labelled one.
+
+    The label takes as long as the arithmetic of a small network.
+    """
+    bare = getattr(type(optimizer).step, "__wrapped__", None)
+    if bare is None or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return lambda: type(optimizer).step(optimizer)  # not one that was patched into the instance
+    return lambda: bare(optimizer)
+
+
+def optimizer_over(optimizer: Optimizer, parameters: dict[nn.Parameter, nn.Parameter]) -> Optimizer:
+    """Return a copy of the optimizer without state, over the parameters that the mapping gives for its own."""
+    copy: Optimizer = object.__new__(type(optimizer))
+    copy.__dict__.update(optimizer.__dict__)  # copy.copy would keep only what an optimizer pickles
+    copy.__dict__.pop("step", None)  # a scheduler's wrapper, which steps the original
+    copy.state = defaultdict(dict)
+    copy.param_groups = [
+        {**group, "params": [parameters[p] for p in group["params"] if p in parameters]}
+        for group in optimizer.param_groups
+    ]
+    return copy
