@@ -14,7 +14,7 @@ from paceline.core.rules.plain import Plain
 from paceline.engines.arithmetic.common import Snapshots, make_encoders, make_learner
 from paceline.engines.setup import Setup
 from paceline.gradients.payload import GradientSum, Payload
-from paceline.parameters.replicas import AveragingReplica, middle, mix
+from paceline.parameters.replicas import AveragingReplica, mean_of, weighted_sum
 from paceline.parameters.store import LocalStore
 from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
 from paceline.plans.methods.all_reduce import AllReduce
@@ -81,22 +81,22 @@ class SteppedReplicas:
             self._average()
 
     def _average(self) -> None:
-        means = self.mean([replica.bring() for replica in self.replicas])
+        means = self.mean([replica.contribution() for replica in self.replicas])
         for replica, mean in zip(self.replicas, means, strict=True):
-            replica.take(mean)
+            replica.apply_mean(mean)
 
     def values(self) -> list[Tensor]:
-        return middle([replica.result() for replica in self.replicas[: self.setup.plan.results]])
+        return mean_of([replica.result() for replica in self.replicas[: self.setup.plan.results]])
 
     def finite(self) -> bool:
-        return all(bool(v.isfinite().all()) for replica in self.replicas for v in replica.home.values)
+        return all(bool(v.isfinite().all()) for replica in self.replicas for v in replica.store.values)
 
 
 #: Called after each further exchange of an update: (update, bytes, every worker's loss where it computed for it).
 Heard = Callable[[int, int, list[float]], None]
 
 
-class CommandedWorkers(CommandExecutor):
+class CoordinatedWorkers:
     """A coordinator commands the workers, each of which has a replica and a slice of every vector.
 
     An update's first evaluation is handed in, as under any synchronous plan; `heard` is called for what follows.
@@ -105,31 +105,31 @@ class CommandedWorkers(CommandExecutor):
     def __init__(self, setup: Setup, method: Coordinated) -> None:
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         coordinator, workers = method.coordinator, setup.plan.workers
-        hands = [VectorSlice(make_learner(setup)[0], setup.layout, coordinator, w, workers) for w in range(workers)]
-        super().__init__(coordinator, hands)
+        slices = [VectorSlice(make_learner(setup)[0], setup.layout, coordinator, w, workers) for w in range(workers)]
+        self.slices, self.executor = slices, CommandExecutor(coordinator, slices, self)
         self.payloads = Payloads(setup, method.collective)
-        self.numbers = [torch.zeros(1, dtype=torch.float64) for _ in hands]
+        self.numbers = [torch.zeros(1, dtype=torch.float64) for _ in slices]
         self.doing, self.first = 0, list[GradientSum]()
-        self.encoders = make_encoders(setup, hands[0].learner.replica.parameters)
+        self.encoders = make_encoders(setup, slices[0].learner.replica.parameters)
         self.heard: Heard = lambda update, size, losses: None
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
-        self.hands[worker].rewind()
-        return self.encoders[worker].sent(self.hands[worker].learner.compute(chunks))
+        self.slices[worker].rewind()
+        return self.encoders[worker].sent(self.slices[worker].learner.compute(chunks))
 
     def apply(self, update: int, shares: list[GradientSum]) -> None:
         self.doing, self.first = update, shares
-        self.update()
+        self.executor.update()
 
     def evaluate(self) -> float:
         shares, self.first = self.first, []
         if not shares:
-            mine = [self.setup.agenda.mine(self.doing, worker) for worker in range(len(self.hands))]
+            mine = [self.setup.agenda.mine(self.doing, worker) for worker in range(len(self.slices))]
             shares = [self.compute(worker, chunks) for worker, chunks in enumerate(mine)]
             self.heard(self.doing, self.payloads.flats[0].nbytes, [share.mean for share in shares])
         together = self.payloads.sum(shares)
-        for hand in self.hands:
-            hand.settle(together)
+        for each in self.slices:
+            each.settle(together)
         return together.mean
 
     def total(self, parts: list[float]) -> float:
@@ -139,31 +139,31 @@ class CommandedWorkers(CommandExecutor):
         return float(self.numbers[0])
 
     def share(self) -> None:
-        for hand, flat in zip(self.hands, self.payloads.flats, strict=True):
-            hand.offer(flat)
+        for each, flat in zip(self.slices, self.payloads.flats, strict=True):
+            each.offer(flat)
         self._exchange(self.payloads.flats)
-        for hand, flat in zip(self.hands, self.payloads.flats, strict=True):
-            hand.take(flat)
+        for each, flat in zip(self.slices, self.payloads.flats, strict=True):
+            each.take(flat)
 
     def _exchange(self, flats: list[Tensor]) -> None:
         execute(self.payloads.collective, flats)
         self.heard(self.doing, flats[0].nbytes, [])
 
     def values(self) -> list[Tensor]:
-        return [value.clone() for value in (*self.hands[0].parameters, *self.hands[0].buffers)]
+        return [value.clone() for value in (*self.slices[0].parameters, *self.slices[0].buffers)]
 
     def finite(self) -> bool:
-        return all(bool(p.isfinite().all()) for p in self.hands[0].parameters)
+        return all(bool(p.isfinite().all()) for p in self.slices[0].parameters)
 
 
-Synchronous = SharedParameters | SteppedReplicas | CommandedWorkers
+Synchronous = SharedParameters | SteppedReplicas | CoordinatedWorkers
 
 
 def synchronous(setup: Setup) -> Synchronous:
     """The arithmetic of a method without a server and without stages."""
     method = setup.plan.method
     if isinstance(method, Coordinated):
-        return CommandedWorkers(setup, method)
+        return CoordinatedWorkers(setup, method)
     return SteppedReplicas(setup, method) if isinstance(method, LocalSteps | Gossip) else SharedParameters(setup)
 
 
@@ -192,7 +192,7 @@ class Payloads:
         for worker, share in enumerate(shares):
             mixture = torch.zeros_like(self.flats[worker])
             payload = Payload(self.layout, mixture)
-            mix(self.flats, self.collective.weights(worker, len(shares)), mixture)  # type: ignore[attr-defined]
+            weighted_sum(self.flats, self.collective.weights(worker, len(shares)), mixture)  # type: ignore[attr-defined]
             found.append(payload.read(share.samples))
         return found
 

@@ -29,15 +29,15 @@ def train_coordinated(worker: LocalWorker, method: Coordinated) -> None:
     runner.hand_in(runner.values())
 
 
-class CoordinatorClient(CommandExecutor):
+class CoordinatorClient:
     """`whole` adds up whole vectors, `single` one number of each worker."""
 
     def __init__(self, worker: LocalWorker, method: Coordinated) -> None:
         runner = self.runner = worker.runner
         arena, workers = runner.arena, runner.plan.workers
-        hand = VectorSlice(runner.learner, arena.shape.layout, method.coordinator, runner.number, workers)
-        super().__init__(method.coordinator, [hand])
-        self.worker, self.hand, collective = worker, hand, method.collective
+        self.slice = VectorSlice(runner.learner, arena.shape.layout, method.coordinator, runner.number, workers)
+        self.executor = CommandExecutor(method.coordinator, [self.slice], self)
+        self.worker, collective = worker, method.collective
         self.whole = PayloadReduction(runner.link(arena.payloads), collective, workers, arena.shape.layout)
         numbers = runner.link(arena.numbers)
         self.numbers, self.single = numbers.vectors, Reduction(numbers, collective, workers)
@@ -52,29 +52,29 @@ class CoordinatorClient(CommandExecutor):
         """Begin where an earlier part of the run ended, if there was one."""
         if (found := self.runner.state_writer.found) is not None:
             self.runner.replica.restore(found)
-            self.hand.restore(found)
-            self.go_on(found.facts["remembers"])
+            self.slice.restore(found)
+            self.executor.resume(found.facts["remembers"])
             restore_memories(self.runner.encoder.carried, found, "owed")
 
     def worker_state(self) -> WorkerState:
-        coordinator = WorkerState(facts={"remembers": self.remembers})
-        return self.runner.replica.worker_state() | self.hand.worker_state() | coordinator
+        coordinator = WorkerState(facts={"remembers": self.executor.remembers})
+        return self.runner.replica.worker_state() | self.slice.worker_state() | coordinator
 
     def make(self, update: int) -> None:
         self.doing = update
-        self.update()
+        self.executor.update()
         self.runner.applied(update, update, update + 1, now())  # at once: what led to it lies between collectives
 
     def evaluate(self) -> float:
-        update, again = self.doing, self.hand.kept is not None
-        self.hand.rewind()
+        update, again = self.doing, self.slice.kept is not None
+        self.slice.rewind()
         chunks = self.runner.agenda.mine(update, self.runner.number)
         computed = self.worker.compute(update, chunks, update, again)
         payload = self.whole.payloads[self.turn]
         payload.write(computed)
         self._exchange(self.whole.reduction)
         together = payload.read(computed.samples)
-        self.hand.settle(together)
+        self.slice.settle(together)
         return together.mean
 
     def total(self, parts: list[float]) -> float:
@@ -85,9 +85,9 @@ class CoordinatorClient(CommandExecutor):
 
     def share(self) -> None:
         flat = self.whole.payloads[self.turn].flat
-        self.hand.offer(flat)
+        self.slice.offer(flat)
         self._exchange(self.whole.reduction)
-        self.hand.take(flat)
+        self.slice.take(flat)
 
     def _exchange(self, reduction: Reduction) -> None:
         start = now()
