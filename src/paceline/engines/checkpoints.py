@@ -28,7 +28,7 @@ from torch import Tensor
 from paceline.core.agenda import Agenda
 from paceline.core.server.cut import Cut
 from paceline.errors import RunFolderError
-from paceline.parameters.worker_state import Place, WorkerState, pack, places, unpacked
+from paceline.parameters.worker_state import TensorSlot, WorkerState, pack, tensor_slots, unpacked
 from paceline.runs.record import CheckpointInterval, LifeRecord
 from paceline.runs.schema import from_dict, to_dict
 from paceline.runs.trace import Columns, Kind, Trace
@@ -48,7 +48,7 @@ class CheckpointRecord:
     lives: tuple[LifeRecord, ...]
     cut: Cut | None
     facts: dict[str, Any]  # per holder, what its state has besides tensors
-    where: dict[str, tuple[Place, ...]]  # per holder, where each tensor lies in its bytes
+    where: dict[str, tuple[TensorSlot, ...]]  # per holder, where each tensor lies in its bytes
 
 
 @dataclass
@@ -89,9 +89,9 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
     if place.exists():
         return
     old = _make_room(base, draft)
-    state, where = dict[str, Tensor](), dict[str, tuple[Place, ...]]()
+    state, where = dict[str, Tensor](), dict[str, tuple[TensorSlot, ...]]()
     for holder, worker_state in checkpoint.holders.items():
-        found, size = places(worker_state.tensors)
+        found, size = tensor_slots(worker_state.tensors)
         where[holder], state[holder] = tuple(found), torch.empty(size, dtype=torch.uint8)
         pack(list(worker_state.tensors.values()), found, state[holder])
     _save_state({holder: raw for holder, raw in state.items() if len(raw)}, draft)
@@ -214,7 +214,7 @@ def _read(place: Path) -> Checkpoint:
 
     try:
         record = _read_record(place)
-        sizes = {name: places(_shapes(held))[1] for name, held in record.where.items()}
+        sizes = {name: tensor_slots(_shapes(held))[1] for name, held in record.where.items()}
         state: dict[str, Any] = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that there is only one process
@@ -237,7 +237,7 @@ def _read_record(place: Path) -> CheckpointRecord:
     return from_dict(CheckpointRecord, value)
 
 
-def _shapes(held: Sequence[Place]) -> dict[str, Tensor]:
+def _shapes(held: Sequence[TensorSlot]) -> dict[str, Tensor]:
     return {p.name: torch.empty(p.shape, dtype=getattr(torch, p.dtype), device="meta") for p in held}
 
 

@@ -22,7 +22,7 @@ from paceline.engines.local.process import core_wait, die_with_parent, give_back
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.local.worker import LocalWorker
-from paceline.errors.failure import Place
+from paceline.errors.failure import Position
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Cancelled
 
@@ -70,7 +70,7 @@ def main(
         pass
     except BaseException as error:
         update = arena.doing[number] if number >= 0 else -1
-        pipe.send(Failed(FailureReport.of(error, worker.place(update) if worker else Place(update))))
+        pipe.send(Failed(FailureReport.of(error, worker.position(update) if worker else Position(update))))
     finally:
         pipe.close()
         sys.stdout.flush()

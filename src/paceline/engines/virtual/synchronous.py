@@ -12,7 +12,7 @@ from paceline.engines.arithmetic.synchronous import CoordinatedWorkers, Synchron
 from paceline.engines.virtual.exchange import exchange
 from paceline.engines.virtual.world import Fate, World, nanoseconds
 from paceline.errors import WorkerDied
-from paceline.errors.failure import Failure, Place
+from paceline.errors.failure import Failure, Position
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after
@@ -88,7 +88,7 @@ class _Run:
         self.ready[worker] += self.fate.compute_seconds(worker, samples)
         if self.world.deaths.get(worker, math.inf) < self.ready[worker]:
             advice = "the plan cannot go on without it"
-            raise WorkerDied(Failure(worker, "died, as the world willed", Place(update), advice=advice))
+            raise WorkerDied(Failure(worker, "died, as the world willed", Position(update), advice=advice))
         return nanoseconds(start), nanoseconds(self.ready[worker])
 
     def _exchange(self, collective: Collective, size: int, update: int) -> None:
