@@ -448,11 +448,11 @@ def test_another_number_of_workers_is_refused_where_it_would_be_another_training
 ) -> None:
     job = job_of(job_file)
     ring = stopped(job_file, tmp_path / "ring")
-    with pytest.raises(PlanError, match="2 workers and cannot go on with 3: plan ring cuts each batch"):
+    with pytest.raises(PlanError, match="2 workers and cannot be resumed with 3: plan ring cuts each batch"):
         pl.train(resume=ring, workers=3)
     with pytest.raises(PlanError, match="begun by plan ring"):
         pl.train(resume=ring, plan="tree")
-    with pytest.raises(UsageError, match="seed=3; it cannot go on with 4"):
+    with pytest.raises(UsageError, match="seed=3; it cannot be resumed with 4"):
         pl.train(job.with_(seed=4), resume=ring)
     with pytest.raises(RunFolderError, match="fingerprints differ"):
         pl.train(job.with_(data=(job.data[0] + 1, job.data[1])), resume=ring)

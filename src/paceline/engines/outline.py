@@ -41,12 +41,12 @@ def outline(job: Job, module: nn.Module, source: Source) -> list[LayerRecord]:
     for hook in hooks:
         hook.remove()
     order = sorted(range(len(found)), key=lambda n: (tracker.calls.get(n, len(found)), n))
-    place = {number: at for at, number in enumerate(order)}
+    position = {number: at for at, number in enumerate(order)}
     return [
         replace(
             _sizes(*found[number]),
             output=tracker.outputs.get(number),
-            after=tuple(sorted(place[n] for n in tracker.after.get(number, ()))),
+            after=tuple(sorted(position[n] for n in tracker.after.get(number, ()))),
         )
         for number in order
     ]

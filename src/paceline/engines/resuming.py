@@ -26,7 +26,7 @@ def open_run(
     if record.checkpoint_every is None:
         raise UsageError(f"{path} keeps no checkpoints: it was begun without --checkpoint-every; train it again")
     if limit is not None and limit != record.limit:
-        raise UsageError(f"the run was begun with updates={record.limit}; it cannot go on with updates={limit}")
+        raise UsageError(f"the run was begun with updates={record.limit}; it cannot be resumed with updates={limit}")
     plan = next_plan(Plan.recorded(record.plan, record.table), given, workers)
     return job or load_job_file(path, resumable=True), plan, record
 
@@ -38,11 +38,13 @@ def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Pl
     if isinstance(before.method, Pipeline) and before.method.cuts and "cuts" not in wanted.options:
         wanted = wanted.cut_at(before.method.cuts.split("+"))
     if (wanted.name, _rest(wanted)) != (before.name, _rest(before)):
-        raise PlanError(f"the run was begun by plan {before}; it cannot go on by plan {wanted}")
+        raise PlanError(f"the run was begun by plan {before}; it cannot be resumed by plan {wanted}")
     if count == before.workers:
         return before
     if before.traits.keeps_step:
-        raise PlanError(f"the run was begun by {before.workers} workers and cannot go on with {count}: {_why(before)}")
+        raise PlanError(
+            f"the run was begun by {before.workers} workers and cannot be resumed with {count}: {_why(before)}"
+        )
     if isinstance(before.method, GatheringServer):
         return _backup(before, before.method, count)
     return make_again(before, count)
@@ -65,7 +67,7 @@ def _backup(before: Plan, method: GatheringServer, workers: int) -> Plan:
     backups = workers - method.gathers
     if backups < 0:
         raise PlanError(
-            f"plan {before} makes each update of {method.gathers} gradients, so it cannot go on with {workers} workers"
+            f"plan {before} makes each update of {method.gathers} gradients and cannot be resumed with {workers} workers"
         )
     return make(before.name, **{**before.options, "workers": workers, "backups": backups})
 
@@ -76,10 +78,10 @@ def check_same(setup: Setup, record: RunRecord) -> None:
     for word in ("batch_size", "epochs", "accumulate", "seed", "precision"):
         if getattr(job, word) != getattr(kept, word):
             raise UsageError(
-                f"the run was begun with {word}={getattr(kept, word)}; it cannot go on with {getattr(job, word)}"
+                f"the run was begun with {word}={getattr(kept, word)}; it cannot be resumed with {getattr(job, word)}"
             )
     if job.compute != record.compute:
-        raise UsageError(f"the run was begun with compute={record.compute}; it cannot go on with {job.compute}")
+        raise UsageError(f"the run was begun with compute={record.compute}; it cannot be resumed with {job.compute}")
     if setup.source.fingerprint() != record.data_fingerprint:
         raise RunFolderError("the data are not those that the run was begun with: their fingerprints differ")
     if setup.initial_sha256 != record.initial_sha256:

@@ -45,9 +45,9 @@ def _cells(row: Sequence[Step], held: list[list[set[int]]]) -> list[str]:
     for worker, (send, receive, reduce) in enumerate(row):
         words = [] if send is None else [f"{_name(send, before[worker], workers)}>{send.other}"]
         if receive is not None:
-            for place in range(receive.first, receive.stop):
-                theirs = before[receive.other][place]
-                held[worker][place] = before[worker][place] | theirs if reduce else theirs
+            for segment in range(receive.first, receive.stop):
+                theirs = before[receive.other][segment]
+                held[worker][segment] = before[worker][segment] | theirs if reduce else theirs
             words.append(f"{'+' * reduce}{_name(receive, held[worker], workers)}<{receive.other}")
         cells.append(" ".join(words) or ".")
     return cells
@@ -56,8 +56,8 @@ def _cells(row: Sequence[Step], held: list[list[set[int]]]) -> list[str]:
 def _name(part: Part, held: Sequence[set[int]], workers: int) -> str:
     """Return the letters of a part; capitals are complete sums."""
     letters = [
-        LETTERS[place].upper() if len(held[place]) == workers else LETTERS[place]
-        for place in range(part.first, part.stop)
+        LETTERS[segment].upper() if len(held[segment]) == workers else LETTERS[segment]
+        for segment in range(part.first, part.stop)
     ]
     return "".join(letters) if len(letters) <= 4 else f"{letters[0]}..{letters[-1]}"
 

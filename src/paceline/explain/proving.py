@@ -98,7 +98,7 @@ def _pipeline(plan: Plan, pipeline: Pipeline) -> Proved:
         f"{_many(table.stages, 'stage')} at {_many(table.workers, 'worker')}: {found.works} pieces of work and "
         f"{_many(found.messages, 'message')} make {updates} of {micro_batches} "
         f"micro-batch{'es' * (micro_batches > 1)}{' each' * (len(counts) > 1)}",
-        f"no circle of waits, with room for {table.slots} messages between two stages each way; none is left unread",
+        f"no circle of waits, with {table.slots} slots for messages between two stages each way; none is left unread",
         "every micro-batch goes once forward and once backward through every stage, on what its neighbours made of it",
         "no version of weights is read before it is made or after it is dropped; forward and backward read "
         + ("as the prediction wants: the newest" if table.predicts else "the same one"),

@@ -75,8 +75,8 @@ class Gathering:
 
     def _hold(self, state: State, worker: int, batch: int) -> None:
         held, own = state[self._held], self._slot + worker
-        place = self._slots + held
-        state[own], state[place] = state[place], state[own]
+        free = self._slots + held
+        state[own], state[free] = state[free], state[own]
         state[self._batches + held] = state[self._pushed + worker] = batch
         state[self._held] = held + 1
 

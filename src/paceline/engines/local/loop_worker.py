@@ -140,7 +140,7 @@ class LoopWorker:
     def _what_is_wrong(self, gone: set[int]) -> str | None:
         """Return why this rank cannot continue; None if it can."""
         doing = self.arena.doing
-        where = f"worker {self.number} cannot go on after its step {doing[self.number] + 1}"
+        where = f"worker {self.number} cannot continue after its step {doing[self.number] + 1}"
         for other, ended in enumerate(self.arena.ended):
             at = f"in its step {doing[other] + 2}" if doing[other] >= 0 else "in its first step"
             if ended == FAILED:

@@ -73,7 +73,7 @@ class PipelineWorker(WorkerContext):
     def train(self) -> None:
         """Run the worker's program, table after table."""
         schedule = self.method.schedule
-        self.reader.announce(self._foreseen())
+        self.reader.announce(self._chunks_to_read())
         programs: dict[tuple[int, ...], list[Work]] = {}  # by their numbers of micro-batches
         for passing in passes(schedule.span, self.agenda, self.resume_point.updates):
             self.segment.begin(passing)
@@ -90,7 +90,7 @@ class PipelineWorker(WorkerContext):
         table = self.method.table(self.plan.workers, passing.counts)
         return table.agreeing() if self.blueprint.agrees else table
 
-    def _foreseen(self) -> Iterator[Chunk]:
+    def _chunks_to_read(self) -> Iterator[Chunk]:
         """Yield the chunks that this worker reads, in this order."""
         schedule = self.method.schedule
         for passing in passes(schedule.span, self.agenda, self.resume_point.updates):

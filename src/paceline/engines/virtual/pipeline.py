@@ -57,7 +57,7 @@ class _Run:
             table, lambda worker, work: self._seconds(worker, work, passing, table.stages), self.free
         ):
             if self.world.deaths.get(worker, math.inf) < end:
-                advice = "the plan cannot go on without it"
+                advice = "the plan cannot continue without it"
                 where = Position(passing.update(work.micro))
                 raise WorkerDied(Failure(worker, "died, as its world says", where, advice=advice))
             waited[worker] += wait

@@ -90,15 +90,15 @@ class _Run:
         start = self.ready[worker]
         self.ready[worker] += self.compute_times.draw(worker, samples)
         if self.world.deaths.get(worker, math.inf) < self.ready[worker]:
-            advice = "the plan cannot go on without it"
+            advice = "the plan cannot continue without it"
             raise WorkerDied(Failure(worker, "died, as its world says", Position(update), advice=advice))
         return nanoseconds(start), nanoseconds(self.ready[worker])
 
     def _exchange(self, collective: Collective, size: int, update: int) -> None:
         """Move every worker's clock to the end of the collective; one row each."""
-        came = list(self.ready)
-        self.ready[:], waited, sent = exchange(collective, came, size, self.world)
-        for worker, begin in enumerate(came):
+        arrived = list(self.ready)
+        self.ready[:], waited, sent = exchange(collective, arrived, size, self.world)
+        for worker, begin in enumerate(arrived):
             times = nanoseconds(begin), nanoseconds(self.ready[worker]), nanoseconds(waited[worker])
             self.rows.append(Row(Kind.MEET, worker, update, -1, update, -1, *times, 0, sent[worker], 0.0))
 

@@ -32,7 +32,7 @@ Devices = Literal["alone", "summed", "shared", "stages", "native"]
 class Traits:
     """The properties of a method that other parts of Paceline may ask for."""
 
-    #: Every worker takes part in every update, so the run cannot go on without one of them.
+    #: Every worker takes part in every update, so the run cannot continue without one of them.
     keeps_step: bool = True
     #: All workers hold the same parameters and optimizer state after every update.
     agrees: bool = False

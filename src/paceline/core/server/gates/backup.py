@@ -35,8 +35,8 @@ class Backup:
 
     def init(self, state: State, at: int, workers: int) -> None:
         state[at + WORKERS] = workers
-        for place in range(at + ROUND, at + FREE + workers):
-            state[place] = 0
+        for cell in range(at + ROUND, at + FREE + workers):
+            state[cell] = 0
 
     def open(self, state: State, at: int, worker: int) -> bool:
         number, free = state[at + ROUND], state[at + FREE : at + FREE + state[at + WORKERS]]

@@ -72,9 +72,9 @@ class ServerClient:
         while (command := worker.command()) is not None and not (leaving and isinstance(command, Ask | Compute)):
             if isinstance(command, Compute):
                 tasks = agenda.tasks(command.batch)
-                came = yield from self._compute(tasks)  # 2
-                leaving = came < len(tasks)
-                if not came:
+                done = yield from self._compute(tasks)  # 2
+                leaving = done < len(tasks)
+                if not done:
                     break
                 worker.answer(Noted())
             else:
