@@ -67,7 +67,7 @@ def _backup(before: Plan, method: GatheringServer, workers: int) -> Plan:
     backups = workers - method.gathers
     if backups < 0:
         raise PlanError(
-            f"plan {before} makes each update of {method.gathers} gradients and cannot be resumed with {workers} workers"
+            f"plan {before} makes each update of {method.gathers} gradients; it cannot be resumed with {workers}"
         )
     return make(before.name, **{**before.options, "workers": workers, "backups": backups})
 
