@@ -130,7 +130,7 @@ PROCESSES = (
          "            if os.getpid() != parent:\n                os.mkdir('died')\n"
          "                os.kill(os.getpid(), signal.SIGKILL)\n"
          "        return super().forward(x)\njob = job.with_(model=Dies)\n", DOWNPOUR, 0,
-         (r"died workers \[\d\]; the others finished their work",)),
+         (r"died workers \[\d\]; the others finished the training",)),
     Case("SIGKILL of all workers", falls("os.kill(os.getpid(), signal.SIGKILL)"), DOWNPOUR, 1,
          (r"RunFailed: every worker died",)),
     Case("SIGTERM of a worker, who does not hear it: clusters send it to all, and the parent decides",
