@@ -11,14 +11,19 @@ import torch
 from torch import Tensor
 
 from paceline.core.server.version_slots import VersionSlots
-from paceline.parameters.layout import Place, ShardLayout
+from paceline.parameters.layout import ParameterSpan as Span
+from paceline.parameters.layout import ShardLayout
 from paceline.parameters.row_copier import RowPartition
 from paceline.parameters.rows import Journal, coalesced, outside
 from paceline.parameters.shard_version import ShardVersion, StateField, VersionShape
 
 HEIGHT, OTHER = 40, 24
 LAYOUT = ShardLayout(
-    (Place("table", (HEIGHT, 2), 0, 2 * HEIGHT), Place("dense", (3,), 80, 3), Place("other", (OTHER, 1), 96, OTHER)),
+    (
+        Span("table", (HEIGHT, 2), 0, 2 * HEIGHT),
+        Span("dense", (3,), 80, 3),
+        Span("other", (OTHER, 1), 96, OTHER),
+    ),
     (),
     128,
 )

@@ -27,7 +27,7 @@ from torch import Tensor
 from paceline.core.agenda import Agenda
 from paceline.core.server.cut import Cut
 from paceline.errors import RunFolderError
-from paceline.parameters.worker_state import Place, WorkerState, pack, places, unpacked
+from paceline.parameters.worker_state import TensorSlot, WorkerState, pack, tensor_slots, unpacked
 from paceline.runs.record import CheckpointInterval, LifeRecord
 from paceline.runs.schema import from_dict, to_dict
 from paceline.runs.trace import Columns, Kind, Trace
@@ -50,7 +50,7 @@ class CheckpointRecord:
     #: For each holder, the part of its state that is no tensor.
     facts: dict[str, Any]
     #: For each holder, the position of each tensor in its bytes.
-    where: dict[str, tuple[Place, ...]]
+    where: dict[str, tuple[TensorSlot, ...]]
 
 
 @dataclass
@@ -96,9 +96,9 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
     if folder.exists():
         return
     old = _make_draft(base, draft)
-    state, where = dict[str, Tensor](), dict[str, tuple[Place, ...]]()
+    state, where = dict[str, Tensor](), dict[str, tuple[TensorSlot, ...]]()
     for holder, worker_state in checkpoint.holders.items():
-        found, size = places(worker_state.tensors)
+        found, size = tensor_slots(worker_state.tensors)
         where[holder], state[holder] = tuple(found), torch.empty(size, dtype=torch.uint8)
         pack(list(worker_state.tensors.values()), found, state[holder])
     _save_state({holder: raw for holder, raw in state.items() if len(raw)}, draft)
@@ -223,7 +223,7 @@ def _read(folder: Path) -> Checkpoint:
 
     try:
         record = _read_record(folder)
-        sizes = {name: places(_shapes(held))[1] for name, held in record.where.items()}
+        sizes = {name: tensor_slots(_shapes(held))[1] for name, held in record.where.items()}
         state: dict[str, Any] = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that there is only one process
@@ -246,7 +246,7 @@ def _read_record(folder: Path) -> CheckpointRecord:
     return from_dict(CheckpointRecord, value)
 
 
-def _shapes(held: Sequence[Place]) -> dict[str, Tensor]:
+def _shapes(held: Sequence[TensorSlot]) -> dict[str, Tensor]:
     return {p.name: torch.empty(p.shape, dtype=getattr(torch, p.dtype), device="meta") for p in held}
 
 

@@ -1,25 +1,25 @@
-"""Everything Paceline raises on purpose.
+"""The exceptions that Paceline raises on purpose, and its warnings.
 
     PacelineError
-    ├── UsageError              what was asked cannot be done; nothing was started       (exit code 2)
+    ├── UsageError              the request cannot be met; nothing was started         (exit code 2)
     │   ├── PlanError           a plan's name, option or combination
     │   ├── JobError            a job's model, data, loss or optimizer
     │   ├── RunFolderError      a run's folder cannot be read or written
     │   └── MachineError        this machine cannot run it
     ├── RunFailed               the run was started and did not finish                   (exit code 1)
-    │   ├── Blamed              one worker is to blame; `.failure` tells what happened
+    │   ├── Blamed              one worker failed first; `.failure` describes it
     │   │   ├── WorkerFailed    it raised an exception: the user's code, usually
-    │   │   ├── WorkerDied      its process ended without a word (SIGKILL, out of memory)
+    │   │   ├── WorkerDied      its process ended without a report (SIGKILL, out of memory)
     │   │   └── WorkerSilent    another waited for it, past the deadline
-    │   ├── WaitedTooLong       a wait passed its deadline, as the one who waited says it
+    │   ├── WaitedTooLong       a wait passed its deadline, as the waiting worker reports it
     │   ├── NotFinite           the loss was not a finite number, and the job says on_nan="stop"
-    │   └── CollectiveFailed    an operation of torch.distributed; also a RuntimeError, as PyTorch's own are
+    │   └── CollectiveFailed    an operation of torch.distributed; also a RuntimeError, as in PyTorch
     │       ├── CollectivesDiffer   two ranks called different operations
-    │       ├── RankGone            a rank that is waited for has ended, or has left the group
-    │       └── RankMissing         a rank did not come before the group's timeout
-    ├── RunStopped              Ctrl-C or SIGTERM: a checkpoint was written, the run can go on  (exit code 130, 143)
+    │       ├── RankGone            a rank that others wait for has ended, or has left the group
+    │       └── RankMissing         a rank did not call before the group's timeout
+    ├── RunStopped              Ctrl-C or SIGTERM: a checkpoint was written; --resume goes on  (exit code 130, 143)
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
-    └── ProtocolError           a machine was told something impossible: a bug in Paceline
+    └── ProtocolError           a state machine got an impossible event: a bug in Paceline
 
 and warns of: JobWarning, CrowdedWarning, CheckpointWarning. Every message says what was given, what is allowed, and
 what to do.
@@ -63,14 +63,14 @@ class RunFailed(PacelineError):
 
 
 class Blamed(RunFailed):
-    """One worker is to blame."""
+    """One worker failed first and ended the run."""
 
     def __init__(self, failure: Failure) -> None:
         self.failure, self.worker = failure, failure.worker
         super().__init__(failure)
 
     def __str__(self) -> str:
-        return self.failure.tell()
+        return self.failure.describe()
 
 
 class WorkerFailed(Blamed):
@@ -97,10 +97,10 @@ class NotFinite(RunFailed):
 
 
 class WaitedTooLong(RunFailed):
-    def __init__(self, worker: int, for_whom: str, seconds: float, where: str) -> None:
-        self.for_whom, self.seconds = for_whom, seconds
+    def __init__(self, worker: int, awaited: str, seconds: float, where: str) -> None:
+        self.awaited, self.seconds = awaited, seconds
         super().__init__(
-            f"worker {worker} waited {seconds:.0f} s for {for_whom} {where}; that process is stopped, "
+            f"worker {worker} waited {seconds:.0f} s for {awaited} {where}; that process is stopped, "
             f"swapping or very slow. Give a longer deadline (deadline=...) if the step really takes that long."
         )
 
@@ -142,14 +142,14 @@ class ProtocolError(PacelineError):
 
 @contextmanager
 def users_code(what: str, error: type[PacelineError] = JobError) -> Iterator[None]:
-    """What the user's own code raises is told as a fault of his, with his lines."""
+    """Raise what the user's own code raises as an error of the job, with the user's lines."""
     try:
         yield
     except PacelineError:
         raise
     except Exception as fault:
-        told = f"{what} fails: {type(fault).__name__}: {fault}\n{users_traceback(fault)}"
-        raise error(told.rstrip()) from fault
+        message = f"{what} fails: {type(fault).__name__}: {fault}\n{users_traceback(fault)}"
+        raise error(message.rstrip()) from fault
 
 
 class JobWarning(UserWarning):
@@ -165,7 +165,7 @@ class CheckpointWarning(UserWarning):
 
 
 def suggest(given: str, allowed: Iterable[str]) -> str:
-    """The end of a message about a wrong word: the nearest right one, then all of them."""
+    """Return the end of a message about an unknown word: the nearest allowed one, then all of them."""
     names = sorted(allowed)
     near = difflib.get_close_matches(given, names, n=1)
     did_you_mean = f"did you mean {near[0]!r}? " if near else ""

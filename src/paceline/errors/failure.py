@@ -1,4 +1,4 @@
-"""What went wrong in a run, in one block: who failed first and at what, who are only victims, how to go back there.
+"""The report of a failed run, in one block: which worker failed first, the victims, how to replay the failure.
 
 worker 1 failed first: ValueError: nine is not a class
   when     in update 37, with samples 740, 12, 88, ...
@@ -20,17 +20,17 @@ from typing import Any, NamedTuple
 OURS = re.escape(str(Path(__file__).parents[1]))
 PASSED = rf"{OURS}/|[^\"]*torch/nn/modules/module\.py|[^\"]*torch/utils/data/"  # on the way to the user's lines
 FRAME = re.compile(rf'^  File "(?:{PASSED})[^\n]*\n(?:    [^\n]*\n)*', re.MULTILINE)
-FEW = 8  # samples that are told
+FEW = 8  # samples that are named
 
 
-class Place(NamedTuple):
-    """How far a worker was."""
+class Position(NamedTuple):
+    """How far a worker had come."""
 
     update: int = -1  # -1: before its first
     version: int = -1  # of the parameters it computed with
     samples: Sequence[int] = ()
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         if self.update < 0:
             return "before its first update"
         samples = f", with samples {few(self.samples)}" if self.samples else ""
@@ -39,41 +39,42 @@ class Place(NamedTuple):
 
 @dataclass
 class Failure:
-    """Of a run."""
+    """The failure of a run, with the worker that failed first."""
 
     worker: int
-    what: str  # it did, or what became of it
-    place: Place
+    what: str  # what it did, or what happened to it
+    position: Position
     victims: list[int] = field(default_factory=list)
     advice: str = ""
     traceback: str = ""
     run: Path | None = None  # where it can be replayed from
 
-    def tell(self) -> str:
-        lines = {"when": self.place.tell()}
+    def describe(self) -> str:
+        lines = {"when": self.position.describe()}
         if self.victims:
             several = "s" * (len(self.victims) > 1)
             lines["victims"] = f"worker{several} {', '.join(map(str, self.victims))}: stopped, not the cause"
         if self.advice:
             lines["advice"] = self.advice
-        if self.run is not None and self.place.update >= 0:
+        if self.run is not None and self.position.update >= 0:
             lines["replay"] = f"paceline replay {self.run} --until failure"
         block = [f"worker {self.worker} {self.what}", *(f"  {word:<7}  {line}" for word, line in lines.items())]
         return "\n".join([*block, *([self.traceback.rstrip()] if self.traceback else [])])
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "worker": self.worker, "what": self.what, **self.place._asdict(), "victims": self.victims,
+            "worker": self.worker, "what": self.what, **self.position._asdict(), "victims": self.victims,
             "advice": self.advice, "traceback": self.traceback,
         }  # fmt: skip
 
 
 def few(numbers: Sequence[int]) -> str:
+    """Return the first few numbers for a message."""
     return ", ".join(map(str, numbers[:FEW])) + (", ..." if len(numbers) > FEW else "")
 
 
 def users_traceback(error: BaseException) -> str:
-    """Without the lines that lead to the user's, where there are any of his; also in what a loader's process said."""
+    """Return the traceback from the user's first line on, where it has any; also that of a loader's process."""
     whole = "".join(traceback.format_exception(error))
     users = FRAME.sub("", whole)
     return users if '  File "' in users else whole

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.parameters.layout import Layout
-from paceline.parameters.replicas import mix
+from paceline.parameters.replicas import weighted_sum
 
 
 class GatherBuffers:
@@ -23,5 +23,5 @@ class GatherBuffers:
 
     def add_up(self, slots: Sequence[int]) -> GradientSum:
         """The sum of these, aside: they must stay whole until the version made of it is committed."""
-        mix(self.flats, [(slot, 1.0) for slot in slots], self._sum)
+        weighted_sum(self.flats, [(slot, 1.0) for slot in slots], self._sum)
         return self._whole.read(1)

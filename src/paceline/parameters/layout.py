@@ -26,7 +26,7 @@ ALIGN = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterSpan:
     name: str
     shape: tuple[int, ...]
     start: int  # in elements of the shard
@@ -35,8 +35,8 @@ class Place:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    parameters: tuple[Place, ...]
-    buffers: tuple[Place, ...]
+    parameters: tuple[ParameterSpan, ...]
+    buffers: tuple[ParameterSpan, ...]
     length: int  # elements
 
     def parameter_views(self, flat: Tensor) -> list[Tensor]:
@@ -52,7 +52,7 @@ class Layout:
     shards: tuple[ShardLayout, ...]
 
     @property
-    def buffers(self) -> tuple[Place, ...]:
+    def buffers(self) -> tuple[ParameterSpan, ...]:
         return self.shards[0].buffers
 
     @property
@@ -126,11 +126,11 @@ def _shard(
     dtype: torch.dtype,
 ) -> ShardLayout:
     step, start = ALIGN // dtype.itemsize, 0
-    places: list[Place] = []
+    spans: list[ParameterSpan] = []
     for name, shape in [*parameters, *buffers]:
-        places.append(Place(name, shape, start, prod(shape)))
+        spans.append(ParameterSpan(name, shape, start, prod(shape)))
         start += -(-prod(shape) // step) * step
-    return ShardLayout(tuple(places[: len(parameters)]), tuple(places[len(parameters) :]), start)
+    return ShardLayout(tuple(spans[: len(parameters)]), tuple(spans[len(parameters) :]), start)
 
 
 def _balance(sizes: dict[str, int], count: int) -> list[list[str]]:

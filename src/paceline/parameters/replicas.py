@@ -1,6 +1,4 @@
-"""A worker's own replica: it steps alone, and now and then meets the others (`Wanderer`), a centre (`Commuter`) or one
-other (`Peer`).
-"""
+"""Replicas that step on their own, and are sometimes averaged with others, with a centre, or with one neighbour."""
 
 from __future__ import annotations
 
@@ -25,87 +23,91 @@ from paceline.parameters.worker_state import (
     state_of_tensors,
 )
 
-Ways = tuple[int, int]  # from one room to another
+SlotMove = tuple[int, int]  # (the slot of the newest version, the slot where the next one is made)
 
 
 class AveragingReplica:
-    def __init__(self, learner: Learner, home: LocalStore, rule: Averaging) -> None:
-        self.learner, self.home, self.rule = learner, home, rule
+    """A replica that a collective averages with those of other workers."""
+
+    def __init__(self, learner: Learner, store: LocalStore, rule: Averaging) -> None:
+        self.learner, self.store, self.rule = learner, store, rule
 
     def step(self, computed: GradientSum) -> None:
-        """One local step with the worker's own chunks; none when it had no samples, or they were left out."""
+        """Make one local step with the worker's own chunks; none where it had no samples or they were left out."""
         if computed.weight:
-            met = [b.clone() for b in self.learner.replica.moving] if self.rule.mixes_first else None
-            self.home.step(self.learner.settle(computed, alone=True))
-            if met is not None:
-                self.learner.set_buffers(met)
+            averaged = [b.clone() for b in self.learner.replica.moving] if self.rule.mixes_first else None
+            self.store.step(self.learner.settle(computed, alone=True))
+            if averaged is not None:
+                self.learner.set_buffers(averaged)
 
-    def bring(self) -> GradientSum:
-        """What this replica brings to a meeting."""
-        brought = [self.rule.brings(v, m) for v, m in zip(self.home.values, self.home.memory, strict=True)]
-        dtype = brought[0].dtype
-        return GradientSum(list(brought), [b.to(dtype) for b in self.learner.replica.moving], 0.0, 1.0, 1)
+    def contribution(self) -> GradientSum:
+        """Return what this replica contributes to the average."""
+        values = [self.rule.contribution(v, m) for v, m in zip(self.store.values, self.store.memory, strict=True)]
+        dtype = values[0].dtype
+        return GradientSum(list(values), [b.to(dtype) for b in self.learner.replica.moving], 0.0, 1.0, 1)
 
-    def take(self, mean: GradientSum) -> None:
-        """The mean of what all it met have brought."""
-        for value, memory, middle in zip(self.home.values, self.home.memory, mean.gradients, strict=True):
-            assert middle is not None
-            self.rule.takes(value, memory, middle)
+    def apply_mean(self, mean: GradientSum) -> None:
+        """Continue from the mean of the contributions."""
+        for value, memory, average in zip(self.store.values, self.store.memory, mean.gradients, strict=True):
+            assert average is not None
+            self.rule.apply_mean(value, memory, average)
         self.learner.set_buffers(mean.buffers)
 
     def result(self) -> list[Tensor]:
-        """What the training has made of the parameters so far, then the moving buffers."""
-        found = [self.rule.result(v, m) for v, m in zip(self.home.values, self.home.memory, strict=True)]
+        """Return the training's parameters so far, then the moving buffers."""
+        found = [self.rule.result(v, m) for v, m in zip(self.store.values, self.store.memory, strict=True)]
         return [t.detach().clone() for t in (*found, *self.learner.replica.moving)]
 
 
 class ExchangingReplica:
-    """A replica that steps alone, and now and then goes to one place of a centre."""
+    """A replica that is exchanged with the centre every few steps."""
 
     def __init__(self, learner: Learner, optimizer: Optimizer, rule: Exchanging) -> None:
         self.learner, self.optimizer, self.rule = learner, optimizer, rule
+        #: What the rule has this worker remember between two exchanges, per parameter and moving buffer.
         self.carried = [rule.carries(value) for value in learner.replica.values()]
-        self.home = self._fresh_home()
+        self.store = self._fresh_store()
 
-    def _fresh_home(self) -> LocalStore:
+    def _fresh_store(self) -> LocalStore:
         replica, job = self.learner.replica, self.learner.replica.job
         optimizer = optimizer_over(self.optimizer, {p: p for p in replica.parameters})
         return LocalStore(replica.parameters, optimizer, job.schedule, Plain())
 
     def worker_state(self) -> WorkerState:
-        """After a visit. Where each lease begins anew, nothing is carried from one to the next."""
+        """Return the state after an exchange. It is empty where every lease starts afresh."""
         if self.rule.parts:
             return WorkerState()
-        return (
-            self.learner.replica.worker_state() | state_of_memories("carried", self.carried) | state_of_store(self.home)
-        )
+        carried = state_of_memories("carried", self.carried)
+        return self.learner.replica.worker_state() | carried | state_of_store(self.store)
 
     def restore(self, worker_state: WorkerState) -> None:
         if self.rule.parts:
             return
         self.learner.replica.restore(worker_state)
         restore_memories(self.carried, worker_state, "carried")
-        restore_store(self.home, worker_state)
+        restore_store(self.store, worker_state)
 
     def join(self, centre: ShardVersion) -> None:
-        """As one more worker, who begins at the centre as it is now."""
+        """Start from the centre as it is now, as a worker that joins does."""
         if self.rule.parts:
             return
         self.learner.replica.restore(state_of_tensors("values", [*centre.parameters, *centre.buffers]))
         self.carried = [self.rule.carries(value) for value in self.learner.replica.values()]
 
     def begin(self) -> None:
-        """With another part of the data: from the start."""
+        """Start another part of the data from the initial parameters."""
         for value, carried in zip(self.learner.replica.values(), self.carried, strict=True):
             value.copy_(carried["start"])
-        self.home = self._fresh_home()
+        self.store = self._fresh_store()
 
     def step(self, update: int, computed: GradientSum) -> None:
+        """Make one local step."""
         if not self.rule.parts:
-            self.home.updates = update  # of all workers: a schedule counts samples, whoever saw them
-        self.home.step(self.learner.settle(computed))
+            self.store.updates = update  # of all workers: a schedule counts samples, whichever worker saw them
+        self.store.step(self.learner.settle(computed))
 
     def exchange(self, centre: ShardVersion) -> None:
+        """Change the centre and this replica by the rule."""
         values = self.learner.replica.values()
         parameters = len(centre.parameters)
         for value, memory, own, carried in zip(centre.parameters, centre.memory, values, self.carried, strict=False):
@@ -118,50 +120,52 @@ class ExchangingReplica:
 
 
 class GossipReplica:
-    """A replica that others reach: before each of its steps it meets one of them halfway."""
+    """A replica in shared memory. Before each of its steps it is averaged with one neighbour's."""
 
-    def __init__(self, learner: Learner, home: LocalStore, rule: AdPsgd, rooms: list[ShardVersion]) -> None:
-        self.learner, self.home, self.rule, self.rooms = learner, home, rule, rooms
+    def __init__(self, learner: Learner, store: LocalStore, rule: AdPsgd, versions: list[ShardVersion]) -> None:
+        self.learner, self.store, self.rule, self.versions = learner, store, rule, versions
 
     def worker_state(self) -> WorkerState:
-        """After a meeting: its values lie where others reach them."""
-        return state_of_tensors("moving", self.learner.replica.moving) | state_of_store(self.home)
+        """Return the state after a step, without the values, which are in shared memory."""
+        return state_of_tensors("moving", self.learner.replica.moving) | state_of_store(self.store)
 
     def restore(self, worker_state: WorkerState) -> None:
         copy_into(self.learner.replica.moving, worker_state.many("moving"))
-        restore_store(self.home, worker_state)
+        restore_store(self.store, worker_state)
 
-    def look(self, room: int) -> None:
-        """Let the module compute with the version in this room."""
-        for parameter, view in zip(self.home.parameters, self.rooms[room].parameters, strict=True):
+    def look(self, slot: int) -> None:
+        """Let the module compute with the version in this slot."""
+        for parameter, view in zip(self.store.parameters, self.versions[slot].parameters, strict=True):
             parameter.data = view
 
-    def step(self, version: int, gradients: list[Tensor | None], mine: Ways, theirs: Ways | None) -> None:
-        """From the newest version of one's own, and of the one met, in their rooms, to the next in others."""
+    def step(self, update: int, gradients: list[Tensor | None], mine: SlotMove, theirs: SlotMove | None) -> None:
+        """Average with the neighbour, then apply the gradients. New versions are made in the moves' second slots."""
         source, target = mine
-        room, moving = self.rooms[target], self.learner.replica.moving
-        room.values.copy_(self.rooms[source].values)
-        room.keep_buffers(moving)
+        version, moving = self.versions[target], self.learner.replica.moving
+        version.values.copy_(self.versions[source].values)
+        version.keep_buffers(moving)
         if theirs is not None:
-            other = self.rooms[theirs[1]].values
-            other.copy_(self.rooms[theirs[0]].values)
-            self.rule.meet(room.values, other)
-        self.learner.set_buffers(room.buffers)
+            other = self.versions[theirs[1]].values
+            other.copy_(self.versions[theirs[0]].values)
+            self.rule.average(version.values, other)
+        self.learner.set_buffers(version.buffers)
         self.look(target)
-        self.home.updates = version - 1  # of all workers: a schedule counts samples, whoever saw them
-        self.home.step(gradients)
+        self.store.updates = update - 1  # of all workers: a schedule counts samples, whichever worker saw them
+        self.store.step(gradients)
 
 
-def mix(vectors: Sequence[Tensor] | Mapping[int, Tensor], weights: list[tuple[int, float]], into: Tensor) -> None:
-    """The weighted sum of some workers' vectors, in the order of the weights."""
+def weighted_sum(
+    vectors: Sequence[Tensor] | Mapping[int, Tensor], weights: list[tuple[int, float]], into: Tensor
+) -> None:
+    """Write the weighted sum of some workers' vectors, added up in the order of the weights."""
     (first, share), *rest = weights
     torch.mul(vectors[first], share, out=into)
     for other, weight in rest:
         into.add_(vectors[other], alpha=weight)
 
 
-def middle(results: list[list[Tensor]]) -> list[Tensor]:
-    """The mean of several workers' results."""
+def mean_of(results: list[list[Tensor]]) -> list[Tensor]:
+    """Return the mean of several workers' results."""
     if len(results) == 1:
         return results[0]
     return [torch.stack([t.to(results[0][0].dtype) for t in same]).mean(0) for same in zip(*results, strict=True)]

@@ -108,7 +108,7 @@ def restore_optimizer(
             group[key].copy_(value)
 
 
-class Place(NamedTuple):
+class TensorSlot(NamedTuple):
     """Where a tensor lies in a run of bytes."""
 
     name: str
@@ -122,16 +122,16 @@ class Place(NamedTuple):
         return raw[self.start : self.start + size].view(dtype).view(self.shape)
 
 
-def places(tensors: dict[str, Tensor]) -> tuple[list[Place], int]:
+def tensor_slots(tensors: dict[str, Tensor]) -> tuple[list[TensorSlot], int]:
     """Where these tensors lie one after the other, and how many bytes they take."""
     found, start = [], 0
     for name, tensor in tensors.items():
-        found.append(Place(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), start))
+        found.append(TensorSlot(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), start))
         start += -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
     return found, start
 
 
-def pack(tensors: Sequence[Tensor], where: Sequence[Place], raw: Tensor) -> None:
+def pack(tensors: Sequence[Tensor], where: Sequence[TensorSlot], raw: Tensor) -> None:
     """Put them where they belong. By NumPy: PyTorch would wake threads that workers need the cores of."""
     target = raw.numpy()
     for tensor, place in zip(tensors, where, strict=True):
@@ -144,6 +144,6 @@ def copied(raw: Tensor) -> Tensor:
     return torch.from_numpy(raw.numpy().copy())
 
 
-def unpacked(raw: Tensor, where: Sequence[Place]) -> dict[str, Tensor]:
+def unpacked(raw: Tensor, where: Sequence[TensorSlot]) -> dict[str, Tensor]:
     """The tensors that lie there, as views."""
     return {place.name: place.view(raw) for place in where}

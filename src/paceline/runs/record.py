@@ -110,10 +110,10 @@ class FailureRecord:
     @staticmethod
     def of(failure: Failure) -> FailureRecord:
         """Describe a failure for run.json."""
-        place = failure.place
+        position = failure.position
         return FailureRecord(
-            worker=failure.worker, what=failure.what, update=place.update, version=place.version,
-            samples=tuple(place.samples), victims=tuple(failure.victims), advice=failure.advice,
+            worker=failure.worker, what=failure.what, update=position.update, version=position.version,
+            samples=tuple(position.samples), victims=tuple(failure.victims), advice=failure.advice,
             traceback=failure.traceback,
         )  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""What a model does, written down by torch.export: for code that looks at shapes, which torch.fx cannot follow.
+"""Graphs of models by torch.export, for code that looks at shapes, which torch.fx cannot follow.
 
-The code is run with sizes left open where it does not ask for them; a loop over time steps is unrolled, and then holds
-for sequences of that length only (`sizes`). What torch.export writes down is PyTorch's operations one by one. Calls of
-PyTorch's own modules are put back in their places: so pieces have the names that users know, and dropout draws, and
-batch normalisation counts, as in the model itself. `Noted` is plain data: workers are sent it, and export nothing.
+The code is run with sizes left open where it does not ask for them. A loop over time steps is unrolled, and the graph
+then holds for sequences of that length only (`sizes`). torch.export gives PyTorch's operations one by one. Calls of
+PyTorch's own modules are put back, so that pieces have the names that users know, and that dropout draws and batch
+normalisation counts as in the model itself. `ExportedGraph` is plain data: workers receive it and export nothing.
 """
 
 from __future__ import annotations
@@ -31,55 +31,59 @@ HOLDERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class CannotExport(Exception):
-    """Why torch.export does not help."""
+    """torch.export cannot make the model's graph; the message says why."""
 
 
 @dataclass(frozen=True)
-class Made:
-    """What the step of this name made."""
+class ResultOf:
+    """Stands for the result of the call of this name."""
 
     name: str
 
 
-class Step(NamedTuple):
+class ExportedCall(NamedTuple):
+    """One node of the graph."""
+
     name: str
     op: str  # as torch.fx calls it
     target: str
-    args: Any  # with `Made` where something made is needed
+    args: Any  # with `ResultOf` where another call's result is needed
     kwargs: Any
     within: tuple[str, ...]  # the modules that it lies in, the outermost first
 
 
 @dataclass(frozen=True)
-class Noted:
+class ExportedGraph:
+    """A model's graph as plain data."""
+
     inputs: tuple[str, ...]
-    steps: tuple[Step, ...]
+    calls: tuple[ExportedCall, ...]
     result: Any
     sizes: tuple[tuple[int | None, ...], ...]  # of each input; None where any will do
 
 
-def graph_of(noted: Noted) -> fx.Graph:
-    """The same as a graph."""
+def graph_of(exported: ExportedGraph) -> fx.Graph:
+    """Return the graph for torch.fx."""
     graph = fx.Graph()
-    made = {name: graph.placeholder(name) for name in noted.inputs}
+    results = {name: graph.placeholder(name) for name in exported.inputs}
 
-    def here(value: Any) -> Any:
-        return made[value.name] if isinstance(value, Made) else value
+    def result_of(value: Any) -> Any:
+        return results[value.name] if isinstance(value, ResultOf) else value
 
-    for step in noted.steps:
-        target = _function(step.target) if step.op == "call_function" else step.target
-        args, kwargs = fx.node.map_aggregate(step.args, here), fx.node.map_aggregate(step.kwargs, here)
-        node = graph.create_node(step.op, target, args, kwargs, name=step.name)
-        node.meta["nn_module_stack"] = {path: (path, "") for path in step.within}
-        made[step.name] = node
-    graph.output(fx.node.map_aggregate(noted.result, here))
+    for call in exported.calls:
+        target = _function(call.target) if call.op == "call_function" else call.target
+        args, kwargs = fx.node.map_aggregate(call.args, result_of), fx.node.map_aggregate(call.kwargs, result_of)
+        node = graph.create_node(call.op, target, args, kwargs, name=call.name)
+        node.meta["nn_module_stack"] = {path: (path, "") for path in call.within}
+        results[call.name] = node
+    graph.output(fx.node.map_aggregate(exported.result, result_of))
     return graph
 
 
 def _function(name: str) -> Any:
-    place, _, path = name.partition(":")
-    home = torch.ops if place == "torch.ops" else importlib.import_module(place)
-    return reduce(getattr, path.split("."), home)
+    owner, _, path = name.partition(":")
+    namespace = torch.ops if owner == "torch.ops" else importlib.import_module(owner)
+    return reduce(getattr, path.split("."), namespace)
 
 
 def _name(function: Any) -> str:
@@ -87,12 +91,12 @@ def _name(function: Any) -> str:
         return f"torch.ops:{function}"
     name = f"{function.__module__}:{function.__qualname__}"
     if _function(name) is not function:
-        raise CannotExport(f"it writes down {function}, which has no name")
+        raise CannotExport(f"its graph has {function}, which has no name")
     return name
 
 
-def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Noted:
-    """What the module does when it is called so, in training mode. It must be nobody else's: it is run."""
+def export_graph(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedGraph:
+    """Return the graph of this call of the module in training mode. The module is run, so give a copy."""
     leaves = tuple(_leaves(module))
     try:
         named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
@@ -101,14 +105,14 @@ def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
                 module, args, kwargs, dynamic_shapes=tree_map(_open, dict(named)), strict=False,
                 preserve_module_call_signature=leaves,
             )  # fmt: skip
-    except Exception as error:  # whatever the model's own code does with a stand-in
+    except Exception as error:  # the model's own code may raise anything for a proxy
         raise CannotExport(f"{type(error).__name__}: {error}".splitlines()[0]) from error
-    return _Notes(program, set(leaves)).noted()
+    return _Translation(program, set(leaves)).graph()
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Where it fails, it shows all that it has written down so far."""
+    """Suppress the partial graph that torch.export prints where it fails."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -118,13 +122,13 @@ def _quietly() -> Iterator[None]:
         logging.disable(before)
 
 
-def check_sizes(noted: Noted, tensors: Sequence[Tensor]) -> None:
-    """Refuse inputs for which it does not hold."""
-    for tensor, fixed in zip(tensors, noted.sizes, strict=True):
-        if any(size not in (None, there) for size, there in zip(fixed, tensor.shape, strict=True)):
-            told = " x ".join("any" if size is None else str(size) for size in fixed)
+def check_sizes(exported: ExportedGraph, tensors: Sequence[Tensor]) -> None:
+    """Raise `JobError` for inputs of sizes for which the graph does not hold."""
+    for tensor, fixed in zip(tensors, exported.sizes, strict=True):
+        if any(size not in (None, given) for size, given in zip(fixed, tensor.shape, strict=True)):
+            sizes = " x ".join("any" if size is None else str(size) for size in fixed)
             raise JobError(
-                f"the model's code depends on sizes, and was cut for inputs of {told}; some are "
+                f"the model's code depends on sizes, and was cut for inputs of {sizes}; some are "
                 f"{' x '.join(map(str, tensor.shape))}. Make all (micro-)batches of one size, or take a plan that does "
                 "not cut the model"
             )
@@ -140,35 +144,38 @@ def _fixed(size: Any) -> int | None:
 
 
 def _leaves(module: nn.Module, path: str = "") -> Iterator[str]:
-    """PyTorch's own modules, which stay what they are; but for those that only hold others."""
+    """Yield the paths of PyTorch's own modules, which stay whole, except for containers."""
     for name, part in module.named_children():
-        here = f"{path}.{name}" if path else name
+        full = f"{path}.{name}" if path else name
         own = type(part).__module__.startswith("torch.nn") and not isinstance(part, HOLDERS)
         if own and (isinstance(part, nn.RNNBase) or type(part) not in UNFOLDED):
-            yield here
+            yield full
         else:
-            yield from _leaves(part, here)
+            yield from _leaves(part, full)
 
 
-class _Notes:
+class _Translation:
+    """Turns an exported program into calls, with PyTorch's own modules put back."""
+
     def __init__(self, program: Any, leaves: set[str]) -> None:
         self.program, self.leaves = program, leaves
-        self.calls = {entry.fqn: entry.signature for entry in program.module_call_graph if entry.fqn}
-        self.made: dict[str, Any] = {}  # what torch.export calls it: what we do
-        self.steps, self.called = list[Step](), set[str]()
+        self.signatures = {entry.fqn: entry.signature for entry in program.module_call_graph if entry.fqn}
+        #: From torch.export's name of a value to the call that gives it here.
+        self.results: dict[str, Any] = {}
+        self.calls, self.called = list[ExportedCall](), set[str]()
 
-    def noted(self) -> Noted:
+    def graph(self) -> ExportedGraph:
         inputs, sizes = list[str](), list[tuple[int | None, ...]]()
         nodes = {node.name: node for node in self.program.graph.nodes}
         for spec in self.program.graph_signature.input_specs:
             kind, name = spec.kind.name, spec.arg.name
             if kind in ("PARAMETER", "BUFFER"):
-                self.made[name] = Made(name)
-                self.steps.append(Step(name, "get_attr", spec.target, (), {}, ()))
+                self.results[name] = ResultOf(name)
+                self.calls.append(ExportedCall(name, "get_attr", spec.target, (), {}, ()))
             elif kind != "USER_INPUT":
                 raise CannotExport(f"it holds a {kind.lower().replace('_', ' ')}; make it a buffer of the model")
             elif isinstance(nodes[name].meta.get("val"), Tensor):
-                self.made[name] = Made(f"input_{len(inputs)}")
+                self.results[name] = ResultOf(f"input_{len(inputs)}")
                 inputs.append(f"input_{len(inputs)}")
                 sizes.append(tuple(_fixed(size) for size in nodes[name].meta["val"].shape))
         for node in self.program.graph.nodes:
@@ -176,7 +183,7 @@ class _Notes:
                 self._note(node)
         flat = [self._value(spec.arg) for spec in self.program.graph_signature.output_specs]
         result = tree_unflatten(flat, self.program.call_spec.out_spec)
-        return Noted(tuple(inputs), tuple(self._used(result)), result, tuple(sizes))
+        return ExportedGraph(tuple(inputs), tuple(self._used(result)), result, tuple(sizes))
 
     def _note(self, node: fx.Node) -> None:
         stack = node.meta.get("nn_module_stack") or {}
@@ -188,33 +195,35 @@ class _Notes:
                 self._call(call, within)
             return
         if node.op != "call_function" or isinstance(node.target, torch._ops.HigherOrderOperator):
-            raise CannotExport(f"it writes down {node.target}, a region of its own (under no_grad or autocast?)")
+            raise CannotExport(f"its graph has {node.target}, a region of its own (under no_grad or autocast?)")
         if str(getattr(node.target, "overloadpacket", "")).rpartition(".")[2] in CHECKS:
             return
         changed = node.args[0] if getattr(getattr(node.target, "_schema", None), "is_mutable", False) else None
         if isinstance(changed, fx.Node) and changed.op == "placeholder":
             raise CannotExport(f"it changes {changed} outside of PyTorch's own modules")
-        self.made[node.name] = Made(node.name)
+        self.results[node.name] = ResultOf(node.name)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: self._of(each.name))
-        self.steps.append(Step(node.name, "call_function", _name(node.target), args, kwargs, within))
+        self.calls.append(ExportedCall(node.name, "call_function", _name(node.target), args, kwargs, within))
 
     def _call(self, call: str, within: tuple[str, ...]) -> None:
-        """One of PyTorch's own modules: as it was called."""
+        """Add the call of one of PyTorch's own modules."""
         self.called.add(call)
-        signature, path = self.calls[call], call.partition("@")[0]
+        signature, path = self.signatures[call], call.partition("@")[0]
         args, kwargs = tree_unflatten([self._value(each) for each in signature.inputs], signature.in_spec)
         name = call.replace(".", "_").replace("@", "_")
-        self.steps.append(Step(name, "call_module", path, args, kwargs, within))
+        self.calls.append(ExportedCall(name, "call_module", path, args, kwargs, within))
         self._results(name, tree_unflatten(list(signature.outputs), signature.out_spec), within)
 
     def _results(self, name: str, result: Any, within: tuple[str, ...]) -> None:
         if isinstance(result, tuple | list):
             for place, part in enumerate(result):
                 one = f"{name}_{place}"
-                self.steps.append(Step(one, "call_function", _name(operator.getitem), (Made(name), place), {}, within))
+                self.calls.append(
+                    ExportedCall(one, "call_function", _name(operator.getitem), (ResultOf(name), place), {}, within)
+                )
                 self._results(one, part, within)
         elif type(result).__name__ == "TensorArgument":
-            self.made.setdefault(result.name, Made(name))
+            self.results.setdefault(result.name, ResultOf(name))
 
     def _value(self, argument: Any) -> Any:
         if type(argument).__name__ == "ConstantArgument":
@@ -222,23 +231,23 @@ class _Notes:
         return self._of(argument.name)
 
     def _of(self, name: str) -> Any:
-        if name not in self.made:
+        if name not in self.results:
             raise CannotExport(f"{name} is made inside one of PyTorch's own modules and used outside")
-        return self.made[name]
+        return self.results[name]
 
-    def _used(self, result: Any) -> list[Step]:
-        """Without what nobody uses and changes nothing: parameters that modules hold, parts of results."""
-        wanted, kept = set[str](), list[Step]()
+    def _used(self, result: Any) -> list[ExportedCall]:
+        """Return the calls without those that are not used and change nothing: of parameters and parts of results."""
+        wanted, kept = set[str](), list[ExportedCall]()
 
         def want(value: Any) -> Any:
-            if isinstance(value, Made):
+            if isinstance(value, ResultOf):
                 wanted.add(value.name)
             return value
 
         fx.node.map_aggregate(result, want)
-        for step in reversed(self.steps):
-            idle = step.op == "get_attr" or step.target in (_name(operator.getitem), "torch.ops:aten.sym_size.int")
-            if step.name in wanted or not idle:
-                kept.append(step)
-                fx.node.map_aggregate((step.args, step.kwargs), want)
+        for call in reversed(self.calls):
+            idle = call.op == "get_attr" or call.target in (_name(operator.getitem), "torch.ops:aten.sym_size.int")
+            if call.name in wanted or not idle:
+                kept.append(call)
+                fx.node.map_aggregate((call.args, call.kwargs), want)
         return kept[::-1]

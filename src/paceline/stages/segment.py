@@ -25,7 +25,7 @@ from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.store import restore_store, state_of_store
 from paceline.parameters.worker_state import WorkerState, copy_into
 from paceline.stages.cutting import Code, cut
-from paceline.stages.exporting import Noted
+from paceline.stages.exporting import ExportedGraph
 from paceline.stages.stage import Stage, Sums
 from paceline.stages.tracing import Call, again
 from paceline.stages.weight_versions import weights_of
@@ -38,7 +38,7 @@ class Blueprint:
     """How the model is cut: all that workers need, to cut it in the same way."""
 
     call: Call
-    exported: Noted | None  # the model's graph, where torch.fx cannot make it
+    exported: ExportedGraph | None  # the model's graph, where torch.fx cannot make it
     numbers: tuple[str, ...]  # what travels as a tensor and is a whole number
     places: tuple[int, ...]  # where stages begin, in pieces
     names: tuple[str, ...]  # the same, as users know them

@@ -27,7 +27,7 @@ from paceline.jobs.job import Batch
 from paceline.parameters.rows import numbers
 from paceline.stages.cutting import Code
 from paceline.stages.deferred_gradients import Debt, defer
-from paceline.stages.exporting import Noted, check_sizes
+from paceline.stages.exporting import ExportedGraph, check_sizes
 from paceline.stages.tracing import Answered, Call
 from paceline.stages.weight_versions import Weights
 
@@ -77,11 +77,11 @@ class Moving:
 class Stage:
     def __init__(
         self, code: Code, replica: Replica, call: Call, needs: Sequence[bool], weights: Weights, moving: Sequence[str],
-        flushes: bool, recompute: bool, carries_chance: bool, splits: bool, noted: Noted | None,
+        flushes: bool, recompute: bool, carries_chance: bool, splits: bool, exported: ExportedGraph | None,
     ) -> None:  # fmt: skip
         self.code, self.replica, self.call, self.weights = code, replica, call, weights
         self.moving, self.flushes = Moving(code.part, moving), flushes
-        self.noted = noted
+        self.exported = exported
         self.needs = list(needs)  # which of what it takes wants a gradient
         self.recompute, self.carries_chance = recompute, carries_chance
         self.start = self.moving.values  # where the forwards of an update begin
@@ -152,8 +152,8 @@ class Stage:
                 "step= calls the model with other arguments than it did for the first batch; a pipeline is cut for one "
                 "way of calling it"
             )
-        if self.noted is not None:
-            check_sizes(self.noted, tensors)
+        if self.exported is not None:
+            check_sizes(self.exported, tensors)
         if self.recompute:  # whoever changes his inputs in place does so twice
             return [tensor.clone() for tensor in tensors]
         return tensors

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from paceline.errors import JobError, users_code
 from paceline.gradients.randomness import draws
 from paceline.jobs.job import Batch
-from paceline.stages.exporting import Noted, graph_of, note
+from paceline.stages.exporting import ExportedGraph, export_graph, graph_of
 from paceline.stages.following import AsItWas, Unseen, functions_whole, region
 from paceline.stages.unfolding import rule_of
 
@@ -113,7 +113,7 @@ class Traced:
     call: Call
     whole: dict[str, str] = field(default_factory=dict)  # modules that could not be looked into: why
     numbers: set[str] = field(default_factory=set)  # pieces that make whole numbers, as far as is known
-    exported: Noted | None = None  # what the graph was made from, where torch.fx could not follow
+    exported: ExportedGraph | None = None  # what the graph was made from, where torch.fx could not follow
 
     @cached_property
     def pieces(self) -> list[fx.Node]:
@@ -254,11 +254,11 @@ def export(module: nn.Module, call: Call, tensors: Sequence[Tensor]) -> Traced:
     # With one sample torch.export would take it that there is always one.
     alone = all(t.shape[0] == 1 for t in tensors if t.dim())
     several = [torch.cat([t, t]) if alone and t.dim() else t for t in tensors]
-    noted = note(copy.deepcopy(module), *call.filled(several))
-    return Traced(module, graph_of(noted), call, exported=noted)
+    exported = export_graph(copy.deepcopy(module), *call.filled(several))
+    return Traced(module, graph_of(exported), call, exported=exported)
 
 
-def again(module: nn.Module, call: Call, exported: Noted | None) -> Traced:
+def again(module: nn.Module, call: Call, exported: ExportedGraph | None) -> Traced:
     """The graph of another copy of the module."""
     if exported is None:
         return trace(module, call)

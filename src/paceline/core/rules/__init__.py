@@ -1,13 +1,13 @@
-"""Rules: how does an arrival change the parameters?
+"""Rules: how an arrival changes the parameters.
 
-    rule            what arrives                where                     members
-    Rule            the gradient of a batch     at a home's parameters    plain, dc_asgd
-    Exchanging      a replica that has moved    at a centre               easgd, diloco, map_reduce
-    Averaging       replicas that have moved    in a meeting              model averaging, easgd, diloco, d_psgd
+    rule            what arrives                   where                    members
+    Rule            the gradient of a batch        at a store               plain, dc_asgd
+    Exchanging      a replica that has stepped     at a centre              easgd, diloco, map_reduce
+    Averaging       replicas that have stepped     in a collective          model averaging, easgd, diloco, d_psgd
 
-A `Rule` is asked to `update` a home (the place where parameters and the user's optimizer live). Under an `Averaging`
-or `Exchanging` rule every worker steps a replica of its own, and now and then meets the others, or a centre. One file
-per published method.
+A `Rule` updates a store, which holds parameters and the user's optimizer. Under an `Averaging` or `Exchanging` rule
+every worker steps a replica of its own, which is averaged with the others, or exchanged with a centre, every few steps.
+One file per published method.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-Memory = dict[str, "Tensor"]  # what a rule remembers of one parameter
+Memory = dict[str, "Tensor"]  # a rule's memory of one parameter
 
 
-class Home(Protocol):
-    """Where some parameters live: one shard of a server, or a worker's own replica."""
+class Store(Protocol):
+    """Some parameters with their optimizer: one shard of a server, or a worker's own replica."""
 
     @property
     def values(self) -> Sequence[Tensor]:
@@ -31,7 +31,7 @@ class Home(Protocol):
 
     @property
     def memory(self) -> Sequence[Memory]:
-        """What the rule remembers, one per parameter."""
+        """The rule's memory, one entry per parameter."""
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         """Let the user's optimizer apply these gradients."""
@@ -46,34 +46,35 @@ class Arrival:
 class Rule(Protocol):
     @property
     def looks_back(self) -> bool:
-        """Whether it needs to know the parameters that a gradient was computed from."""
+        """Whether the rule needs the parameters that a gradient was computed from."""
 
     def remembers(self, parameter: Tensor) -> Memory:
-        """What the rule remembers of a parameter, as it is at the start."""
+        """Return the rule's memory of a parameter before the first update."""
 
-    def update(self, home: Home, arrival: Arrival) -> None: ...
+    def update(self, store: Store, arrival: Arrival) -> None:
+        """Apply an arrival to a store."""
 
 
 class Averaging(Protocol):
     @property
     def every(self) -> int:
-        """Local steps between two meetings; 0 for one meeting, at the end."""
+        """Local steps between two averages; 0 for a single average at the end."""
 
     @property
     def mixes_first(self) -> bool:
-        """Whether a meeting comes before the step whose gradient is ready, or after it."""
+        """Whether replicas are averaged before the step whose gradient is ready, or after it."""
 
     def remembers(self, parameter: Tensor) -> Memory:
-        """What the rule remembers of a parameter, as it is at the start."""
+        """Return the rule's memory of a parameter before the first update."""
 
-    def brings(self, value: Tensor, memory: Memory) -> Tensor:
-        """What a worker brings to the meeting for one parameter; what it gets is the mean of all it meets."""
+    def contribution(self, value: Tensor, memory: Memory) -> Tensor:
+        """Return what a worker contributes to the mean for one parameter."""
 
-    def takes(self, value: Tensor, memory: Memory, mean: Tensor) -> None:
-        """Change the worker's parameter, and what it remembers, in place."""
+    def apply_mean(self, value: Tensor, memory: Memory, mean: Tensor) -> None:
+        """Change the worker's parameter and its memory in place."""
 
     def result(self, value: Tensor, memory: Memory) -> Tensor:
-        """What the training made of one parameter."""
+        """Return the value of one parameter that is the training's result."""
 
 
 class Exchanging(Protocol):
@@ -83,13 +84,13 @@ class Exchanging(Protocol):
 
     @property
     def parts(self) -> int:
-        """Parts of the data, on each of which a replica is trained from the start; 0: replicas go on and on."""
+        """Parts of the data, on each of which a replica is trained from the start; 0: replicas are never restarted."""
 
     def remembers(self, parameter: Tensor) -> Memory:
-        """What the centre remembers of a parameter, as it is at the start."""
+        """Return the centre's memory of a parameter before the first exchange."""
 
     def carries(self, parameter: Tensor) -> Memory:
-        """What each worker remembers of it."""
+        """Return each worker's memory of a parameter."""
 
     def exchange(self, centre: Tensor, memory: Memory, mine: Tensor, carried: Memory) -> None:
-        """One worker meets the centre: change both, in place."""
+        """Exchange one worker's parameter with the centre's: change both in place."""

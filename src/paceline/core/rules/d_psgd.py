@@ -1,4 +1,4 @@
-"""Decentralised parallel SGD: no centre at all; everyone mixes its parameters with its neighbours' in every step.
+"""Decentralised parallel SGD: no centre; in every step each worker mixes its parameters with its neighbours'.
 
 Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NeurIPS 2017 (D-PSGD). With doubly
 stochastic weights W over a graph, and g_i the gradient at w_i as it was before the mixing,
@@ -6,7 +6,7 @@ stochastic weights W over a graph, and g_i the gradient at w_i as it was before 
     w_i  <-  sum over neighbours j of W_ij w_j
     w_i  <-  optimizer(w_i, g_i)
 
-The result is the mean of all replicas, which no meeting ever makes. On the complete graph with plain SGD this is the
+The result is the mean of all replicas, which no collective computes. On the complete graph with plain SGD this is the
 synchronous plan. Also known as gossip SGD. Not to be confused with AD-PSGD (Lian et al., ICML 2018), where pairs mix
 without waiting for the rest.
 """

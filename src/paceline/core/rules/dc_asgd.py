@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.core.rules import Arrival, Home
+from paceline.core.rules import Arrival, Store
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,21 +37,21 @@ class DcAsgd:
     def remembers(self, parameter: Tensor) -> dict[str, Tensor]:
         return {"mean_square": parameter.new_zeros(parameter.shape)} if self.mode == "adaptive" else {}
 
-    def update(self, home: Home, arrival: Arrival) -> None:
+    def update(self, store: Store, arrival: Arrival) -> None:
         if self.lam == 0:
-            home.step(arrival.gradients)
+            store.step(arrival.gradients)
             return
         bent: list[Tensor | None] = []
         for number, gradient in enumerate(arrival.gradients):
             if gradient is None:
                 bent.append(None)
                 continue
-            newest, old = home.values[number], arrival.pulled[number]
+            newest, old = store.values[number], arrival.pulled[number]
             square = gradient * gradient
             drift = (newest - old).mul_(square).mul_(self.lam)
             if self.mode == "adaptive":
-                mean_square = home.memory[number]["mean_square"]
+                mean_square = store.memory[number]["mean_square"]
                 mean_square.mul_(self.decay).add_(square, alpha=1 - self.decay)
                 drift.div_((mean_square + EPSILON).sqrt_())
             bent.append(drift.add_(gradient))
-        home.step(bent)
+        store.step(bent)

@@ -1,4 +1,4 @@
-"""DiLoCo: many local steps of the user's optimizer, then one outer step along what they agreed on.
+"""DiLoCo: many local steps of the user's optimizer, then one outer step along their mean.
 
 Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023. From the shared parameters
 w every worker makes `every` inner steps (published: AdamW) to w_i; then, with the outer gradient d and Nesterov's
@@ -9,10 +9,10 @@ momentum,
     w  <-  w - rate * (d + momentum * v)
 
 Asynchronously (`OuterExchange`; Liu et al., "Asynchronous local-SGD training for language modeling", 2024), the server
-makes an outer step whenever a worker comes, with that worker's d = (w_pulled - w_i) / P, and the worker goes on from
-the new w. Divided by P, so that P arrivals move as far as one meeting of all.
+makes an outer step for each arrival, with that worker's d = (w_pulled - w_i) / P, and the worker continues from the new
+w. The division by P makes P arrivals move as far as one average of all.
 
-Everyone goes on from w, each with its own inner optimizer's memory. With rate 1 and momentum 0 it is `local_sgd`.
+All workers continue from w, each with its own inner optimizer's state. With rate 1 and momentum 0 it is `local_sgd`.
 Also known as federated averaging with server momentum (FedAvgM, Hsu et al., 2019) and as BMUF (Chen and Huo, 2016),
 which differ in the momentum's form.
 """
@@ -38,10 +38,10 @@ class Diloco:
     def remembers(self, parameter: Tensor) -> Memory:
         return {"shared": parameter.detach().clone(), "velocity": parameter.new_zeros(parameter.shape)}
 
-    def brings(self, value: Tensor, memory: Memory) -> Tensor:
+    def contribution(self, value: Tensor, memory: Memory) -> Tensor:
         return memory["shared"] - value
 
-    def takes(self, value: Tensor, memory: Memory, mean: Tensor) -> None:
+    def apply_mean(self, value: Tensor, memory: Memory, mean: Tensor) -> None:
         shared, velocity = memory["shared"], memory["velocity"]
         velocity.mul_(self.momentum).add_(mean)
         shared.sub_(mean + self.momentum * velocity, alpha=self.rate)

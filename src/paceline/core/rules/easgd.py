@@ -6,13 +6,13 @@ with the parameters x_i of P workers and the centre c as they were before,
     x_i  <-  x_i - spring * (x_i - c)
     c    <-  c + P * spring * (mean(x) - c)
 
-The result is the centre. Asynchronously (`ElasticExchange`), one worker at a time meets the centre, whenever it has
-made its steps, and both move by the same pull:
+The result is the centre. Asynchronously (`ElasticExchange`), one worker at a time is exchanged with the centre
+when it has made its steps, and both move by the same pull:
 
     pull = spring * (x_i - c);    x_i  <-  x_i - pull;    c  <-  c + pull
 
-The momentum form, EAMSGD, is this with a torch optimizer that has Nesterov momentum: it runs
-at the worker, between the meetings. The published choice is spring = 0.9 / P. Not to be confused with model averaging
+The momentum form, EAMSGD, is this with a torch optimizer that has Nesterov momentum, which runs at the worker.
+The published choice is spring = 0.9 / P. Not to be confused with model averaging
 (`local_sgd`), where every worker takes the mean itself and so stops exploring.
 """
 
@@ -37,10 +37,10 @@ class Easgd:
     def remembers(self, parameter: Tensor) -> Memory:
         return {"centre": parameter.detach().clone()}
 
-    def brings(self, value: Tensor, memory: Memory) -> Tensor:
+    def contribution(self, value: Tensor, memory: Memory) -> Tensor:
         return value
 
-    def takes(self, value: Tensor, memory: Memory, mean: Tensor) -> None:
+    def apply_mean(self, value: Tensor, memory: Memory, mean: Tensor) -> None:
         centre = memory["centre"]
         spring = _spring(self.spring, self.workers)
         value.sub_(value - centre, alpha=spring)

@@ -1,4 +1,4 @@
-"""Model averaging: everyone trains alone for a while, then all take the mean of their parameters.
+"""Model averaging: workers train on their own for a while, then all take the mean of their parameters.
 
     w_i  <-  (w_1 + ... + w_P) / P        after every `every` local steps
 
@@ -7,8 +7,8 @@
 - every = h: `local_sgd`, Stich, "Local SGD converges fast and communicates little", ICLR 2019; also known as periodic
   or iterative averaging, and as the core of federated averaging (McMahan et al., 2017).
 
-A local step sees the worker's chunk of the batch, so with plain SGD and every = 1 it is the synchronous plan. What the
-user's optimizer remembers (momentum) stays with the worker. Not to be confused with averaging the iterates of one
+A local step sees the worker's chunk of the batch, so with plain SGD and every = 1 it is the synchronous plan. The state
+of the user's optimizer (momentum) stays with the worker. Not to be confused with averaging the iterates of one
 process (torch.optim.swa_utils).
 """
 
@@ -31,10 +31,10 @@ class ModelAveraging:
     def remembers(self, parameter: Tensor) -> Memory:
         return {}
 
-    def brings(self, value: Tensor, memory: Memory) -> Tensor:
+    def contribution(self, value: Tensor, memory: Memory) -> Tensor:
         return value
 
-    def takes(self, value: Tensor, memory: Memory, mean: Tensor) -> None:
+    def apply_mean(self, value: Tensor, memory: Memory, mean: Tensor) -> None:
         value.copy_(mean)
 
     def result(self, value: Tensor, memory: Memory) -> Tensor:

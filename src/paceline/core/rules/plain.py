@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.core.rules import Arrival, Home, Memory
+from paceline.core.rules import Arrival, Memory, Store
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,5 +25,5 @@ class Plain:
     def remembers(self, parameter: Tensor) -> Memory:
         return {}
 
-    def update(self, home: Home, arrival: Arrival) -> None:
-        home.step(arrival.gradients)
+    def update(self, store: Store, arrival: Arrival) -> None:
+        store.step(arrival.gradients)

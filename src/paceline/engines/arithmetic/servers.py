@@ -17,7 +17,7 @@ from paceline.engines.setup import Setup
 from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.parameters.layout import trainable
-from paceline.parameters.replicas import middle
+from paceline.parameters.replicas import mean_of
 from paceline.parameters.shard_version import ShardVersion
 from paceline.plans.methods.server import GatheringServer, Server
 
@@ -89,5 +89,5 @@ class ServerArithmetic:
     def values(self) -> list[Tensor]:
         """Return the newest trainable parameters in the module's order, then the moving buffers."""
         layout, names = self.setup.layout, self.setup.names
-        found = middle([layout.collect(flats, names) for flats in newest_values(self.memories)])
+        found = mean_of([layout.collect(flats, names) for flats in newest_values(self.memories)])
         return [value.clone() for value in found]

@@ -14,7 +14,7 @@ from paceline.core.rules.plain import Plain
 from paceline.engines.arithmetic.common import Snapshots, make_encoders, make_learner
 from paceline.engines.setup import Setup
 from paceline.gradients.payload import GradientSum, Payload
-from paceline.parameters.replicas import AveragingReplica, middle, mix
+from paceline.parameters.replicas import AveragingReplica, mean_of, weighted_sum
 from paceline.parameters.store import LocalStore
 from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
 from paceline.plans.methods.all_reduce import AllReduce
@@ -81,22 +81,22 @@ class SteppedReplicas:
             self._average()
 
     def _average(self) -> None:
-        means = self.mean([replica.bring() for replica in self.replicas])
+        means = self.mean([replica.contribution() for replica in self.replicas])
         for replica, mean in zip(self.replicas, means, strict=True):
-            replica.take(mean)
+            replica.apply_mean(mean)
 
     def values(self) -> list[Tensor]:
-        return middle([replica.result() for replica in self.replicas[: self.setup.plan.results]])
+        return mean_of([replica.result() for replica in self.replicas[: self.setup.plan.results]])
 
     def finite(self) -> bool:
-        return all(bool(v.isfinite().all()) for replica in self.replicas for v in replica.home.values)
+        return all(bool(v.isfinite().all()) for replica in self.replicas for v in replica.store.values)
 
 
 #: Called after each further exchange of an update: (update, bytes, each worker's loss if it computed for it).
 OnExchange = Callable[[int, int, list[float]], None]
 
 
-class CommandedWorkers:
+class CoordinatedWorkers:
     """A coordinator commands the workers, each of which has a replica and a slice of every vector.
 
     `apply` is given the gradients of an update's first evaluation, as under any synchronous plan; `on_exchange` is
@@ -159,14 +159,14 @@ class CommandedWorkers:
         return all(bool(p.isfinite().all()) for p in self.slices[0].parameters)
 
 
-Synchronous = SharedParameters | SteppedReplicas | CommandedWorkers
+Synchronous = SharedParameters | SteppedReplicas | CoordinatedWorkers
 
 
 def synchronous(setup: Setup) -> Synchronous:
     """Return the arithmetic of a method without a server and without stages."""
     method = setup.plan.method
     if isinstance(method, Coordinated):
-        return CommandedWorkers(setup, method)
+        return CoordinatedWorkers(setup, method)
     return SteppedReplicas(setup, method) if isinstance(method, LocalSteps | Gossip) else SharedParameters(setup)
 
 
@@ -195,7 +195,7 @@ class Payloads:
         for worker, share in enumerate(shares):
             mixture = torch.zeros_like(self.flats[worker])
             payload = Payload(self.layout, mixture)
-            mix(self.flats, self.collective.weights(worker, len(shares)), mixture)  # type: ignore[attr-defined]
+            weighted_sum(self.flats, self.collective.weights(worker, len(shares)), mixture)  # type: ignore[attr-defined]
             found.append(payload.read(share.samples))
         return found
 

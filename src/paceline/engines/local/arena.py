@@ -43,7 +43,7 @@ from paceline.links.shared_memory_link import SharedVectors
 from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import Layout
 from paceline.parameters.optimizers import Optimizer
-from paceline.parameters.replicas import middle
+from paceline.parameters.replicas import mean_of
 from paceline.parameters.rows import Journal
 from paceline.parameters.shard_version import ShardVersion, VersionShape
 from paceline.plans.methods.alone import Alone
@@ -151,7 +151,7 @@ class Arena:
         """Return the trained tensors of these names, when every worker has finished."""
         collect = self.shape.layout.collect
         flats = newest_values(self.shards) if self.shards else [[result] for result in self.results]
-        found = middle([collect(each, names) for each in flats])
+        found = mean_of([collect(each, names) for each in flats])
         return [value.clone() for value in found]
 
     def remembered(self, named: dict[str, nn.Parameter]) -> dict[Tensor, dict[str, Any]]:

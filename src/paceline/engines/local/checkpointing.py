@@ -29,7 +29,7 @@ from paceline.errors import CheckpointWarning, RunFolderError
 from paceline.links.locks import RecordLock
 from paceline.links.waiting import Waiter
 from paceline.parameters.layout import trainable
-from paceline.parameters.replicas import middle
+from paceline.parameters.replicas import mean_of
 from paceline.parameters.shard_version import ShardVersion
 from paceline.parameters.worker_state import WorkerState, copied
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
@@ -258,10 +258,10 @@ def result_of(setup: Setup, checkpoint: Checkpoint) -> list[Tensor]:
         return [named[name] for name in setup.names]
     if checkpoint.cut is None:
         workers = checkpoint.workers()[: plan.results]
-        return middle([_result(setup, mine) for mine in workers])
+        return mean_of([_result(setup, mine) for mine in workers])
     flats = [[holder.tensors["values"]] for name, holder in checkpoint.holders.items() if name.startswith("replica")]
     if flats:
-        return middle([setup.layout.collect(flat, setup.names) for flat in flats])
+        return mean_of([setup.layout.collect(flat, setup.names) for flat in flats])
     values = [checkpoint.holders[f"shard.{n}"].tensors["values"] for n in range(plan.shards)]
     return setup.layout.collect(values, setup.names)
 

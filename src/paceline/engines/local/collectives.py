@@ -15,7 +15,7 @@ from paceline.core.collectives import Collective, Part, Step, segment_cuts
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.links import TURNS, Link, Span
-from paceline.parameters.replicas import mix
+from paceline.parameters.replicas import weighted_sum
 
 if TYPE_CHECKING:
     from paceline.parameters.layout import Layout
@@ -118,5 +118,5 @@ class NeighbourMixing:
         for other in others:
             link.offer(other, whole)
         vectors = {link.rank: link.vectors[turn]} | {other: link.take(other, whole) for other in others}
-        mix(vectors, self.weights, self.mixture)
+        weighted_sum(vectors, self.weights, self.mixture)
         return self.mixed.read(computed.samples), link.waited - before, self.bytes

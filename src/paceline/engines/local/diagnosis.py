@@ -11,7 +11,7 @@ from paceline.engines.local.arena import Arena
 from paceline.engines.local.messages import FailureReport
 from paceline.engines.local.process import oom_kills, state_of
 from paceline.errors import RunFailed, WorkerDied, WorkerFailed, WorkerSilent
-from paceline.errors.failure import Failure, Place
+from paceline.errors.failure import Failure, Position
 
 OTHER_WORKER = re.compile(r"worker (\d+)")
 
@@ -30,7 +30,7 @@ class Diagnosis:
             return self._silent(silent, number, sorted({*victims, number} - {silent}))
         if report.complete:
             return RunFailed(report.what)
-        failure = Failure(number, f"failed first: {report.what}", report.place, victims)
+        failure = Failure(number, f"failed first: {report.what}", report.position, victims)
         failure.traceback, failure.advice = report.traceback, report.advice
         return WorkerFailed(failure)
 
@@ -42,7 +42,7 @@ class Diagnosis:
             f"Its process {process.pid} {state_of(process.pid)}"
         )
         advice = "give a longer deadline (deadline=..., --deadline) if a step really takes that long"
-        return WorkerSilent(Failure(number, what, Place(self.arena.doing[number]), victims, advice))
+        return WorkerSilent(Failure(number, what, Position(self.arena.doing[number]), victims, advice))
 
     def died(self, number: int, victims: list[int]) -> WorkerDied:
         """Make the error for a worker whose process ended without a message."""
@@ -55,4 +55,4 @@ class Diagnosis:
             advice = f"the kernel's out-of-memory killer has struck: a smaller batch_size, or fewer workers; {advice}"
         elif how == "SIGKILL":
             advice = f"it is not known who sent it; the kernel logs it (`dmesg`) when memory runs out; {advice}"
-        return WorkerDied(Failure(number, f"died ({how})", Place(self.arena.doing[number]), victims, advice))
+        return WorkerDied(Failure(number, f"died ({how})", Position(self.arena.doing[number]), victims, advice))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns as now
 
 from paceline.errors import NotFinite, PacelineError, WaitedTooLong
-from paceline.errors.failure import Place, users_traceback
+from paceline.errors.failure import Position, users_traceback
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class FailureReport:
     """An exception in a worker, in a form that other processes can show."""
 
     what: str
-    place: Place
+    position: Position
     traceback: str
     advice: str
     #: What the worker was waiting for when the deadline passed; else empty.
@@ -60,7 +60,7 @@ class FailureReport:
     when: int
 
     @staticmethod
-    def of(error: BaseException, place: Place) -> FailureReport:
+    def of(error: BaseException, position: Position) -> FailureReport:
         """Describe an exception that a worker raised at this position."""
         what, advice = f"{type(error).__name__}: {error}".rstrip(": "), ""
         if not isinstance(error, PacelineError):
@@ -71,10 +71,10 @@ class FailureReport:
             advice = "memory has run out: a smaller batch_size, or fewer workers"
         return FailureReport(
             what=what,
-            place=place,
+            position=position,
             traceback="" if isinstance(error, PacelineError) else users_traceback(error),
             advice=advice,
-            waited_for=error.for_whom if isinstance(error, WaitedTooLong) else "",
+            waited_for=error.awaited if isinstance(error, WaitedTooLong) else "",
             complete=isinstance(error, WaitedTooLong),
             when=now(),
         )

@@ -21,7 +21,7 @@ from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.local.state_writer import StateWriter
 from paceline.engines.local.worker import WorkerProcess
 from paceline.engines.local.worker_context import WorkerContext
-from paceline.errors.failure import Place
+from paceline.errors.failure import Position
 from paceline.links import TURNS, MessageChannel, Span
 from paceline.links.mailbox import Mailbox
 from paceline.plans.methods.pipeline import Pipeline
@@ -64,11 +64,11 @@ class PipelineWorker(WorkerContext):
         peer = ends[0] if ends[1] == self.number else ends[1]
         return Mailbox(self.arena.mail[channel], peer, self.doorbells[peer], self.waiter)
 
-    def place(self, update: int) -> Place:
+    def position(self, update: int) -> Position:
         """Return the update that the worker is in, with the samples of its micro-batch if they are known."""
         if self.doing is None or self.doing.update != update:
-            return Place(update)
-        return Place(update, samples=self.reader.order.indices(self.doing).tolist())
+            return Position(update)
+        return Position(update, samples=self.reader.order.indices(self.doing).tolist())
 
     def train(self) -> None:
         schedule = self.method.schedule

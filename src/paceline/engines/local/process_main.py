@@ -29,7 +29,7 @@ from paceline.engines.local.process import (
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.local.worker import LocalWorker
-from paceline.errors.failure import Place
+from paceline.errors.failure import Position
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Cancelled
 
@@ -77,7 +77,7 @@ def main(
         pass
     except BaseException as error:
         update = arena.doing[number] if number >= 0 else -1
-        pipe.send(Failed(FailureReport.of(error, worker.place(update) if worker else Place(update))))
+        pipe.send(Failed(FailureReport.of(error, worker.position(update) if worker else Position(update))))
     finally:
         pipe.close()
         sys.stdout.flush()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.links.memory import PAGE
-from paceline.parameters.worker_state import ALIGN, WorkerState, copied, pack, places, unpacked
+from paceline.parameters.worker_state import ALIGN, WorkerState, copied, pack, tensor_slots, unpacked
 
 EMPTY = -1
 HEAD = 64  # bytes before the description
@@ -57,7 +57,7 @@ class StateSlot:
 
     def write(self, tag: int, worker_state: WorkerState) -> None:
         """Overwrite the half; its tag is set last, when the state is whole."""
-        where, size = places(worker_state.tensors)
+        where, size = tensor_slots(worker_state.tensors)
         description = pickle.dumps((where, worker_state.facts))
         start = self._start(len(description))
         if start + size > len(self._raw):

@@ -22,7 +22,7 @@ from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.local.worker_context import WorkerContext
 from paceline.errors import JobError
-from paceline.errors.failure import Place
+from paceline.errors.failure import Position
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import sha256
@@ -86,12 +86,12 @@ class LocalWorker:
         #: The gradient that is being computed, or was computed last.
         self.due = GradientRequest(-1, [], -1)
 
-    def place(self, update: int) -> Place:
+    def position(self, update: int) -> Position:
         """Return the update that the worker is in, with its version and samples if they are known."""
         if self.due.update < 0 or self.due.update // self.runner.agenda.shares != update:
-            return Place(update)
+            return Position(update)
         samples = [n for chunk in self.due.chunks for n in self.reader.order.indices(chunk).tolist()]
-        return Place(update, self.due.version, samples)
+        return Position(update, self.due.version, samples)
 
     def train(self) -> None:
         given, method = self.given, self.given.plan.method

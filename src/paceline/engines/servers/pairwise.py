@@ -13,7 +13,7 @@ from paceline.core.server.version_slots import ReplicaSlots
 from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.shard_memory import ShardMemory
 from paceline.gradients.payload import GradientSum
-from paceline.parameters.replicas import GossipReplica, middle
+from paceline.parameters.replicas import GossipReplica, mean_of
 from paceline.parameters.worker_state import WorkerState
 
 if TYPE_CHECKING:
@@ -63,4 +63,4 @@ class PairwiseExchange:
 
     def values(self) -> list[Tensor]:
         """Return the mean of all replicas."""
-        return middle([[v.clone() for v in (*r.parameters, *r.buffers)] for r in self.memory.all_newest])
+        return mean_of([[v.clone() for v in (*r.parameters, *r.buffers)] for r in self.memory.all_newest])

@@ -92,7 +92,7 @@ def restore(memory: ShardMemory, method: Server, saved: Sequence[WorkerState]) -
     if isinstance(method, PairwiseGossip):
         flats = [state.tensors["values"] for state in saved]
         for number, version in enumerate(memory.versions):
-            version.values.copy_(method.pairing.go_on(flats, number // 3, memory.machine.workers))
+            version.values.copy_(method.pairing.resume(flats, number // 3, memory.machine.workers))
         return
     (state,) = saved
     for version in memory.versions:

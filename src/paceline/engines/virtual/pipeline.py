@@ -15,7 +15,7 @@ from paceline.core.schedules.passes import Pass, passes
 from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
-from paceline.errors.failure import Failure, Place
+from paceline.errors.failure import Failure, Position
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind, Row
@@ -55,7 +55,7 @@ class _Run:
         ):
             if self.world.deaths.get(worker, math.inf) < end:
                 advice = "the plan cannot go on without it"
-                where = Place(passing.update(work.micro))
+                where = Position(passing.update(work.micro))
                 raise WorkerDied(Failure(worker, "died, as its world says", where, advice=advice))
             waited[worker] += wait
             made = self.sums.do(worker, work) if self.sums is not None else None

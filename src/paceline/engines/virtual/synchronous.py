@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.collectives import Collective
 from paceline.core.rules import Averaging
-from paceline.engines.arithmetic.synchronous import CommandedWorkers, Synchronous
+from paceline.engines.arithmetic.synchronous import CoordinatedWorkers, Synchronous
 from paceline.engines.virtual.exchange import exchange
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
-from paceline.errors.failure import Failure, Place
+from paceline.errors.failure import Failure, Position
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after
@@ -35,7 +35,7 @@ class _Run:
         self.compute_times, self.rows = ComputeTimes(world, plan.workers), list[Row]()
         #: When each worker is ready for what comes next, in seconds.
         self.ready = [0.0] * plan.workers
-        if isinstance(sums, CommandedWorkers):
+        if isinstance(sums, CoordinatedWorkers):
             sums.on_exchange = self._evaluate_again
 
     def make(self, update: int) -> None:
@@ -88,7 +88,7 @@ class _Run:
         self.ready[worker] += self.compute_times.draw(worker, samples)
         if self.world.deaths.get(worker, math.inf) < self.ready[worker]:
             advice = "the plan cannot go on without it"
-            raise WorkerDied(Failure(worker, "died, as its world says", Place(update), advice=advice))
+            raise WorkerDied(Failure(worker, "died, as its world says", Position(update), advice=advice))
         return nanoseconds(start), nanoseconds(self.ready[worker])
 
     def _exchange(self, collective: Collective, size: int, update: int) -> None:

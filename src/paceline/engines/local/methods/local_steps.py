@@ -48,6 +48,6 @@ def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:
 
 def _average(runner: PlanRunner, update: int, number: int, replica: AveragingReplica, means: Means) -> None:
     start = now()
-    mean, waited, sent = means.mean(number, replica.bring())
-    replica.take(mean)
+    mean, waited, sent = means.mean(number, replica.contribution())
+    replica.apply_mean(mean)
     runner.exchanged(update, start, waited, sent)
