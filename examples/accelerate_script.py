@@ -1,6 +1,6 @@
-"""A script of Accelerate's kind over Paceline: `torchrun --nproc-per-node 2 accelerate_script.py downpour`.
+"""An Accelerate script over Paceline: `torchrun --nproc-per-node 2 accelerate_script.py downpour`.
 
-The argument is a plan; or the word of a backend, for Accelerate's own DDP over it: paceline, or gloo to compare.
+The argument is a plan, or a backend for Accelerate's own DDP: paceline, or gloo to compare.
 """
 
 import os
@@ -20,7 +20,7 @@ if "RANK" not in os.environ:  # started without torchrun
     os.execv(sys.executable, [*torchrun, __file__, WAY])
 
 if WAY in ("gloo", "paceline"):
-    dist.init_process_group(WAY)  # Accelerate takes what is there
+    dist.init_process_group(WAY)  # Accelerate uses the existing group
     accelerator = accelerate.Accelerator(cpu=True)
 else:
     accelerator = Accelerator(WAY)

@@ -1,6 +1,6 @@
-"""An ordinary DDP script, over Paceline's shared memory: one word of init_process_group is another.
+"""An ordinary DDP script over Paceline's shared memory: only the backend of init_process_group changes.
 
-To start it: torchrun --nproc-per-node 2 examples/ddp_script.py
+Start it with: torchrun --nproc-per-node 2 examples/ddp_script.py
 """
 
 import os
@@ -23,7 +23,7 @@ rank, ranks = dist.get_rank(), dist.get_world_size()
 
 x = torch.randn(4000, 20, generator=torch.Generator().manual_seed(0))
 y = (x[:, :5].sum(1) > 0).long()
-x, y = x[rank::ranks], y[rank::ranks]  # everybody's own samples
+x, y = x[rank::ranks], y[rank::ranks]  # this rank's own samples
 
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 2)))

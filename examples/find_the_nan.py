@@ -1,4 +1,4 @@
-"""A run of three asynchronous processes turns to NaN; the replay stops just before, with the guilty batch in hand."""
+"""Three asynchronous processes train until a loss is NaN; the replay stops just before, at the guilty batch."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ job = pl.Job(
     loss=nn.CrossEntropyLoss(),
     optimizer=partial(torch.optim.SGD, lr=0.1),
     batch_size=50,
-    on_nan="ignore",  # the default would have stopped it
+    on_nan="ignore",  # the default would stop the run
 )
 run = pl.train(job, "downpour", workers=3)
 found = pl.replay(run, until="nan")

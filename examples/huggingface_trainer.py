@@ -1,6 +1,6 @@
 """Hugging Face's Trainer over Paceline's shared memory: `torchrun --nproc-per-node 2 huggingface_trainer.py`.
 
-The argument is the word of a backend: paceline, or gloo to compare.
+The argument is a backend: paceline, or gloo to compare.
 """
 
 import os
@@ -16,7 +16,7 @@ if "RANK" not in os.environ:  # started without torchrun
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     os.execv(sys.executable, [*torchrun, __file__, WAY])
 
-dist.init_process_group(WAY)  # before TrainingArguments, which would take gloo
+dist.init_process_group(WAY)  # before TrainingArguments, which would create a gloo group
 torch.manual_seed(0)
 words = torch.randint(1, 50, (1200, 12))
 data = [{"input_ids": row, "labels": (row < 10).sum().gt(2).long()} for row in words]

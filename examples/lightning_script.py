@@ -1,6 +1,6 @@
 """Lightning's Trainer over Paceline: `python lightning_script.py downpour`.
 
-The argument is a plan; or the word of a backend, for Lightning's own DDP over it: paceline, or gloo to compare.
+The argument is a plan, or a backend for Lightning's own DDP: paceline, or gloo to compare.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A training loop of one's own under any plan: `torchrun --nproc-per-node 2 own_loop.py downpour`."""
+"""Your own training loop under any plan: `torchrun --nproc-per-node 2 own_loop.py downpour`."""
 
 import os
 import sys
@@ -12,8 +12,8 @@ PLAN = sys.argv[1] if len(sys.argv) > 1 else "downpour"
 RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 torch.manual_seed(RANK)
-chance = torch.Generator().manual_seed(0)
-inputs = torch.randn(8000, 20, generator=chance)
+generator = torch.Generator().manual_seed(0)
+inputs = torch.randn(8000, 20, generator=generator)
 target = (inputs[:, :5].sum(1) > 0).long()
 
 model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 2))

@@ -1,4 +1,4 @@
-"""Your own model by four plans: the whole of what a script needs."""
+"""Your own model by four plans: everything that a script needs."""
 
 from functools import partial
 

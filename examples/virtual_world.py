@@ -1,4 +1,4 @@
-"""Sixteen workers, one of them four times slower, on a clock that jumps: what asynchrony buys and costs."""
+"""Sixteen workers, one of them four times slower, on a simulated clock: what asynchrony gains and costs."""
 
 import paceline as pl
 from paceline.core.agenda import Agenda

@@ -146,10 +146,7 @@ def test_imports_stay_in_their_room(name: str) -> None:
 
 
 # Modules that still lie in a cycle, of lazy imports or of those for the type checker. The list only becomes shorter.
-KNOWN_CYCLES: set[str] = {
-    "engines.local.methods.coordinated", "engines.local.methods.ddp", "engines.local.worker",
-    "engines.local.methods.runner", "engines.local.process_group",
-}  # fmt: skip
+KNOWN_CYCLES: set[str] = set()
 
 
 def test_no_import_cycles() -> None:

@@ -1,8 +1,9 @@
-"""The README's program runs as it stands; examples run; pictures are what drawing gives; links lead somewhere."""
+"""The README's program and the examples run; pictures are what `paceline draw` prints; links and tables are valid."""
 
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +14,22 @@ import paceline as pl
 from paceline.explain.drawing import draw
 from paceline.plans.plan import RECIPES, Plan
 from tests.adapters.test_adapters import EXAMPLES as ADAPTED
+from tests.test_architecture import RULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
 METHODS = (ROOT / "docs" / "methods.md").read_text()
 
 
-def run_blocks(page: Path, folder: Path) -> str:
-    """Run a page's Python blocks as one program; what it prints."""
+def blocks_of(page: Path) -> list[str]:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     assert blocks
-    (folder / "page.py").write_text("\n".join(blocks))
+    return blocks
+
+
+def run_blocks(page: Path, folder: Path) -> str:
+    """Run a page's Python blocks as one program in a fresh interpreter, and return what it prints."""
+    (folder / "page.py").write_text("\n".join(blocks_of(page)))
     done = subprocess.run([sys.executable, "page.py"], cwd=folder, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -33,16 +39,23 @@ def test_the_readmes_program_runs(tmp_path: Path) -> None:
     run_blocks(ROOT / "README.md", tmp_path)
 
 
-def test_the_new_method_works_and_its_story_is_the_one_told(tmp_path: Path) -> None:
+def run_here(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a page's Python blocks as one program in this process, whose forkserver has PyTorch imported."""
+    monkeypatch.chdir(folder)
+    (folder / "page.py").write_text("\n".join(blocks_of(page)))
+    runpy.run_path("page.py", run_name="__main__")
+
+
+def test_the_new_method_works_and_prints_what_the_page_shows(tmp_path: Path) -> None:
     page = ROOT / "docs" / "new-method.md"
-    said = run_blocks(page, tmp_path)
-    (story,) = re.findall(r"```text\n(.*?)```", page.read_text(), re.S)
-    assert story in said
+    printed = run_blocks(page, tmp_path)
+    (shown,) = re.findall(r"```text\n(.*?)```", page.read_text(), re.S)
+    assert shown in printed
 
 
 @pytest.mark.parametrize("page", ["first-comparison", "from-torch", "kernels"])
-def test_a_pages_program_runs(page: str, tmp_path: Path) -> None:
-    run_blocks(ROOT / "docs" / f"{page}.md", tmp_path)
+def test_a_pages_program_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here(ROOT / "docs" / f"{page}.md", tmp_path, monkeypatch)
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
@@ -59,7 +72,7 @@ PICTURES = re.findall(r"<!-- draw: (.*?) -->\n```text\n(.*?)```", DRAWN, re.S)
 
 @pytest.mark.parametrize(("plan", "picture"), PICTURES, ids=[plan for plan, _ in PICTURES])
 def test_a_picture_is_what_drawing_gives_now(plan: str, picture: str) -> None:
-    assert picture == draw(Plan.parse(plan)) + "\n", f"run `paceline draw {plan}` and put what it prints there"
+    assert picture == draw(Plan.parse(plan)) + "\n", "run `python docs/_site/pictures.py`"
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -75,12 +88,30 @@ def test_every_plan_is_explained_with_a_picture_and_all_its_options(name: str) -
     assert {option for option in RECIPES[name].options if f"`{option}`" not in row[0]} == set()
 
 
+def test_the_import_rules_of_the_design_are_those_of_the_architecture_test() -> None:
+    table = (ROOT / "docs" / "design.md").read_text().partition("may import of paceline")[2].partition("\n\n")[0]
+    rows = {
+        name: set(filter(None, allowed.replace("nothing", "").split(", ")))
+        for names, allowed in re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", table, re.M)
+        for name in re.findall(r"`([^`]+)`", names)
+    }
+    assert {name: allowed for name, allowed in rows.items() if allowed != {"everything"}} == {
+        name: allowed for name, allowed, _ in RULES
+    }
+
+
+# They start no ranks of their own, so the forkserver of the tests serves them.
+IN_PROCESS = ("find_the_nan", "own_model", "virtual_world")
 EXAMPLES = sorted(each for each in (ROOT / "examples").glob("*.py") if each.stem not in ADAPTED)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
-def test_examples_run(example: Path, tmp_path: Path) -> None:
+def test_examples_run(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(example.read_text().splitlines()) < 100
+    if example.stem in IN_PROCESS:
+        monkeypatch.chdir(tmp_path)
+        runpy.run_path(str(example), run_name="__main__")
+        return
     done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
 

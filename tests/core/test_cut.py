@@ -37,7 +37,7 @@ class Life:
             for shard in self.shards:
                 self.machine.init(shard)
         else:
-            cut.go_on(self.desk, self.state, self.machine, self.shards)
+            cut.restore(self.desk, self.state, self.machine, self.shards)
 
     def cut(self) -> Cut:
         return take_cut(self.desk, self.state, self.machine, self.shards)

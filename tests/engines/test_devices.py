@@ -28,11 +28,11 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU 
 ROWS = [plan for member in PLANS for plan in member.plans()[-1:] if not isinstance(plan.method, Pipeline)]
 
 
-def put(monkeypatch: pytest.MonkeyPatch, at_home: bool = False, library: str = "") -> None:
+def put(monkeypatch: pytest.MonkeyPatch, on_device: bool = False, library: str = "") -> None:
     """Have all workers compute on a device of their own: the CPU."""
 
     def placed(job: Job, plan: Plan, together: bool = False) -> Placement:
-        return Placement((CPU,) * plan.workers, at_home, library)
+        return Placement((CPU,) * plan.workers, on_device, library)
 
     monkeypatch.setattr(setup, "place", placed)
 
@@ -46,9 +46,9 @@ def sha(run: pl.Run) -> object:
 @pytest.mark.parametrize("plan", ROWS, ids=str)
 def test_every_plan_makes_the_same_bits_from_abroad(plan: Plan, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = JOBS[job]()
-    at_home = train(made, plan, engine="virtual", folder=None, updates=12)
+    on_device = train(made, plan, engine="virtual", folder=None, updates=12)
     put(monkeypatch)
-    assert sha(train(made, plan, engine="virtual", folder=None, updates=12)) == sha(at_home)
+    assert sha(train(made, plan, engine="virtual", folder=None, updates=12)) == sha(on_device)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_real_workers_abroad(plan: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_sparse_gradients_and_loops_over_chunks_cross(monkeypatch: pytest.MonkeyPatch) -> None:
     made = SPARSE_JOBS["bag-adagrad"]()
-    at_home = [
+    on_device = [
         sha(train(made, p, engine="virtual", folder=None)) for p in ("downpour:workers=2", "sequential:chunks=3")
     ]
     put(monkeypatch)
     abroad = [sha(train(made, p, engine="virtual", folder=None)) for p in ("downpour:workers=2", "sequential:chunks=3")]
-    assert abroad == at_home
+    assert abroad == on_device
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -75,7 +75,7 @@ def test_a_library_may_add_up(plan: str, monkeypatch: pytest.MonkeyPatch) -> Non
     """With gloo in NCCL's place; with two workers the order of the sum does not matter."""
     made = JOBS["residual"]()
     by_table = train(made, plan, 2, folder=None, updates=12)
-    put(monkeypatch, at_home=True, library="gloo")
+    put(monkeypatch, on_device=True, library="gloo")
     run = train(made, plan, 2, folder=None, updates=12)
     assert difference(run.model, by_table.model) < 1e-9
     assert run.summary()["bytes_sent"] > 0
@@ -122,7 +122,7 @@ def test_gradients_on_a_device_have_the_same_randomness() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "plan", "gpus", "devices", "at_home", "library"),
+    ("device", "plan", "gpus", "devices", "on_device", "library"),
     [
         ("cpu", "ring:workers=2", 2, "cpu", True, ""),
         ("auto", "ring:workers=2", 0, "cpu", True, ""),
@@ -141,12 +141,12 @@ def test_gradients_on_a_device_have_the_same_randomness() -> None:
     ],
 )  # fmt: skip
 def test_who_computes_where(
-    device: str, plan: str, gpus: int, devices: str, at_home: bool, library: str, monkeypatch: pytest.MonkeyPatch
+    device: str, plan: str, gpus: int, devices: str, on_device: bool, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     found = place(JOBS["mlp"]().with_(device=device), Plan.parse(plan))
-    assert (str(found), found.at_home, found.library) == (devices, at_home, library)
+    assert (str(found), found.on_device, found.library) == (devices, on_device, library)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def _check_who_read(notes: Path) -> None:
     assert not read & computed, "a worker read samples by itself"
 
 
-@pytest.mark.filterwarnings("ignore:plan sandblaster makes its steps by itself")
+@pytest.mark.filterwarnings("ignore:plan sandblaster makes its own steps")
 @pytest.mark.parametrize("plan", SAME_BITS)
 def test_loaders_read_for_plans_that_know_what_comes(plan: str, tmp_path: Path) -> None:
     workers = None if plan.startswith("sequential") else 4 if plan == "hierarchical" else 2

@@ -58,15 +58,15 @@ def test_real_workers_and_their_replay(plan: str) -> None:
     check_run(run, Plan.parse(plan))
 
 
-@pytest.mark.parametrize("at_home", [True, False])
-def test_on_a_device_that_is_played(at_home: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("on_device", [True, False])
+def test_on_a_device_that_is_played(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters at home on the device, or in the host's memory with the module abroad."""
 
     def on_played(module: nn.Module, loss: nn.Module, optimizer: None, batch: int, threads: int) -> Fused:
         return played(module, loss, optimizer, batch)
 
     def placed(job: Job, plan: Plan, together: bool = False) -> Placement:
-        return Placement((CPU,) * plan.workers, at_home)
+        return Placement((CPU,) * plan.workers, on_device)
 
     runs = [train(a_job(), "ring:workers=2", engine="virtual", folder=None, updates=6)]
     monkeypatch.setattr(compute, "fuse", on_played)

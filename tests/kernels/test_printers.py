@@ -87,14 +87,17 @@ def test_any_width_of_vector_is_the_same_program(change: dict[str, object]) -> N
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers' libraries are Linux's")
 @pytest.mark.parametrize(
-    ("networks", "batches"),
+    "runs",
     [
-        pytest.param("images", "1, 21", id="images"),
-        pytest.param("words", "16", id="words"),
-        pytest.param("images, words", "1, 2, 3, 16, 17, 21", marks=pytest.mark.soak, id="all"),
+        pytest.param("(images, 1), (images, 21), (words, 16)", id="some"),
+        pytest.param(
+            ", ".join(f"({name}, {batch})" for name in ("images", "words") for batch in (1, 2, 3, 16, 17, 21)),
+            marks=pytest.mark.soak,
+            id="all",
+        ),
     ],
 )
-def test_the_text_is_clean_under_sanitizers(networks: str, batches: str, tmp_path: Path) -> None:
+def test_the_text_is_clean_under_sanitizers(runs: str, tmp_path: Path) -> None:
     """Of addresses and undefined behaviour, in a process of its own: a whole training and a single batch."""
     script = tmp_path / "train.py"
     script.write_text(
@@ -109,11 +112,10 @@ def test_the_text_is_clean_under_sanitizers(networks: str, batches: str, tmp_pat
         "words = nn.Sequential(nn.Embedding(7, 5), Last(nn.LSTM(5, 9, batch_first=True), 4))\n"
         "tokens = torch.randint(7, (21, 6))\n"
         "images, words = (case.model, case.x), (words, tokens)\n"
-        f"for model, x in ({networks},):\n"
-        f"    for batch in ({batches},):\n"
-        "        fused = fuse(model, case.loss, partial(torch.optim.Adam, lr=0.01), batch, threads=2)\n"
-        "        batch > 1 and fused.train_epoch(x, case.y, torch.randperm(21))\n"
-        "        fused.loss_and_gradients(x[:batch + 1], case.y[:batch + 1])\n"
+        f"for (model, x), batch in ({runs}):\n"
+        "    fused = fuse(model, case.loss, partial(torch.optim.Adam, lr=0.01), batch, threads=2)\n"
+        "    batch > 1 and fused.train_epoch(x, case.y, torch.randperm(21))\n"
+        "    fused.loss_and_gradients(x[:batch + 1], case.y[:batch + 1])\n"
         "print('clean')\n"
     )
     found = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True)

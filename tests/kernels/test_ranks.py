@@ -15,7 +15,7 @@ from paceline.cli import app, register
 from paceline.engines.mpi import check
 from paceline.engines.replay.replay import replay
 from paceline.errors import PacelineError
-from paceline.jobs.job import load_job
+from paceline.jobs.loading import load_job
 from paceline.plans.plan import Plan
 
 pytest.importorskip("mpi4py")
@@ -69,14 +69,15 @@ def by_two_and_by_one(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return found, train(load_job(str(folder / "job.py")), "sequential", folder=None, compute="fused").summary()
 
 
-def test_the_command_under_mpiexec(tmp_path: Path) -> None:
+def test_the_command_under_mpiexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "job.py").write_text(JOB.format(more="schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 9)"))
     found, expected = by_two_and_by_one(tmp_path)
     assert found["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=0.02)
     assert found["updates"] == 40
     assert found["samples"] == 600
     register()
-    page = CliRunner().invoke(app, ["report", str(tmp_path / found["run"])])
+    page = CliRunner().invoke(app, ["report", found["run"]])
     assert page.exit_code == 0, page.output
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import paceline as pl
+from paceline.engines.job_file import MOVED
 from paceline.errors import RunFolderError
 from paceline.report.reading import open_all
 from paceline.runs import trace
@@ -166,3 +168,7 @@ def test_every_column_and_word_of_a_status_is_in_the_documentation() -> None:
     words = {*trace.Row._fields, *Status, *Phase, *WorkerStatus} - {Status.UNKNOWN}
     assert {str(word) for word in words if f"`{word}`" not in PAGE} == set()
     assert all(f"{kind.value} {kind.name}" in PAGE for kind in trace.Kind)
+
+
+def test_every_module_that_has_moved_is_there() -> None:
+    assert all(importlib.util.find_spec(name) for name in MOVED.values())

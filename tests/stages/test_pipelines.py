@@ -22,9 +22,9 @@ from paceline.engines.memory_line import memory_line
 from paceline.engines.replay.replay import replay
 from paceline.engines.setup import set_up
 from paceline.errors import JobError, NotFinite, PlanError, RunFolderError, UsageError, WorkerFailed
-from paceline.explain.drawing import draw, draw_page, draw_run, opened
+from paceline.explain.drawing import draw, draw_page, draw_run, open_run
 from paceline.explain.proving import prove_plan
-from paceline.explain.timetable import MOVES, measured, said_of
+from paceline.explain.timetable import MOVES, measured, summary_line
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan, make
 from paceline.stages import onednn_workspace as workspace
@@ -164,7 +164,7 @@ def test_a_run_keeps_its_table_whatever_becomes_of_the_file(tmp_path: Path) -> N
     assert replay(run.path).matches
     (tmp_path / "mine.txt").unlink()
     assert replay(run.path).matches
-    assert picture in draw_run(opened(run.path))
+    assert picture in draw_run(open_run(run.path))
 
 
 def test_what_drawing_prints_can_be_handed_in_again() -> None:
@@ -214,14 +214,14 @@ def test_a_wrong_table_is_refused_before_anything_starts(tmp_path: Path) -> None
 def test_a_run_is_drawn_as_it_was_measured_under_its_table(plan: str, tmp_path: Path) -> None:
     run = train(JOBS["mlp"](), plan, engine="virtual", folder=tmp_path, updates=20)
     assert run.path is not None
-    said = draw_run(opened(run.path))
+    said = draw_run(open_run(run.path))
     assert said.startswith(draw(Plan.parse(run.record.plan)))
     below = said.partition("As it ran")[2]
     lines = [line for line in below.splitlines() if line.startswith("worker")]
     assert len(lines) == 2
     assert all("F" in line and ("B" in line or "I" in line) for line in lines)
     assert {len(line) for line in lines} == {120}
-    page = draw_page(opened(run.path))
+    page = draw_page(open_run(run.path))
     assert page.count("<svg") == 2
     assert page.count("<rect") > 40
     assert all(f">{name}</span>" in page for name in ("update", "waits"))
@@ -238,9 +238,9 @@ def test_what_a_worker_neither_works_nor_waits_it_moves_messages(tmp_path: Path)
     for worker in range(2):
         mine = [span for span in spans if span.worker == worker]
         assert all(one.end <= other.start for one, other in pairwise(mine))
-    assert "moved messages for" in said_of(spans, 2)
-    assert ">messages</span>" in draw_page(opened(run.path))
-    assert "~    moves messages" in draw_run(opened(run.path))
+    assert "moved messages for" in summary_line(spans, 2)
+    assert ">messages</span>" in draw_page(open_run(run.path))
+    assert "~    moves messages" in draw_run(open_run(run.path))
 
 
 def test_a_picture_for_a_job_tells_the_memory_of_its_workers() -> None:
@@ -374,11 +374,11 @@ def test_a_folder_that_is_no_run_or_a_damaged_one_is_told(tmp_path: Path) -> Non
     run = train(JOBS["mlp"](), "gpipe:workers=2", engine="virtual", folder=tmp_path / "runs", updates=3)
     assert run.path is not None
     with pytest.raises(RunFolderError, match=r"has no run.json.*table:file="):
-        opened(tmp_path)
+        open_run(tmp_path)
     (run.path / "trace.arrow").write_text("xx")
     with pytest.raises(RunFolderError, match="cannot be drawn, something of the run is missing or damaged"):
-        opened(run.path)
+        open_run(run.path)
     for text in ("{", "[]", "{}"):
         (run.path / "run.json").write_text(text)
         with pytest.raises(RunFolderError, match="damaged"):
-            opened(run.path)
+            open_run(run.path)

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.engines.local.arena import Arena, ArenaShape
-from paceline.engines.local.loop_worker import LoopWorker, put, statistics, tables
-from paceline.engines.local.process import quicken
+from paceline.engines.local.loop_worker import LoopWorker, copy_values, statistics, tables
+from paceline.engines.local.process import tune_for_speed
 from paceline.errors import PlanError, UsageError
 from paceline.gradients.learner import Learner
 from paceline.gradients.replica import Replica
@@ -81,7 +81,7 @@ def parallel(
     _refuse(model, chosen)
     block = _Block(model, optimizer, chosen, store, rank, deadline, folder)
     before = vars(optimizer).get("step")  # what a schedule has put there, if there is one
-    optimizer.step = types.MethodType(_in_the_hands_of(block), optimizer)  # type: ignore[method-assign]
+    optimizer.step = types.MethodType(_step_of(block), optimizer)  # type: ignore[method-assign]
     try:
         yield model, optimizer
         block.finish()
@@ -95,7 +95,7 @@ def parallel(
             optimizer.step = before  # type: ignore[method-assign]
 
 
-def _in_the_hands_of(block: _Block) -> Callable[..., Any]:
+def _step_of(block: _Block) -> Callable[..., Any]:
     def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
@@ -195,7 +195,7 @@ class _Block:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, store: Store, rank: int, deadline: float,
         folder: str | Path | None,
     ) -> None:  # fmt: skip
-        quicken()
+        tune_for_speed()
         self.model, self.optimizer, self.rank = model, optimizer, rank
         moving, sparse = statistics(model), tables(model)
         if sparse and not plan.traits.takes_sparse:
@@ -218,16 +218,16 @@ class _Block:
         self._start_alike()
         self.own = [tensor.data for tensor in self._tensors()]
         learner = Learner(Replica(job, model, moving))
-        self.guest = LoopWorker(
+        self.worker = LoopWorker(
             self.arena, plan, agenda, learner, optimizer, followers, LocalProcesses(rank, self.pids), deadline
         )
         if isinstance(plan.method, CentreServer):  # what steps in the optimizer's place goes on with its memory
             for follower in followers:
                 follower.state = optimizer.state
-        self.place: RunFolder | None = None
+        self.run_folder: RunFolder | None = None
         if self.terms.folder and rank == 0:
-            self.place = RunFolder(Path(self.terms.folder))
-            self.place.write(self._record(Status.RUNNING))
+            self.run_folder = RunFolder(Path(self.terms.folder))
+            self.run_folder.write(self._record(Status.RUNNING))
 
     def _tensors(self) -> list[Tensor]:
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
@@ -284,35 +284,35 @@ class _Block:
 
     def step(self) -> None:
         with torch.no_grad():
-            self.guest.step()
+            self.worker.step()
 
     def finish(self) -> None:
         with torch.no_grad():
-            self.guest.conclude()
+            self.worker.conclude()
             part = self._part(self.rank)
             if part is not None:
-                np.save(part, self.guest.told())
-            self.guest.leave()
+                np.save(part, self.worker.trace_rows())
+            self.worker.leave()
             values = self.arena.values(self.names)
             self._give_back()
-            put(values, self._tensors())
+            copy_values(values, self._tensors())
             if self.plan.traits.optimizer_at_server:
                 self.optimizer.state.update(self.arena.remembered(trainable(self.model)))
-        if self.place is not None:
-            self._write(self.place)
+        if self.run_folder is not None:
+            self._write(self.run_folder)
 
     def fail(self, error: BaseException) -> None:
         """The user's loop has ended with an exception: as it is, the model is his again."""
-        self.guest.fail()
+        self.worker.fail()
         self._give_back()
-        if self.place is not None:
-            self.place.write(self._record(Status.FAILED).with_(error=f"{type(error).__name__}: {error}"))
+        if self.run_folder is not None:
+            self.run_folder.write(self._record(Status.FAILED).with_(error=f"{type(error).__name__}: {error}"))
 
     def close(self) -> None:
-        self.guest.others.close()
+        self.worker.others.close()
         self.arena.close()
-        if self.place is not None:
-            self.place.close()
+        if self.run_folder is not None:
+            self.run_folder.close()
 
     def _give_back(self) -> None:
         """Into the model's own memory what lies in memory that others see."""
@@ -329,7 +329,7 @@ class _Block:
     def _write(self, place: RunFolder) -> None:
         """Rank 0, when all are home: one trace of everybody's, and what follows from it."""
         parts = [part for rank in range(self.plan.workers) if (part := self._part(rank)) and part.exists()]
-        rows = np.concatenate([*(np.load(part) for part in parts), self.guest.death_rows()])
+        rows = np.concatenate([*(np.load(part) for part in parts), self.worker.death_rows()])
         rows["start"] -= self.terms.origin
         rows["end"] -= self.terms.origin
         trace = Trace(rows[np.argsort(rows["end"], kind="stable")])

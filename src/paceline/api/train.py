@@ -13,7 +13,7 @@ from paceline.engines import checkpoints, mpi
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.job_file import save_job_file
 from paceline.engines.outcome import finish
-from paceline.engines.record import first_record, life
+from paceline.engines.record import first_record, life_record
 from paceline.engines.resuming import check_same, open_run
 from paceline.engines.setup import Setup, set_up
 from paceline.errors import Blamed, CheckpointWarning, JobWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
@@ -85,7 +85,7 @@ def train(
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
     request = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
     with RunFolder(path) as place:
-        save_job_file(place, job, to_go_on=interval is not None)
+        save_job_file(place, job, resumable=interval is not None)
         return _run(setup, place, record, request, how)
 
 
@@ -132,7 +132,7 @@ def _resume(
             warnings.warn(f"{path} has no checkpoint yet: the run begins again", CheckpointWarning, stacklevel=3)
         interval = interval or before.checkpoint_every
         assert interval is not None, "open_run refuses a run without checkpoints"
-        lives = (*begin.lives, life(setup, begin.updates)) if begin else (life(setup, 0),)
+        lives = (*begin.lives, life_record(setup, begin.updates)) if begin else (life_record(setup, 0),)
         record = first_record(setup, kept=True).with_(started=before.started, lives=lives, checkpoint_every=interval)
         return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), how)
 

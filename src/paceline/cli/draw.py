@@ -24,11 +24,11 @@ def draw(
     in which some workers are slower than others.
     """
     from paceline.explain.drawing import draw as picture
-    from paceline.explain.drawing import draw_run, opened, write_page
+    from paceline.explain.drawing import draw_run, open_run, write_page
     from paceline.plans.plan import Plan
 
     is_run = "/" in plan.partition(":")[0] or Path(plan).is_dir()
-    what, colours = opened(Path(plan)) if is_run else Plan.parse(plan, workers), sys.stdout.isatty()
+    what, colours = open_run(Path(plan)) if is_run else Plan.parse(plan, workers), sys.stdout.isatty()
     drawn = what if isinstance(what, Plan) else what.plan
     more = [] if job is None else [memory_for(job, drawn)]
     if page is not None:

@@ -113,20 +113,20 @@ def open_source(data: Any, seed: int, what: str = "data") -> Source:
 
 
 @dataclass(frozen=True)
-class _Fault:
+class _ReadError:
     """In the place of a batch that could not be read."""
 
     wrapper: ExceptionWrapper
 
 
-_Found = Batch | _Fault | None  # None: nothing was asked for
+_Read = Batch | _ReadError | None  # None: nothing was asked for
 
 
-def _as_it_is(found: _Found) -> _Found:
+def _identity(found: _Read) -> _Read:
     return found
 
 
-class _Addressed:
+class _KeyedDataset:
     """A Dataset view whose keys are (sample, epoch), so that a DataLoader's workers know the epoch.
 
     An exception is returned, not raised: it concerns those alone who will ask for this batch.
@@ -138,12 +138,12 @@ class _Addressed:
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitems__(self, keys: list[tuple[int, int]]) -> _Found:
+    def __getitems__(self, keys: list[tuple[int, int]]) -> _Read:
         try:
             return default_collate([self.source.sample(*key) for key in keys]) if keys else None
         except Exception:
             info = get_worker_info()
-            return _Fault(ExceptionWrapper(where=f"in DataLoader worker process {info.id if info else 0}"))
+            return _ReadError(ExceptionWrapper(where=f"in DataLoader worker process {info.id if info else 0}"))
 
 
 class Reader:
@@ -171,16 +171,16 @@ class Reader:
         self.ahead = loader_workers * 2 if isinstance(source, DatasetSource) else 0
         self._announced: Iterator[Chunk] = iter(())
         self._under_way: deque[Chunk | None] = deque()
-        self._ready: deque[tuple[Chunk, _Found]] = deque(maxlen=2 * self.ahead)
-        self._kept: dict[Chunk, Batch] = {}
-        self._found: Iterator[_Found] | None = None
+        self._ready: deque[tuple[Chunk, _Read]] = deque(maxlen=2 * self.ahead)
+        self._cached: dict[Chunk, Batch] = {}
+        self._found: Iterator[_Read] | None = None
         if self.ahead:
             assert isinstance(source, DatasetSource)
             self._loader: DataLoader[Any] = DataLoader(
-                _Addressed(source),  # type: ignore[arg-type]
+                _KeyedDataset(source),  # type: ignore[arg-type]
                 batch_sampler=self._keys(),
                 num_workers=loader_workers,
-                collate_fn=_as_it_is,
+                collate_fn=_identity,
                 worker_init_fn=end_with_parent,
                 multiprocessing_context="fork",
             )
@@ -200,11 +200,11 @@ class Reader:
             return self.source.batch(self.order.indices(chunk), chunk.epoch)
         if not self.repeats:
             return self._read(chunk)
-        if any(kept.update != chunk.update for kept in self._kept):
-            self._kept.clear()
-        if chunk not in self._kept:
-            self._kept[chunk] = self._read(chunk)
-        return copy.deepcopy(self._kept[chunk])  # since a model may change its input in place
+        if any(kept.update != chunk.update for kept in self._cached):
+            self._cached.clear()
+        if chunk not in self._cached:
+            self._cached[chunk] = self._read(chunk)
+        return copy.deepcopy(self._cached[chunk])  # since a model may change its input in place
 
     def close(self) -> None:
         """End the loader processes, which otherwise end with their parent."""
@@ -216,11 +216,11 @@ class Reader:
             self.announce(itertools.chain([chunk], _without(Counter([chunk]), self._announced)))
         while (found := self._take(chunk)) is None:
             self._advance()
-        if isinstance(found, _Fault):
+        if isinstance(found, _ReadError):
             found.wrapper.reraise()
         return found
 
-    def _take(self, chunk: Chunk) -> _Found:
+    def _take(self, chunk: Chunk) -> _Read:
         for place, (other, found) in enumerate(self._ready):
             if other == chunk:
                 del self._ready[place]

@@ -1,3 +1,4 @@
-"""Engines run plans: `virtual` on a clock that jumps, `local` on this machine's processes, `replay` a recorded run
-again.
+"""Engines run plans: `local` on processes of this machine, `virtual` on a simulated clock, `mpi` on ranks of MPI.
+
+`replay` runs a recorded run again.
 """

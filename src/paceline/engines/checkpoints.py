@@ -1,7 +1,6 @@
 """Checkpoints in a run's folder: each is written under another name, completed, and only then renamed.
 
-    checkpoints/400/checkpoint.json             where the history is closed; facts; where each tensor lies in its
-                                                holder's bytes
+    checkpoints/400/checkpoint.json             the cut; facts; the position of each tensor in its holder's bytes
     checkpoints/400/.metadata, __0_0.distcp     the holders' bytes, as torch.distributed.checkpoint
     checkpoints/400/model.safetensors           the model as it was then, for other programs
 
@@ -34,31 +33,37 @@ from paceline.runs.schema import from_dict, to_dict
 from paceline.runs.trace import Columns, Kind, Trace
 
 FORMAT = 1
-PAD = 4096  # bytes that checkpoint.json is a multiple of: a slightly longer one then has the same length
+PAD = 4096  # checkpoint.json is padded to a multiple: a file that keeps its length is written faster
 
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """What checkpoint.json holds."""
+    """The contents of checkpoint.json."""
 
     format: int
-    torch: str  # the version that wrote it
+    #: The version of torch that wrote it.
+    torch: str
     updates: int
     nanoseconds: int
     lives: tuple[LifeRecord, ...]
     cut: Cut | None
-    facts: dict[str, Any]  # per holder, what its state has besides tensors
-    where: dict[str, tuple[TensorSlot, ...]]  # per holder, where each tensor lies in its bytes
+    #: For each holder, the part of its state that is no tensor.
+    facts: dict[str, Any]
+    #: For each holder, the position of each tensor in its bytes.
+    where: dict[str, tuple[TensorSlot, ...]]
 
 
 @dataclass
 class Checkpoint:
-    """The state of a run after an update: what its next life starts from."""
+    """The state of a run after an update, from which it can be resumed."""
 
     updates: int
-    nanoseconds: int  # of training so far
-    lives: tuple[LifeRecord, ...]  # of the run so far
-    cut: Cut | None  # where the history is closed, under plans with a server
+    #: Nanoseconds of training so far.
+    nanoseconds: int
+    #: The parts of the run so far, one from each start or resumption to the next.
+    lives: tuple[LifeRecord, ...]
+    #: The state of the desk and the shards, under plans with a server.
+    cut: Cut | None
     holders: dict[str, WorkerState] = field(default_factory=dict)
 
     def workers(self) -> list[WorkerState]:
@@ -69,12 +74,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointRequest:
-    """Which checkpoints the user asked for, and where this life of the run begins."""
+    """The checkpoints that the user requested, and the one that the run is resumed from."""
 
-    run: Path  # the folder
+    #: The run's folder.
+    run: Path
     interval: CheckpointInterval
     lives: tuple[LifeRecord, ...]
-    start: Checkpoint | None  # None: at the beginning
+    #: None if the run starts from the beginning.
+    start: Checkpoint | None
 
 
 def folder_of(run: Path) -> Path:
@@ -85,10 +92,10 @@ def folder_of(run: Path) -> Path:
 def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
     """Write a checkpoint. A crash or a power failure leaves all of it or nothing."""
     base, name = folder_of(run), str(checkpoint.updates)
-    place, draft = base / name, base / f"{name}.new"
-    if place.exists():
+    folder, draft = base / name, base / f"{name}.new"
+    if folder.exists():
         return
-    old = _make_room(base, draft)
+    old = _make_draft(base, draft)
     state, where = dict[str, Tensor](), dict[str, tuple[TensorSlot, ...]]()
     for holder, worker_state in checkpoint.holders.items():
         found, size = tensor_slots(worker_state.tensors)
@@ -104,15 +111,16 @@ def write(run: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> None:
     text = json.dumps(to_dict(record), default=str).encode()
     _write_over(draft / "checkpoint.json", text.ljust(-(-len(text) // PAD) * PAD))
     _sync(draft)
-    os.rename(draft, place)
+    os.rename(draft, folder)
     _sync(base)
     for other in old:
         shutil.rmtree(other, ignore_errors=True)
 
 
-def _make_room(base: Path, draft: Path) -> list[Path]:
-    """Make the folder `draft`, of the checkpoint before the newest if there is one: files are overwritten faster than
-    they are created. Return the folders to delete when the new checkpoint is complete.
+def _make_draft(base: Path, draft: Path) -> list[Path]:
+    """Make the folder `draft`, and return the folders to delete when the new checkpoint is complete.
+
+    The draft reuses the folder of the second newest checkpoint, since files are overwritten faster than created.
     """
     base.mkdir(exist_ok=True)
     names = os.listdir(base)
@@ -125,14 +133,14 @@ def _make_room(base: Path, draft: Path) -> list[Path]:
     return [path for path in rest if path != draft]
 
 
-def _save_state(state: dict[str, Tensor], place: Path) -> None:
-    """Do what `torch.distributed.checkpoint.save` does, which would warn each time that there is only one process, and
-    take twice as long for a small model.
+def _save_state(state: dict[str, Tensor], folder: Path) -> None:
+    """Save as `torch.distributed.checkpoint.save` does, but in half the time for a small model, and without its warning
+    that there is only one process.
     """
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-    writer, planner = FileSystemWriter(place, sync_files=False), DefaultSavePlanner(flatten_state_dict=False)
+    writer, planner = FileSystemWriter(folder, sync_files=False), DefaultSavePlanner(flatten_state_dict=False)
     writer.fs = _Over()  # type: ignore[assignment]
     planner.set_up_planner(state, writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(True)
@@ -150,7 +158,7 @@ class _Open(io.BytesIO):
 
 
 class _Over:
-    """The file system that `torch.distributed.checkpoint` asks for; every file overwrites the one of its name."""
+    """The file system for `torch.distributed.checkpoint`; every file overwrites the one of its name."""
 
     @contextlib.contextmanager
     def create_stream(self, path: Path, mode: str) -> Iterator[io.BytesIO]:
@@ -162,7 +170,7 @@ class _Over:
         return path / suffix
 
     def mkdir(self, path: Path) -> None:
-        pass  # `_make_room` has made it
+        pass  # `_make_draft` has made it
 
     def exists(self, path: Path) -> bool:
         return False  # the whole folder is a draft, so there is nothing to warn about
@@ -178,8 +186,9 @@ def _save_model(model: dict[str, Tensor], file: Path) -> None:
 
 
 def _write_over(file: Path, content: bytes | memoryview) -> None:
-    """Overwrite the file in place and flush it. While its length stays the same the file system writes no journal,
-    which would cost more than the content.
+    """Overwrite the file in place and flush it.
+
+    While its length stays the same the file system writes no journal, which would cost more than the content.
     """
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -208,30 +217,30 @@ def newest(run: Path) -> Checkpoint | None:
     return _read(base / str(max(whole))) if whole else None
 
 
-def _read(place: Path) -> Checkpoint:
+def _read(folder: Path) -> Checkpoint:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
     try:
-        record = _read_record(place)
+        record = _read_record(folder)
         sizes = {name: tensor_slots(_shapes(held))[1] for name, held in record.where.items()}
         state: dict[str, Any] = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that there is only one process
-            load({name: raw for name, raw in state.items() if len(raw)}, checkpoint_id=place, no_dist=True)
+            load({name: raw for name, raw in state.items() if len(raw)}, checkpoint_id=folder, no_dist=True)
     except (OSError, ValueError, KeyError, CheckpointException) as error:
-        raise RunFolderError(f"the checkpoint {place} cannot be read: {type(error).__name__}: {error}") from error
+        raise RunFolderError(f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
     holders = {
         name: WorkerState(unpacked(state[name], record.where[name]), facts) for name, facts in record.facts.items()
     }
     return Checkpoint(record.updates, record.nanoseconds, record.lives, record.cut, holders)
 
 
-def _read_record(place: Path) -> CheckpointRecord:
-    value = json.loads((place / "checkpoint.json").read_text())
+def _read_record(folder: Path) -> CheckpointRecord:
+    value = json.loads((folder / "checkpoint.json").read_text())
     if value["format"] > FORMAT:
         raise RunFolderError(
-            f"{place / 'checkpoint.json'} has format {value['format']}; this paceline reads up to {FORMAT}; install a "
+            f"{folder / 'checkpoint.json'} has format {value['format']}; this paceline reads up to {FORMAT}; install a "
             "newer paceline"
         )
     return from_dict(CheckpointRecord, value)
@@ -242,7 +251,7 @@ def _shapes(held: Sequence[TensorSlot]) -> dict[str, Tensor]:
 
 
 def history(trace: Trace, checkpoint: Checkpoint, agenda: Agenda) -> Columns:
-    """Select the rows that led to a checkpoint, and add those that say that the run is resumed there."""
+    """Select the rows that led to a checkpoint, and append a RESUME row per shard."""
     rows = trace.rows
     kept = _kept_by_cut(rows, checkpoint, checkpoint.cut, agenda) if checkpoint.cut else _kept_in_step(rows, checkpoint)
     versions = checkpoint.cut.versions if checkpoint.cut else (checkpoint.updates,)
@@ -263,8 +272,9 @@ def _kept_in_step(rows: Columns, checkpoint: Checkpoint) -> np.ndarray[Any, np.d
 def _kept_by_cut(
     rows: Columns, checkpoint: Checkpoint, cut: Cut, agenda: Agenda
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Select the rows that ended before the checkpoint, without those of batches that were under way then. Of these
-    batches, the pushes that shards had taken stay, and the computations they came from.
+    """Select the rows that ended before the checkpoint, without those of batches that were under way then.
+
+    For these batches the pushes that shards had applied are kept, and the computations that they came from.
     """
     under_way = {batch for batch, _ in cut.under_way}
     kinds, kept = rows["kind"], rows["end"] <= checkpoint.nanoseconds

@@ -1,13 +1,13 @@
-"""Where each worker computes, where its parameters are at home, and who adds up.
+"""Placement: where each worker computes, where its parameters are stored, and what adds gradients up.
 
-    device=       GPUs       parameters at home            meeting
+    device=       GPUs       parameters are stored         gradients are added up
     cpu           any        in shared memory              by table
-    auto, cuda    one each   on the GPU                    NCCL's all_reduce, in plans whose table adds all up
+    auto, cuda    one each   on the GPU                    by NCCL's all_reduce, in plans whose table adds all up
     auto, cuda    shared     in shared memory; the module  by table, or at the server
                              computes on the GPU
 
-Plans with a server, and those whose workers mix with neighbours or are commanded, have their parameters in shared
-memory always. Workers that meet nobody have them where they compute. Stages of a pipeline compute on the CPU.
+Plans with a server, and plans whose workers mix with neighbours or follow a coordinator, always store parameters in
+shared memory. Workers that exchange nothing store them where they compute. Stages of a pipeline compute on the CPU.
 """
 
 from __future__ import annotations
@@ -29,15 +29,20 @@ from paceline.plans.plan import Plan
 
 @dataclass(frozen=True)
 class Placement:
-    devices: tuple[torch.device, ...]  # of worker 0, 1, ...
-    at_home: bool  # whether parameters are at home where they are computed with
-    library: str = ""  # that adds up where no table does: nccl, gloo
+    """The devices of a plan's workers."""
+
+    #: The device of each worker.
+    devices: tuple[torch.device, ...]
+    #: Whether parameters are stored on the device that computes with them.
+    on_device: bool
+    #: The library that adds gradients up if no table does: nccl or gloo.
+    library: str = ""
 
     def replica(self, worker: int, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
         """Return a worker's replica, whose gradients are computed on its device."""
         device = self.devices[worker]
-        settle(device)
-        if self.at_home:
+        make_deterministic(device)
+        if self.on_device:
             return _replica_on(device, job, module, moving)
         host = list(trainable(module).values())
         there = _replica_on(device, job, copy.deepcopy(module), moving)
@@ -54,13 +59,14 @@ def _replica_on(device: torch.device, job: Job, module: nn.Module, moving: tuple
 
 
 def place(job: Job, plan: Plan, together: bool = False) -> Placement:
-    """`cuda` deals the GPUs out; `cuda:1` is for all workers; `auto` is cuda where there is a GPU. `together`: one
-    process plays all workers, with the arithmetic of those that share a GPU.
+    """Place the workers of a plan: `cuda` distributes the GPUs, `cuda:1` is for all workers, `auto` takes GPUs if any.
+
+    With `together` one process computes for all workers, with the arithmetic of workers that share a GPU.
     """
     kind = plan.traits.devices
     wanted = _of_stages(job.device) if kind == "stages" else _wanted(job.device)
     if wanted.type == "cpu":
-        return Placement((CPU,) * plan.workers, at_home=True, library="gloo" if kind == "native" else "")
+        return Placement((CPU,) * plan.workers, on_device=True, library="gloo" if kind == "native" else "")
     count = torch.cuda.device_count()
     if wanted.index is not None and wanted.index >= count:
         raise JobError(f"device={job.device!r}: this machine has {count} GPU{'s' * (count > 1)}, from cuda:0")
@@ -71,11 +77,11 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
         return Placement(devices, True, "nccl" if one_each else "gloo")
     if kind == "summed" and one_each:
         return Placement(devices, True, "nccl")
-    return Placement(devices, at_home=kind == "alone")
+    return Placement(devices, on_device=kind == "alone")
 
 
 def _of_stages(name: str) -> torch.device:
-    """Messages between stages go through shared memory, so far from the CPU only."""
+    """Return the CPU, since messages between stages go through shared memory; raise for any other device."""
     if name not in ("auto", "cpu"):
         raise JobError(f"device={name!r}: stages of a pipeline are computed on the CPU; give device='cpu', or 'auto'")
     return CPU
@@ -95,8 +101,8 @@ def _wanted(name: str) -> torch.device:
     return device
 
 
-def settle(device: torch.device) -> None:
-    """Have a GPU give the same numbers each time, and those of the CPU as nearly as its float32 does."""
+def make_deterministic(device: torch.device) -> None:
+    """Make a GPU compute the same numbers each time, as near to the CPU's as its float32 is."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False

@@ -1,4 +1,4 @@
-"""The job in a run's folder, from which the run is resumed or replayed."""
+"""The job file in a run's folder, from which the run is resumed or replayed."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from paceline.runs.record import read_record
 #: Modules that jobs in folders of schema version 1 refer to, and their names now.
 MOVED = {
     "paceline.job": "paceline.jobs.job",
-    "paceline.jobs": "paceline.jobs.built_in",
+    "paceline.jobs": "paceline.jobs.built_ins",
     "paceline.modules": "paceline.jobs.modules",
     "paceline.compute.through_time": "paceline.stages.through_time",
 }
 SMALL = 64 << 20  # bytes of tensors up to which they are copied into the run's folder
 
 
-def save_job_file(folder: RunFolder, job: Job, to_go_on: bool = False) -> None:
-    """Write the job without large tensors, which are read again from `origin`, and without test data unless `to_go_on`,
-    that is unless the run may be resumed.
+def save_job_file(folder: RunFolder, job: Job, resumable: bool = False) -> None:
+    """Write the job without large tensors, which are read again from `origin`.
+
+    Test data are written only if the run is `resumable`, since replays do not evaluate.
     """
     file = folder.file("job.pickle")
     if file is None:
         return
-    slim = job.with_(data=_if_small(job.data), test=_if_small(job.test) if to_go_on else None)
+    slim = job.with_(data=_if_small(job.data), test=_if_small(job.test) if resumable else None)
     try:
         pickled = pack(slim)
     except Exception as error:
@@ -47,16 +48,16 @@ def save_job_file(folder: RunFolder, job: Job, to_go_on: bool = False) -> None:
         shutil.copy(source, copy)
 
 
-def load_job_file(path: Path, data: Any = None, to_go_on: bool = False) -> Job:
+def load_job_file(path: Path, data: Any = None, resumable: bool = False) -> Job:
     """Read the job of a run's folder, and data that were too large for it from where the job came from."""
     try:
         with (path / "job.pickle").open("rb") as file:
             job: Job = _JobReader(file).load()
     except FileNotFoundError:
         raise RunFolderError(f"{path} has no job.pickle; give the job as job=") from None
-    except (ImportError, AttributeError) as error:  # of a class that is elsewhere now
+    except (ImportError, AttributeError) as error:  # of a class that was moved
         raise RunFolderError(f"{path / 'job.pickle'} cannot be read: {error}; give the job as job=") from error
-    tested = to_go_on and read_record(path).job.test_samples > 0
+    tested = resumable and read_record(path).job.test_samples > 0
     if data is not None:
         job = job.with_(data=data)
     if job.data is not None and (job.test is not None or not tested):
@@ -70,7 +71,7 @@ def load_job_file(path: Path, data: Any = None, to_go_on: bool = False) -> Job:
 
 
 class _JobReader(pickle.Unpickler):
-    """Reads pickles of older versions, too, whose modules had other names."""
+    """Reads pickles of older versions, in which modules had other names."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         return super().find_class(MOVED.get(module_name, module_name), global_name)

@@ -1,4 +1,4 @@
-"""How much memory the workers of a pipeline take, computed before one is started."""
+"""The memory that the workers of a pipeline will take, estimated before one is started."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     mpiexec -n 4 paceline train mnist-cnn --compute fused
 
-A pass over the data, or what lies between two evaluations, is one call; the trace has a row for each. The first rank
-keeps the run's folder and evaluates.
+A pass over the data, or the part between two evaluations, is one call and one row of the trace. The first rank keeps
+the run's folder and evaluates.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from paceline.runs.trace import Kind, Row, Trace
 
 
 def rank() -> int:
-    """Of this process, as `mpiexec` says; no MPI is loaded to know."""
-    return _said("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK") or 0
+    """Return the rank of this process as `mpiexec` has set it, without loading MPI."""
+    return _from_environment("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK") or 0
 
 
 def ranks() -> int:
-    """How many `mpiexec` started; 1 without it."""
-    return _said("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE") or 1
+    """Return the number of processes that `mpiexec` started; 1 without it."""
+    return _from_environment("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE") or 1
 
 
-def _said(*names: str) -> int | None:
+def _from_environment(*names: str) -> int | None:
     return next((int(os.environ[name]) for name in names if name in os.environ), None)
 
 
 def check(job: Job, plan: Plan) -> None:
-    """What ranks cannot do yet is refused, in the same words on each of them."""
+    """Raise the same error on every rank for what ranks of MPI do not support."""
     if plan.name != "sequential" or plan.chunks != 1:
         raise PlanError(f"under mpiexec all ranks share each batch; plan {plan} is for processes that Paceline starts")
     if job.compute != "fused":
@@ -58,6 +58,7 @@ def check(job: Job, plan: Plan) -> None:
 
 
 def train(setup: Setup) -> Outcome:
+    """Train on all ranks of MPI."""
     if not isinstance(setup.source, TensorSource) or len(setup.source.tensors) != 2:
         raise JobError("under mpiexec the data are two tensors, inputs and targets, since a whole pass is one call")
     norms = [part for part in setup.module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
@@ -71,7 +72,7 @@ def train(setup: Setup) -> Outcome:
     except NotFinite:
         raise  # on all ranks at once
     except BaseException:
-        # The others wait for this rank, and would for ever.
+        # The other ranks wait for this one, and would hang.
         traceback.print_exc(file=sys.stderr)
         sys.stderr.flush()
         from mpi4py import MPI
@@ -105,7 +106,7 @@ def _train(setup: Setup) -> Outcome:
 
 
 def _stretches(setup: Setup, each: bool) -> Iterator[tuple[int, int]]:
-    """From update to update: to the end of a pass, or to the next evaluation; `each` update by itself."""
+    """Yield (first, last) of each call: up to the end of a pass or the next evaluation; with `each`, one update."""
     agenda, first = setup.agenda, 0
     while first < agenda.updates:
         stops = [agenda.updates, (first // agenda.updates_per_epoch + 1) * agenda.updates_per_epoch]

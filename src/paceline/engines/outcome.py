@@ -1,4 +1,4 @@
-"""What an engine hands back after the last update, and how that becomes a `Run`."""
+"""The outcome that an engine returns after the last update, and how it becomes a `Run`."""
 
 from __future__ import annotations
 
@@ -27,21 +27,26 @@ class Snapshot(NamedTuple):
     """The parameters and moving buffers after so many updates, for an evaluation."""
 
     updates: int
-    seconds: float  # of training until then
+    #: Seconds of training until then.
+    seconds: float
     values: Callable[[], list[Tensor]]
 
 
 @dataclass
 class Outcome:
-    """The result of a training, as an engine hands it back."""
+    """The result of a training, as an engine returns it."""
 
     trace: Trace
     seconds: float
-    values: list[Tensor]  # trainable parameters, then moving buffers
+    #: The trainable parameters, then the moving buffers.
+    values: list[Tensor]
     snapshots: list[Snapshot] = field(default_factory=list)
-    core_wait: float = 0.0  # seconds for which workers could have run, but had no core
-    peak_memory: list[int] = field(default_factory=list)  # bytes that each worker took at most, where it is measured
-    adds_up: str = ""  # a library that added gradients up, in an order that is not known
+    #: Seconds for which workers could have run, but had no core.
+    core_wait: float = 0.0
+    #: Bytes that each worker took at most, if they were measured.
+    peak_memory: list[int] = field(default_factory=list)
+    #: The library that added gradients up, in an order that is not known; empty if none did.
+    adds_up: str = ""
 
 
 def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:

@@ -1,8 +1,8 @@
 """The outline of a model for its record: the layers with their sizes, and which one's output reaches which.
 
 A layer is a module without modules in it, or one of PyTorch's own that holds parameters itself (attention does).
-One forward pass shows what reaches what: every tensor carries along which layers it comes from, through any function
-that the model calls between its layers, so a residual connection is found without being declared.
+One forward pass shows which output reaches which layer: for every tensor it is tracked which layers it comes from,
+through any function that the model calls between its layers, so a residual connection is found without being declared.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from paceline.runs.record import LayerRecord
 
 def outline(job: Job, module: nn.Module, source: Source) -> list[LayerRecord]:
     """Describe the layers in the order of their first call. A layer that one small batch does not reach comes last."""
-    twin = copy.deepcopy(module)
-    found = list(_layers(twin, ""))
-    seen = _Seen()
-    hooks = [hook for number, (_, part) in enumerate(found) for hook in seen.watch(number, part)]
+    model = copy.deepcopy(module)
+    found = list(_layers(model, ""))
+    tracker = _Tracker()
+    hooks = [hook for number, (_, part) in enumerate(found) for hook in tracker.watch(number, part)]
     samples = min(job.batch_size, len(source))
     chunk = Chunk(0, 0, 0, 0, samples, 1.0)
     batch = source.batch(Order(len(source), job.seed, job.shuffle).indices(chunk), 0)
     # A model that cannot be run in this way (a step that makes gradients itself) has an outline without shapes.
-    with contextlib.suppress(Exception), torch.no_grad(), seen:
-        Replica(job, twin, ()).forward(twin, chunk, batch)
+    with contextlib.suppress(Exception), torch.no_grad(), tracker:
+        Replica(job, model, ()).forward(model, chunk, batch)
     for hook in hooks:
         hook.remove()
-    order = sorted(range(len(found)), key=lambda n: (seen.calls.get(n, len(found)), n))
+    order = sorted(range(len(found)), key=lambda n: (tracker.calls.get(n, len(found)), n))
     place = {number: at for at, number in enumerate(order)}
     return [
         replace(
             _sizes(*found[number]),
-            output=seen.outputs.get(number),
-            after=tuple(sorted(place[n] for n in seen.after.get(number, ()))),
+            output=tracker.outputs.get(number),
+            after=tuple(sorted(place[n] for n in tracker.after.get(number, ()))),
         )
         for number in order
     ]
@@ -71,16 +71,21 @@ def _sizes(name: str, part: nn.Module) -> LayerRecord:
     return LayerRecord(name, type(part).__name__, count, {key: tuple(p.shape) for key, p in parameters.items()})
 
 
-class _Seen(TorchFunctionMode):
+class _Tracker(TorchFunctionMode):
     """Tracks, through one forward pass, which layers every tensor comes from."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: dict[int, int] = {}  # layer: when it was first called
-        self.outputs: dict[int, tuple[int, ...]] = {}  # shape of the first output
+        #: For each layer, its position in the order of first calls.
+        self.calls: dict[int, int] = {}
+        #: For each layer, the shape of its first output.
+        self.outputs: dict[int, tuple[int, ...]] = {}
+        #: For each layer, the layers whose outputs reach it.
         self.after: dict[int, set[int]] = {}
-        self._from: dict[int, frozenset[int]] = {}  # by the tensor's id
-        self._alive: list[Tensor] = []  # or a new tensor could get the id of an old one
+        #: For each tensor's id, the layers that it comes from.
+        self._from: dict[int, frozenset[int]] = {}
+        #: Keeps tensors alive, since a new one could get the id of an old one.
+        self._alive: list[Tensor] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -100,7 +105,7 @@ class _Seen(TorchFunctionMode):
             self._mark(result, frozenset([number]))
 
         if dict(part.named_children()) and not type(part).__module__.startswith("torch."):
-            return []  # it only holds parameters; its layers are watched themselves
+            return []  # it only holds parameters; its layers are watched on their own
         return [part.register_forward_pre_hook(before, with_kwargs=True), part.register_forward_hook(after)]
 
     def _origin(self, values: Any) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""What run.json says of a run when it begins."""
+"""The record of a run when it begins, which run.json holds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def first_record(setup: Setup, kept: bool) -> RunRecord:
         shards=plan.shards,
         adds_up=setup.placement.library,
         limit=setup.limit,
-        lives=(life(setup, 0),),
+        lives=(life_record(setup, 0),),
         job=_job(setup),
         moving_buffers=MovingBuffers(
             "mean over chunks" if plan.traits.keeps_step else "shard 0, the last push wins", tuple(setup.probe.moving)
@@ -39,7 +39,7 @@ def first_record(setup: Setup, kept: bool) -> RunRecord:
     )
 
 
-def life(setup: Setup, updates: int) -> LifeRecord:
+def life_record(setup: Setup, updates: int) -> LifeRecord:
     """Describe the part of a run that begins after so many updates."""
     return LifeRecord(str(setup.plan), updates)
 

@@ -1,4 +1,4 @@
-"""The checks before the next life of a run begins."""
+"""The checks before a run is resumed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from paceline.runs.record import RunRecord, Status, read_record
 def open_run(
     path: Path, job: Job | None, given: str | Plan | None, workers: int | None, limit: int | None
 ) -> tuple[Job, Plan, RunRecord]:
-    """Return the job, the plan of the next life and the record of the lives before."""
+    """Return the job, the plan to resume with, and the record of the run so far."""
     record = read_record(path)
     if record.status == Status.DONE:
-        raise UsageError(f"{path} is done: there is nothing to go on with")
+        raise UsageError(f"{path} is done: there is nothing to resume")
     if record.engine != "local":
         raise UsageError(f"{path} is a run of engine {record.engine!r}, which keeps no checkpoints; train it again")
     if record.checkpoint_every is None:
@@ -28,7 +28,7 @@ def open_run(
     if limit is not None and limit != record.limit:
         raise UsageError(f"the run was begun with updates={record.limit}; it cannot go on with updates={limit}")
     plan = next_plan(Plan.recorded(record.plan, record.table), given, workers)
-    return job or load_job_file(path, to_go_on=True), plan, record
+    return job or load_job_file(path, resumable=True), plan, record
 
 
 def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Plan:

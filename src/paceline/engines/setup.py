@@ -1,4 +1,4 @@
-"""What every engine needs before the first update: everything that can be refused is refused here."""
+"""The setup that every engine needs before the first update: everything that can be refused is refused here."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Setup:
         return (*trainable(self.module), *self.probe.moving)
 
     def table(self, counts: Sequence[int]) -> Table:
-        """What everybody does in as many updates, of so many micro-batches each; with a meeting where one is needed."""
+        """Return the table of these updates, each of so many micro-batches, with a norm agreement if one is needed."""
         assert self.pipeline is not None
         table = self.pipeline.table(self.plan.workers, counts)
         return table.agreeing() if self.blueprint is not None and self.blueprint.agrees else table
@@ -173,17 +173,17 @@ def _small(job: Job, plan: Plan, samples: int) -> list[str]:
 
 
 def _crowd(plan: Plan) -> list[str]:
-    """Note that there are so many workers that starting them takes long."""
+    """Note that there are so many workers that it takes long to start them."""
     cores = len(os.sched_getaffinity(0))
     if plan.workers <= CROWD * cores:
         return []
     return [
-        f"{plan.workers} workers on {cores} cores: each is a process with a PyTorch of its own, and they take turns"
+        f"{plan.workers} workers on {cores} cores: each is a process with its own PyTorch, and they share the cores"
     ]
 
 
 def _check_loss_rules(job: Job, plan: Plan, engine: str) -> Job:
-    """The job, without the check for NaN where the plan does not make it; `PlanError` for what the plan cannot do."""
+    """Return the job without the check for NaN if the plan does not make it; raise for what the plan cannot do."""
     traits = plan.traits
     if job.on_nan == "skip" and traits.cannot_skip:
         raise PlanError(f"plan {plan.name} cannot honour on_nan='skip': {traits.cannot_skip}")
@@ -194,7 +194,7 @@ def _check_loss_rules(job: Job, plan: Plan, engine: str) -> Job:
 
 
 def _unused(job: Job, plan: Plan) -> list[str]:
-    """What a coordinator has no use for, in one sentence."""
+    """Note which settings of the job a coordinator does not use."""
     if plan.traits.uses_optimizer:
         return []
     unused = {"optimizer": True, "schedule": job.schedule is not None}
@@ -205,8 +205,8 @@ def _unused(job: Job, plan: Plan) -> list[str]:
 def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
     if not plan.traits.takes_sparse:
         raise PlanError(
-            f"parameter {tables[0]} gets a sparse gradient (an embedding with sparse=True?), and what meets under plan "
-            f"{plan.name} is dense; use downpour or ssp, where only touched rows travel, or sparse=False"
+            f"parameter {tables[0]} gets a sparse gradient (an embedding with sparse=True?), and plan {plan.name} "
+            f"exchanges dense ones; use downpour or ssp, where only touched rows travel, or sparse=False"
         )
 
 

@@ -1,4 +1,4 @@
-"""Compute with so many threads as workers do: another number sums in another order."""
+"""The number of compute threads: another number would add up in another order and change the bits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
+    """Let PyTorch compute with this many threads within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -54,14 +54,14 @@ def _body(plan: Plan, colours: bool) -> list[str]:
             return draw_timeline(plan)
 
 
-class Opened(NamedTuple):
+class RecordedRun(NamedTuple):
     """A run's folder, read once."""
 
     plan: Plan
     rows: Columns
 
 
-def opened(folder: Path) -> Opened:
+def open_run(folder: Path) -> RecordedRun:
     from paceline.runs.record import read_record
     from paceline.runs.trace import Trace
 
@@ -72,12 +72,12 @@ def opened(folder: Path) -> Opened:
         )
     try:
         record = read_record(folder)
-        return Opened(Plan.recorded(record.plan, record.table), Trace.open(folder / "trace.arrow").rows)
+        return RecordedRun(Plan.recorded(record.plan, record.table), Trace.open(folder / "trace.arrow").rows)
     except (KeyError, TypeError, OSError, ValueError, PlanError) as error:
         raise RunFolderError(f"{folder} cannot be drawn, something of the run is missing or damaged: {error}") from None
 
 
-def draw_run(run: Opened, colours: bool = False, more: Sequence[str] = ()) -> str:
+def draw_run(run: RecordedRun, colours: bool = False, more: Sequence[str] = ()) -> str:
     """The plan of a run; for a pipeline, with one table's time as it was measured."""
     plan, rows = run
     if not isinstance(plan.method, Pipeline):
@@ -86,7 +86,7 @@ def draw_run(run: Opened, colours: bool = False, more: Sequence[str] = ()) -> st
     return "\n".join([draw(plan, colours, more), "", *draw_measured(table, rows, colours)])
 
 
-def draw_page(what: Plan | Opened, more: Sequence[str] = ()) -> str:
+def draw_page(what: Plan | RecordedRun, more: Sequence[str] = ()) -> str:
     """The same for a pipeline as an HTML page."""
     plan, rows = (what, None) if isinstance(what, Plan) else what
     if not isinstance(plan.method, Pipeline):
@@ -95,7 +95,7 @@ def draw_page(what: Plan | Opened, more: Sequence[str] = ()) -> str:
     return page(f"{plan}: {RECIPES[plan.name].about}", table, [] if rows is None else measured(rows, table), more)
 
 
-def write_page(what: Plan | Opened, file: Path, more: Sequence[str] = ()) -> None:
+def write_page(what: Plan | RecordedRun, file: Path, more: Sequence[str] = ()) -> None:
     text = draw_page(what, more)
     try:
         file.write_text(text)

@@ -123,10 +123,15 @@ def draw_measured(table: Table, rows: Columns, colours: bool = False) -> list[st
                 length = max(start, length) + wide
         lines.append(f"worker {worker:<3} {line}{'.' * (WIDTH - 11 - length)}")
     sign = [f"  {_painted(MOVES, MOVES, colours)}    moves messages", ""]
-    return [*lines, "", *(sign if any(span.what == MOVES for span in spans) else []), said_of(spans, table.workers)]
+    return [
+        *lines,
+        "",
+        *(sign if any(span.what == MOVES for span in spans) else []),
+        summary_line(spans, table.workers),
+    ]
 
 
-def said_of(spans: Sequence[Span], workers: int) -> str:
+def summary_line(spans: Sequence[Span], workers: int) -> str:
     """How long it took, and what of it was not work."""
     length = max(span.end for span in spans) - min(span.start for span in spans)
     moving, working = (

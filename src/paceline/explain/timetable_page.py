@@ -9,7 +9,7 @@ from html import escape
 from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table
 from paceline.core.schedules.clock import ticked
 from paceline.core.schedules.proof import prove_table
-from paceline.explain.timetable import MOVES, Span, cell, said_of
+from paceline.explain.timetable import MOVES, Span, cell, summary_line
 
 COLOURS = {
     FORWARD: "#7aa6da", BACKWARD: "#8fbf7f", INPUTS: "#6fc2c2", WEIGHTS: "#d9b85f", UPDATE: "#d77a72",
@@ -44,7 +44,7 @@ def page(title: str, table: Table, run: Sequence[Span], more: Sequence[str]) -> 
     ]
     if run:
         spans = [(span.worker, span.what, span.text, span.start / 1e6, span.end / 1e6) for span in run]
-        parts += ["<h2>As it ran</h2>", _picture(table.workers, spans), f"<p>{said_of(run, table.workers)}</p>"]
+        parts += ["<h2>As it ran</h2>", _picture(table.workers, spans), f"<p>{summary_line(run, table.workers)}</p>"]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
     return f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>\n"
 

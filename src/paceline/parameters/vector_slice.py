@@ -100,31 +100,28 @@ class VectorSlice:
         self.buffers = [b.clone() for b in self.learner.replica.moving]
 
 
-class CommandedWorkers(Protocol):
-    """What a coordinator's commands need of the workers: the three that take a collective."""
+class VectorExchange(Protocol):
+    """How an engine's workers exchange vectors and numbers under a coordinator."""
 
     def evaluate(self) -> float:
-        """Compute and add up all workers' gradients, and settle them into the slices; return the loss."""
+        """Compute every worker's gradient, add the gradients up, keep each worker's slice, and return the loss."""
 
     def total(self, parts: list[float]) -> float:
-        """Return the sum of all workers' parts, the same bits at every worker."""
+        """Return the sum of all workers' parts, the same bits on every worker."""
 
     def share(self) -> None:
         """Give every replica the whole parameters."""
 
 
 class CommandExecutor:
-    """Runs the coordinator and executes its commands on the slices of this process.
+    """Executes a coordinator's commands on the slices that this process holds, one worker's or all workers'."""
 
-    These are one worker's, or all workers' where one process does all the arithmetic.
-    """
-
-    def __init__(self, coordinator: Coordinator, slices: list[VectorSlice], workers: CommandedWorkers) -> None:
-        self.coordinator, self.commands, self.slices = coordinator, coordinator.commands(), slices
-        self.workers = workers
-        #: What the coordinator needs to resume after the last update.
+    def __init__(self, coordinator: Coordinator, slices: list[VectorSlice], exchange: VectorExchange) -> None:
+        self.coordinator, self.commands = coordinator, coordinator.commands()
+        self.slices, self.exchange = slices, exchange
+        #: What another coordinator needs to continue from here.
         self.remembers: Sequence[Sequence[str | float]] = ()
-        #: Whether the parameters have changed since every replica had the whole of them.
+        #: Whether parameters have changed since every replica had them whole.
         self.stale = False
 
     def update(self) -> None:
@@ -134,25 +131,25 @@ class CommandExecutor:
             command = self.commands.send(self._execute(command))
         self.remembers = command.remembers
         self._gather()
-        for each in self.slices:
-            each.end()
+        for mine in self.slices:
+            mine.end()
 
     def resume(self, remembers: Sequence[Sequence[str | float]]) -> None:
-        """Continue where another coordinator ended."""
+        """Continue from where another coordinator ended."""
         self.remembers, self.commands = remembers, self.coordinator.commands(remembers)
 
     def _execute(self, command: Evaluate | Dot | Algebra) -> float:
         if isinstance(command, Evaluate):
             self._gather()
-            return self.workers.evaluate()
+            return self.exchange.evaluate()
         if isinstance(command, Dot):
-            return self.workers.total([each.dot(command) for each in self.slices])
-        for each in self.slices:
-            each.perform(command)
+            return self.exchange.total([mine.dot(command) for mine in self.slices])
+        for mine in self.slices:
+            mine.perform(command)
         self.stale = self.stale or command.target == PARAMETERS
         return 0.0
 
     def _gather(self) -> None:
         if self.stale:
-            self.workers.share()
+            self.exchange.share()
             self.stale = False

@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -22,9 +23,28 @@ from paceline.kernels.weights import OneModel
 
 HERE = Path(__file__).parent
 SCREEN = 48 << 10  # bytes of a block's own memory, as every GPU has
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-w")
 NARROW = 64  # threads of a block, so that fibres are few
 
 Optimizer = Callable[..., torch.optim.Optimizer]
+
+
+@cache
+def header() -> Path:
+    """The header that plays the device, precompiled where the compiler can do that."""
+    there = folder() / "played.hpp"
+    there.parent.mkdir(parents=True, exist_ok=True)
+    compiled((*FLAGS, "-x", "c++-header", str(HERE / "played.hpp")), there.with_suffix(".hpp.gch"))
+    there.write_bytes((HERE / "played.hpp").read_bytes())
+    return there
+
+
+def compiled(words: tuple[str, ...], file: Path) -> None:
+    """Compiles to a file, which several ranks may do at once."""
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    done = subprocess.run((compiler().command[0], *words, "-o", str(draft)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+    draft.replace(file)
 
 
 class Played:
@@ -45,13 +65,7 @@ class Played:
             file.parent.mkdir(parents=True, exist_ok=True)
             source = file.with_suffix(".cu")
             source.write_text(text)
-            command = (*compiler().command, "-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-x", "c++")
-            draft = file.with_suffix(f".{os.getpid()}")  # several ranks may compile the same text
-            done = subprocess.run(
-                (*command, "-include", HERE / "played.hpp", source, "-o", draft), capture_output=True, text=True
-            )
-            assert done.returncode == 0, done.stderr[:3000]
-            draft.replace(file)
+            compiled((*FLAGS, "-shared", "-x", "c++", "-include", str(header()), str(source)), file)
         return PlayedProgram(self, ctypes.CDLL(str(file)), file, cached)
 
     def capture(self, record: Callable[[], None]) -> Callable[[], None]:

@@ -41,7 +41,7 @@ class Cut(NamedTuple):
     def ghosts(self) -> int:
         return len(self.under_way)
 
-    def go_on(self, desk: Desk, state: State, machine: Shard | Gathering, shards: Sequence[State]) -> None:
+    def restore(self, desk: Desk, state: State, machine: Shard | Gathering, shards: Sequence[State]) -> None:
         """Put desk and shards, made for as many ghosts, where they were."""
         desk.init(state, self.given_out, [batch for batch, _ in self.under_way])
         for number, (shard, version) in enumerate(zip(shards, self.versions, strict=True)):

@@ -67,9 +67,9 @@ class _World:
 
 
 def _copy_worker(worker: Worker) -> Worker:
-    twin = object.__new__(type(worker))
-    twin.__dict__.update(worker.__dict__)
-    return twin
+    copied = object.__new__(type(worker))
+    copied.__dict__.update(worker.__dict__)
+    return copied
 
 
 class _Explorer:

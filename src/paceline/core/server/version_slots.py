@@ -1,18 +1,18 @@
 """Where versions lie in memory that several workers see, so that nothing has to be undone when one is killed.
 
-**Rooms**, of a shard: one for each worker, and a spare.
+**Slots**, of a shard: one for each worker, and a spare.
 
-A worker computes with the version in its own room. The next version is made where nobody looks: in the pusher's own
-room, since its gradient is ready and it will not compute with the old version again; in the spare room when the
+A worker computes with the version in its own slot. The next version is made where nobody looks: in the pusher's own
+slot, since its gradient is ready and it will not compute with the old version again; in the spare slot when the
 newest version lies in its own, because it must stay whole until the next one is.
 
-    push by     rooms 0 1 2 | newest    makes the next in
-    worker 0          a b .   b (1)     its own room 0, from 1
-    worker 0          c b .   c (0)     the spare room 2, from 0; room 0 is then the spare
+    push by     slots 0 1 2 | newest    makes the next in
+    worker 0          a b .   b (1)     its own slot 0, from 1
+    worker 0          c b .   c (0)     the spare slot 2, from 0; slot 0 is then the spare
 
-The room that a killed worker was changing is nobody's.
+The slot that a killed worker was changing is nobody's.
 
-**ReplicaSlots**, a replica per worker that the others may change: three rooms each. One holds the newest version; the
+**ReplicaSlots**, a replica per worker that the others may change: three slots each. One holds the newest version; the
 owner may still be computing with an older one in another; the next is made in one that is neither.
 """
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 class VersionSlots:
-    """state, from `at`: the newest version's room | the spare room | the room of each worker"""
+    """state, from `at`: the newest version's slot | the spare slot | the slot of each worker"""
 
     def __init__(self, workers: int, at: int = 0) -> None:
         self.workers, self.at = workers, at
         self.count, self.ints = workers + 1, workers + 2
 
     def init(self, state: State) -> None:
-        """Version 0 lies in every room."""
+        """Version 0 lies in every slot."""
         state[self.at] = state[self.at + 1] = self.workers
         for worker in range(self.workers):
             state[self.at + 2 + worker] = worker
 
     def move(self, state: State, worker: int) -> tuple[int, int]:
-        """(the newest version's room, the room for this worker's next version), which is then newest and its own."""
+        """(the newest version's slot, the slot for this worker's next version), which is then newest and its own."""
         at, own = self.at, self.at + 2 + worker
         source, target = state[at], state[own]
         if target == source:
@@ -48,7 +48,7 @@ class VersionSlots:
         return source, target
 
     def fetch(self, state: State, worker: int) -> tuple[int, int]:
-        """(the newest version's room, the room for this worker's copy of it); the same where it is there already."""
+        """(the newest version's slot, the slot for this worker's copy of it); the same where it is there already."""
         return state[self.at], state[self.at + 2 + worker]
 
     def of(self, state: State, worker: int) -> int:
@@ -59,7 +59,7 @@ class VersionSlots:
 
 
 class ReplicaSlots:
-    """state, from `at`: per replica, the newest version's room | the room its owner computes with"""
+    """state, from `at`: per replica, the newest version's slot | the slot its owner computes with"""
 
     def __init__(self, workers: int, at: int = 0) -> None:
         self.workers, self.at = workers, at
@@ -70,14 +70,14 @@ class ReplicaSlots:
             state[self.at + 2 * replica] = state[self.at + 2 * replica + 1] = 3 * replica
 
     def move(self, state: State, replica: int) -> tuple[int, int]:
-        """(the newest version's room, the room for the next one), where its owner will then compute."""
+        """(the newest version's slot, the slot for the next one), where its owner will then compute."""
         source, own = state[self.at + 2 * replica], state[self.at + 2 * replica + 1]
         target = own if own != source else self._free(state, replica)
         state[self.at + 2 * replica] = state[self.at + 2 * replica + 1] = target
         return source, target
 
     def change(self, state: State, replica: int) -> tuple[int, int]:
-        """(the newest version's room, the room for the next one), made by somebody else: its owner computes on."""
+        """(the newest version's slot, the slot for the next one), made by somebody else: its owner computes on."""
         source, target = state[self.at + 2 * replica], self._free(state, replica)
         state[self.at + 2 * replica] = target
         return source, target
@@ -90,4 +90,4 @@ class ReplicaSlots:
 
     def _free(self, state: State, replica: int) -> int:
         taken = (state[self.at + 2 * replica], state[self.at + 2 * replica + 1])
-        return next(room for room in range(3 * replica, 3 * replica + 3) if room not in taken)
+        return next(slot for slot in range(3 * replica, 3 * replica + 3) if slot not in taken)

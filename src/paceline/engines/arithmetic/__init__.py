@@ -1,8 +1,10 @@
-"""Everybody's arithmetic in one process: what the virtual engine computes and what a replay computes again.
+"""The arithmetic of all workers in one process, for the virtual engine and for replays.
 
-    in_step.py    plans whose workers keep step
-    servers.py    plans with a server
+    synchronous.py  methods without a server
+    servers.py      methods with a server
+    pipeline.py     methods whose workers hold stages
+    fused_team.py   generated code that trains a whole pass in one call
 
-One module serves all workers in turn, where they need no replica of their own. The operations, their order and the
-layout of memory are those of the local engine, so the bits are too.
+Workers that need no replica of their own share one module. The operations, their order and the layout of memory are
+those of the local engine, and so are the bits.
 """

@@ -1,4 +1,4 @@
-"""What the arithmetic of all methods shares: making a worker's learner and encoders, and keeping snapshots."""
+"""Helpers for the arithmetic of all methods: a worker's learner, the encoders, and snapshots."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Snapshots:
 
 
 def make_learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:
+    """Make a worker's learner and optimizer on a fresh module."""
     module = setup.fresh_module()
     replica = setup.placement.replica(0, setup.job, module.train(), setup.probe.moving)
     optimizer = setup.job.make_optimizer(module, replica.parameters)

@@ -1,6 +1,4 @@
-"""A run in generated code, optimizer and all. Ranks and threads of a machine are one team, and one process has its
-bits.
-"""
+"""Training in generated code, optimizer and all. All ranks and threads are one team; one process has the same bits."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from paceline.parameters.layout import trainable
 
 
 class Team:
-    """The network of this process alone, or of all ranks, which then call everything here together."""
+    """The network of this process, or of all ranks, which then make every call here together."""
 
     def __init__(self, setup: Setup, make: Callable[[Job, nn.Module], FusedNetwork]) -> None:
         assert isinstance(setup.source, TensorSource)
@@ -28,29 +26,29 @@ class Team:
         optimizer, schedule = self.fused.optimizer, setup.job.schedule
         self.schedule = schedule(optimizer) if schedule is not None and optimizer is not None else None
         buffers = dict(self.module.named_buffers())
-        self.kept = [*trainable(self.module).values(), *(buffers[name] for name in setup.probe.moving)]
+        self.tensors = [*trainable(self.module).values(), *(buffers[name] for name in setup.probe.moving)]
         self.fused.prepare(self.x[:1])
 
     def samples(self, first: int, last: int) -> Tensor:
-        """Of these updates, in their order."""
+        """Return the sample numbers of these updates, in their order."""
         agenda = self.setup.agenda
         chunks = [chunk for update in range(first, last) for chunk in agenda.filled(update)]
         return torch.cat([self.order.indices(chunk) for chunk in chunks])
 
     def train(self, first: int, last: int) -> float:
-        """From update to update, within one pass over the data; the mean of the updates' losses."""
+        """Train these updates, which lie within one pass over the data, and return the mean of their losses."""
         loss = self.fused.train_epoch(self.x, self.y, self.samples(first, last), self.setup.job.seed)
         if self.schedule is not None:
             self.schedule.step()
         return loss
 
     def loss(self, update: int) -> float:
-        """Of an update that is not made; the model changes nothing but batch-norm's statistics."""
+        """Return the loss of an update without making it; only batch-norm's statistics change."""
         samples = self.samples(update, update + 1)
         return self.fused.loss_and_gradients(self.x[samples], self.y[samples])[0]
 
     def finite(self) -> bool:
-        return all(bool(value.isfinite().all()) for value in self.kept if value.is_floating_point())
+        return all(bool(value.isfinite().all()) for value in self.tensors if value.is_floating_point())
 
     def values(self) -> list[Tensor]:
-        return [value.detach().cpu().clone() for value in self.kept]
+        return [value.detach().cpu().clone() for value in self.tensors]

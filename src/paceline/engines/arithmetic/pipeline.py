@@ -1,5 +1,6 @@
-"""Plans whose workers hold stages of the model: all segments in one process, told what to do in an order that every
-worker's program allows. Whatever that order, the bits are the same.
+"""All segments of a pipeline in one process. Their work runs in an order that every worker's program allows.
+
+The bits do not depend on which of these orders it is.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from paceline.stages.segment import Message, Segment, skeleton
 from paceline.stages.stage import Sums
 
 
-class Done(NamedTuple):
-    """A version of a stage was made."""
+class StageUpdate(NamedTuple):
+    """An update of one stage, which made its next version."""
 
     stage: int
     update: int
@@ -30,20 +31,25 @@ class Done(NamedTuple):
 
 
 class StagedPipeline:
+    """The segments of all workers, and the messages between them."""
+
     def __init__(self, setup: Setup) -> None:
         self.setup, self.snapshots = setup, list[Snapshot]()
-        plan = setup.blueprint
-        assert plan is not None
+        blueprint = setup.blueprint
+        assert blueprint is not None
         self.segments = []
         reader = Reader(setup.source, setup.order(), 0, lambda _: None)
-        for worker, mine in enumerate(plan.holdings(setup.module)):
-            self.segments.append(Segment(worker, setup.job, skeleton(setup.module, mine), plan, reader))
-        self.lying: dict[Channel, deque[Message]] = defaultdict(deque)
-        self.squares, self.leaving = 0.0, 0  # of the meeting that is on, and who is still there
-        self.drafts: dict[int, dict[str, Tensor]] = defaultdict(dict)  # by updates: of stages that are so far
+        for worker, mine in enumerate(blueprint.holdings(setup.module)):
+            self.segments.append(Segment(worker, setup.job, skeleton(setup.module, mine), blueprint, reader))
+        #: Messages that were sent and not yet received.
+        self.in_flight: dict[Channel, deque[Message]] = defaultdict(deque)
+        #: The squared norm of the gradient that all segments agree on, and how many have yet to read it.
+        self.squares, self.readers_left = 0.0, 0
+        #: Snapshots that not every stage has reached, by their number of updates.
+        self.drafts: dict[int, dict[str, Tensor]] = defaultdict(dict)
 
     def passes(self, stop: int | None = None) -> Iterator[tuple[Pass, Table]]:
-        """One table after the other, up to an update; each begun."""
+        """Yield one table after another, up to an update, when every segment has begun it."""
         pipeline = self.setup.pipeline
         assert pipeline is not None
         for passing in passes(pipeline.schedule.span, self.setup.agenda, stop=stop):
@@ -55,42 +61,42 @@ class StagedPipeline:
     def do(self, worker: int, work: Work) -> Sums | None:
         segment = self.segments[worker]
         if sends(work):
-            self.lying[channel_of(work)].append(segment.fetch(work))
+            self.in_flight[channel_of(work)].append(segment.fetch(work))
         elif takes(work):
-            segment.hand(work, self.lying[channel_of(work)].popleft())
+            segment.hand(work, self.in_flight[channel_of(work)].popleft())
         elif work.what == ALL_REDUCE:
-            self._meet(segment)
+            self._agree(segment)
         else:
             return segment.do(work)
         return None
 
-    def _meet(self, segment: Segment) -> None:
-        """All have come when the first goes on."""
-        if not self.leaving:
-            self.squares, self.leaving = sum(s.squares() for s in self.segments), len(self.segments)
+    def _agree(self, segment: Segment) -> None:
+        """Give a segment the squared norm of the whole gradient, which is complete when the first one asks."""
+        if not self.readers_left:
+            self.squares, self.readers_left = sum(s.squares() for s in self.segments), len(self.segments)
         segment.agree(self.squares)
-        self.leaving -= 1
+        self.readers_left -= 1
 
-    def play(self, stop: int | None) -> Iterator[Done]:
+    def replay(self, stop: int | None) -> Iterator[StageUpdate]:
         """Make every version up to that of `stop` updates."""
         for passing, table in self.passes(stop):
             for worker, work in Walk(table):
                 sums = self.do(worker, work)
                 if sums is not None:
-                    yield Done(work.stage, passing.first + work.version - 1, sums)
+                    yield StageUpdate(work.stage, passing.first + work.version - 1, sums)
 
     @property
     def stage_to_worker(self) -> tuple[int, ...]:
         assert self.setup.blueprint is not None
         return self.setup.blueprint.stage_to_worker
 
-    def finite(self, done: Done) -> bool:
-        """The stage as it is now, and the loss that led there."""
+    def finite(self, done: StageUpdate) -> bool:
+        """Return whether the stage as it is now, and the loss that led to it, are finite."""
         segment = self.segments[self.stage_to_worker[done.stage]]
         return math.isfinite(done.sums.loss) and all(bool(v.isfinite().all()) for _, v in segment.named(done.stage))
 
-    def look(self, done: Done, seconds: float) -> None:
-        """A snapshot, where it is time to: each stage as it is after that update, the last to come completes it."""
+    def keep_snapshot(self, done: StageUpdate, seconds: float) -> None:
+        """Keep the stage as it is after this update, if a snapshot is due; the last stage completes the snapshot."""
         updates = done.update + 1
         if not self.setup.agenda.reaches(updates, self.setup.snapshots_every):
             return

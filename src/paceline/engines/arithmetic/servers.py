@@ -23,9 +23,9 @@ from paceline.plans.methods.server import GatheringServer, Server
 
 
 class ServerArithmetic:
-    """What workers compute and servers make of it, in the order in which the caller asks.
+    """Computes gradients and applies pushes in the order of the caller's calls.
 
-    `versions` are those that the shards begin with, where an earlier part of the run made some.
+    `versions` are the versions that the shards begin with, if the run was resumed.
     """
 
     def __init__(self, setup: Setup, versions: list[int] | None = None) -> None:
@@ -52,7 +52,7 @@ class ServerArithmetic:
         self.gradients: list[list[Tensor | None]] = [[] for _ in self.sides]
 
     def resume(self, before: ServerArithmetic) -> None:
-        """Begin where an earlier part of the run ended, perhaps with another number of workers."""
+        """Continue from where an earlier part of the run ended, perhaps with another number of workers."""
         for memory, earlier in zip(self.memories, before.memories, strict=True):
             restore(memory, self.method, [version.worker_state() for version in earlier.all_newest])
         for worker, ports in enumerate(self.ports):
@@ -61,7 +61,7 @@ class ServerArithmetic:
                 port.resume(True, saved)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
-        """The gradient of one task, from what this worker holds."""
+        """Compute the gradient of one task from the version that this worker holds."""
         side, port = self.sides[worker], self.ports[worker][0]
         task = chunks[0].update if chunks else -1  # a share of a small batch may be empty
         if chunks and self.setup.agenda.begins(task):
@@ -80,14 +80,14 @@ class ServerArithmetic:
         return self.ports[event.worker][event.shard].push(event, self.gradients[event.worker])
 
     def bytes(self, event: Push) -> int:
-        """What the worker's last push to this shard moved."""
+        """Return the bytes that the worker's last push to this shard moved."""
         return self.ports[event.worker][event.shard].bytes
 
     def newest(self, shard: int) -> list[ShardVersion]:
         return self.memories[shard].all_newest
 
     def values(self) -> list[Tensor]:
-        """The newest trainable parameters in the module's order, then moving buffers."""
+        """Return the newest trainable parameters in the module's order, then the moving buffers."""
         layout, names = self.setup.layout, self.setup.names
         found = mean_of([layout.collect(flats, names) for flats in newest_values(self.memories)])
         return [value.clone() for value in found]

@@ -23,7 +23,7 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_afte
 
 
 class SharedParameters:
-    """All workers hold the same values: `Alone`, and `AllReduce`, whose collective adds gradients up."""
+    """The arithmetic of `Alone` and `AllReduce`, whose workers hold the same parameters."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
@@ -34,7 +34,7 @@ class SharedParameters:
         self.encoders = make_encoders(setup, parameters)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
-        """One worker's share of an update. Each starts from the same buffers."""
+        """Compute one worker's share of an update; all shares start from the same buffers."""
         start = [b.clone() for b in self.learner.replica.moving]
         computed = self.encoders[worker].sent(self.learner.compute(chunks))
         for buffer, value in zip(self.learner.replica.moving, start, strict=True):
@@ -54,7 +54,7 @@ class SharedParameters:
 
 
 class SteppedReplicas:
-    """Each worker steps a replica of its own; now and then replicas are averaged."""
+    """The arithmetic of `LocalSteps` and `Gossip`: each worker steps its own replica, and replicas are averaged."""
 
     def __init__(self, setup: Setup, method: LocalSteps | Gossip) -> None:
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
@@ -71,7 +71,7 @@ class SteppedReplicas:
         return self.replicas[worker].learner.compute(chunks)
 
     def apply(self, update: int, shares: list[GradientSum]) -> None:
-        """Every worker's own step and, where it is due, the average."""
+        """Step every replica and, if it is due, average them."""
         due = averages_after(self.averaging, update, self.setup.agenda.updates)
         if due and self.averaging.mixes_first:
             self._average()
@@ -92,26 +92,29 @@ class SteppedReplicas:
         return all(bool(v.isfinite().all()) for replica in self.replicas for v in replica.store.values)
 
 
-#: Called after each further exchange of an update: (update, bytes, every worker's loss where it computed for it).
-Heard = Callable[[int, int, list[float]], None]
+#: Called after each further exchange of an update: (update, bytes, each worker's loss if it computed for it).
+OnExchange = Callable[[int, int, list[float]], None]
 
 
-class CoordinatedWorkers:
+class CommandedWorkers:
     """A coordinator commands the workers, each of which has a replica and a slice of every vector.
 
-    An update's first evaluation is handed in, as under any synchronous plan; `heard` is called for what follows.
+    `apply` is given the gradients of an update's first evaluation, as under any synchronous plan; `on_exchange` is
+    called for what follows.
     """
 
     def __init__(self, setup: Setup, method: Coordinated) -> None:
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         coordinator, workers = method.coordinator, setup.plan.workers
-        slices = [VectorSlice(make_learner(setup)[0], setup.layout, coordinator, w, workers) for w in range(workers)]
-        self.slices, self.executor = slices, CommandExecutor(coordinator, slices, self)
+        self.slices = [
+            VectorSlice(make_learner(setup)[0], setup.layout, coordinator, worker, workers) for worker in range(workers)
+        ]
+        self.executor = CommandExecutor(coordinator, self.slices, self)
         self.payloads = Payloads(setup, method.collective)
-        self.numbers = [torch.zeros(1, dtype=torch.float64) for _ in slices]
+        self.numbers = [torch.zeros(1, dtype=torch.float64) for _ in self.slices]
         self.doing, self.first = 0, list[GradientSum]()
-        self.encoders = make_encoders(setup, slices[0].learner.replica.parameters)
-        self.heard: Heard = lambda update, size, losses: None
+        self.encoders = make_encoders(setup, self.slices[0].learner.replica.parameters)
+        self.on_exchange: OnExchange = lambda update, size, losses: None
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
         self.slices[worker].rewind()
@@ -124,12 +127,12 @@ class CoordinatedWorkers:
     def evaluate(self) -> float:
         shares, self.first = self.first, []
         if not shares:
-            mine = [self.setup.agenda.mine(self.doing, worker) for worker in range(len(self.slices))]
-            shares = [self.compute(worker, chunks) for worker, chunks in enumerate(mine)]
-            self.heard(self.doing, self.payloads.flats[0].nbytes, [share.mean for share in shares])
+            agenda, workers = self.setup.agenda, range(len(self.slices))
+            shares = [self.compute(worker, agenda.mine(self.doing, worker)) for worker in workers]
+            self.on_exchange(self.doing, self.payloads.flats[0].nbytes, [share.mean for share in shares])
         together = self.payloads.sum(shares)
-        for each in self.slices:
-            each.settle(together)
+        for mine in self.slices:
+            mine.settle(together)
         return together.mean
 
     def total(self, parts: list[float]) -> float:
@@ -139,15 +142,15 @@ class CoordinatedWorkers:
         return float(self.numbers[0])
 
     def share(self) -> None:
-        for each, flat in zip(self.slices, self.payloads.flats, strict=True):
-            each.offer(flat)
+        for mine, flat in zip(self.slices, self.payloads.flats, strict=True):
+            mine.offer(flat)
         self._exchange(self.payloads.flats)
-        for each, flat in zip(self.slices, self.payloads.flats, strict=True):
-            each.take(flat)
+        for mine, flat in zip(self.slices, self.payloads.flats, strict=True):
+            mine.take(flat)
 
     def _exchange(self, flats: list[Tensor]) -> None:
         execute(self.payloads.collective, flats)
-        self.heard(self.doing, flats[0].nbytes, [])
+        self.on_exchange(self.doing, flats[0].nbytes, [])
 
     def values(self) -> list[Tensor]:
         return [value.clone() for value in (*self.slices[0].parameters, *self.slices[0].buffers)]
@@ -156,19 +159,19 @@ class CoordinatedWorkers:
         return all(bool(p.isfinite().all()) for p in self.slices[0].parameters)
 
 
-Synchronous = SharedParameters | SteppedReplicas | CoordinatedWorkers
+Synchronous = SharedParameters | SteppedReplicas | CommandedWorkers
 
 
 def synchronous(setup: Setup) -> Synchronous:
-    """The arithmetic of a method without a server and without stages."""
+    """Return the arithmetic of a method without a server and without stages."""
     method = setup.plan.method
     if isinstance(method, Coordinated):
-        return CoordinatedWorkers(setup, method)
+        return CommandedWorkers(setup, method)
     return SteppedReplicas(setup, method) if isinstance(method, LocalSteps | Gossip) else SharedParameters(setup)
 
 
 class Payloads:
-    """Every worker's payload, and what a collective makes of them."""
+    """Every worker's payload, and the collective that combines them."""
 
     def __init__(self, setup: Setup, collective: Collective) -> None:
         self.layout, self.collective = setup.layout, collective
@@ -182,11 +185,11 @@ class Payloads:
         return self.payloads[0].read(sum(share.samples for share in shares))
 
     def mean(self, shares: list[GradientSum]) -> list[GradientSum]:
-        """For each worker the mean over all."""
+        """Return for each worker the mean over all."""
         return [self.sum(shares).scaled(1.0 / len(shares))] * len(shares)
 
     def mixtures(self, shares: list[GradientSum]) -> list[GradientSum]:
-        """For each worker the mean over its neighbours and itself."""
+        """Return for each worker the mean over its neighbours and itself."""
         self._write(shares)
         found = []
         for worker, share in enumerate(shares):
@@ -201,15 +204,15 @@ class Payloads:
             payload.write(share)
 
 
-def execute(meeting: Collective, flats: list[Tensor]) -> None:
-    """A collective's table over vectors of one process."""
+def execute(collective: Collective, flats: list[Tensor]) -> None:
+    """Run a collective's table over vectors of one process."""
     workers = len(flats)
-    cuts = segment_cuts(len(flats[0]), meeting.segments(workers), flats[0].element_size())
+    cuts = segment_cuts(len(flats[0]), collective.segments(workers), flats[0].element_size())
 
     def piece(part: Part, worker: int) -> Tensor:
         return flats[worker][cuts[part.first] : cuts[part.stop]]
 
-    for row in zip(*(meeting.steps(worker, workers) for worker in range(workers)), strict=True):
+    for row in zip(*(collective.steps(worker, workers) for worker in range(workers)), strict=True):
         taken = [None if s.receive is None else piece(s.receive, s.receive.other).clone() for s in row]
         for worker, (step, received) in enumerate(zip(row, taken, strict=True)):
             if step.receive is not None and received is not None:

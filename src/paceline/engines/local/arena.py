@@ -1,17 +1,17 @@
-"""The memory that the parent and its workers share. Both build it by the same steps, so they agree on every place.
+"""The memory that the parent and its workers share. Both build it by the same steps, so they agree on every offset.
 
-    control     abort, go, wanted, taken | per worker: what it does now, when it ended, its doorbell, its offers
+    control     abort, go, wanted, taken | per worker: its update, when it finished, its doorbell, its offers
     traces      a ring of rows per worker
     desk        the desk's integers, twice
-    per shard   the shard's integers twice | rooms: parameters and optimizer state, one per worker and a spare |
+    per shard   the shard's integers, twice | versions: parameters and optimizer state, one per worker and a spare |
                 journal: which rows of embedding tables the last versions touched
-    payloads    of a collective: two per worker, used in turn
-    slots       of a shard that gathers: one per worker and per place in a round
-    numbers     the same, of one number: what a programme's products, or the norm of a pipeline's gradient, add up to
-    mail        of a pipeline: what lies ready between two neighbouring stages, each way
+    payloads    what collectives add up: two per worker, used alternately
+    slots       gradients that a shard gathers: one per worker and one per gradient of a round
+    numbers     one number per worker: the parts of a coordinator's products, or of a pipeline's gradient norm
+    mail        messages of a pipeline between two neighbouring stages, each way
     results     parameters and buffers of workers that trained a replica of their own
 
-A step on a shard is all or nothing under SIGKILL: the next version is made in a room that nobody looks at, and one
+A step on a shard is all or nothing under SIGKILL: the next version is made in a slot that no worker reads, and one
 store, which flips the integers, makes it the newest.
 """
 
@@ -55,12 +55,14 @@ from paceline.stages.segment import Blueprint
 
 CONTROL = 4
 ABORT, GO = 0, 1
-WANTED, TAKEN = 2, 3  # the update after which a checkpoint is asked for; the newest that the parent has taken
+WANTED, TAKEN = 2, 3  # the update after which a checkpoint is requested; the newest that the parent has taken
 DESK_LOCK = 0  # shard s has lock s + 1
 
 
 @dataclass(frozen=True)
 class ArenaShape:
+    """The sizes of everything in an arena."""
+
     workers: int
     layout: Layout
     #: What workers exchange vectors by: "alone", "collective", "pipeline" or "shards".
@@ -69,7 +71,7 @@ class ArenaShape:
     results: int
     server: Server | None = None
     desk: Desk | None = None
-    #: What lies in every version of each shard.
+    #: The contents of every version of each shard.
     versions: tuple[VersionShape, ...] = ()
     #: Leases that were under way when an earlier part of the run ended.
     ghosts: int = 0
@@ -86,7 +88,7 @@ class ArenaShape:
         ghosts: int = 0,
         blueprint: Blueprint | None = None,
     ) -> ArenaShape:
-        """What a plan needs for these parameters."""
+        """Return the shape that a plan needs for these parameters."""
         method, workers = plan.method, plan.workers
         if blueprint is not None:
             return ArenaShape(workers, layout, "pipeline", plan.results, mail=tuple(mail_of(blueprint)))
@@ -99,18 +101,22 @@ class ArenaShape:
 
 
 class Arena:
+    """The shared memory of one run, as one process sees it."""
+
     def __init__(self, shape: ArenaShape, memory: Memory, locks: Locks) -> None:
         self.shape, self.memory, self.locks = shape, memory, locks
         workers = shape.workers
         self.control = memory.ints(CONTROL)
-        self.doing = memory.ints(workers)  # update or batch, -1 before the first
-        self.ended = memory.ints(workers)  # perf_counter_ns when it went home
+        #: The update or batch that each worker is in; -1 before the first.
+        self.doing = memory.ints(workers)
+        #: `perf_counter_ns` when each worker finished; 0 while it trains.
+        self.ended = memory.ints(workers)
         self.doorbells = [Doorbell.of(memory) for _ in range(workers)]
         self.traces = [TraceRing(memory.take(TraceRing.size())) for _ in range(workers)]
         self.desk = DeskMemory(shape.desk, DoubleBuffer(memory, shape.desk.ints)) if shape.desk else None
         self.shards = [self._shard(number) for number in range(len(shape.layout.shards))] if shape.desk else []
         length, dtype = Payload.length(shape.layout) if shape.kind == "collective" else 0, shape.layout.dtype
-        #: What collectives add up: whole payloads, and one number of each worker.
+        #: The vectors that collectives add up: whole payloads, and one number per worker.
         self.payloads, self.numbers = [
             SharedVectors(memory, workers, count, kind) for count, kind in ((length, dtype), (1, torch.float64))
         ]
@@ -121,35 +127,35 @@ class Arena:
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
 
     def offers(self, worker: int) -> int:
-        """How far a worker has come in its collectives: the parts of vectors that it has offered to one peer."""
-        # Not to all peers together: the root of a tree offers more than a leaf, and would seem to be ahead of it.
+        """Return the parts of vectors that a worker has offered to one peer: how far it is in its collectives."""
+        # Not the sum over all peers: the root of a tree offers more than a leaf, and would seem to be ahead of it.
         return max(self.payloads.counters[worker]) + max(self.numbers.counters[worker])
 
     def put_version_0(self, module: nn.Module, remembered: Mapping[Tensor, dict[str, Any]]) -> None:
-        """What every worker starts from, into every version of every shard; with what the optimizer remembers."""
+        """Write what every worker starts from into every version of every shard, with the optimizer's state."""
         assert self.shape.server is not None
         put_version_0(self.shards, self.shape.layout, module, self.shape.server, remembered)
 
     def resume(self, begin: Checkpoint) -> None:
-        """Every worker holds the newest version of each shard, and what was under way is leased again."""
+        """Give every worker the newest version of each shard; batches that were under way are leased again."""
         assert begin.cut is not None
         assert self.shape.server is not None
         assert self.desk is not None
         states = [shard.integers.current for shard in self.shards]
-        begin.cut.go_on(self.desk.desk, self.desk.integers.current, self.shards[0].machine, states)
+        begin.cut.restore(self.desk.desk, self.desk.integers.current, self.shards[0].machine, states)
         replicas = [mine for name, mine in begin.holders.items() if name.startswith("replica")]
         for number, memory in enumerate(self.shards):
             restore(memory, self.shape.server, replicas or [begin.holders[f"shard.{number}"]])
 
     def values(self, names: Sequence[str]) -> list[Tensor]:
-        """What the training has made of the tensors so called, when everybody is home."""
+        """Return the trained tensors of these names, when every worker has finished."""
         collect = self.shape.layout.collect
         flats = newest_values(self.shards) if self.shards else [[result] for result in self.results]
         found = mean_of([collect(each, names) for each in flats])
         return [value.clone() for value in found]
 
     def remembered(self, named: dict[str, nn.Parameter]) -> dict[Tensor, dict[str, Any]]:
-        """What the optimizer at the shards remembers of these parameters, in its own words."""
+        """Return the state that the optimizer at the shards keeps for these parameters."""
         found: dict[Tensor, dict[str, Any]] = {}
         for layout, memory in zip(self.shape.layout.shards, self.shards, strict=True):
             state = memory.newest.state
@@ -160,7 +166,7 @@ class Arena:
         return found
 
     def close(self) -> None:
-        """Let go of every descriptor. The memory goes with the last tensor that looks at it."""
+        """Close every descriptor. The memory is freed with the last tensor that views it."""
         os.close(self.locks.descriptor)
         self.memory.close()
 
@@ -198,7 +204,7 @@ def _arena(shape: bytes, memory: Memory, locks: Locks) -> Arena:
 
 
 def _size(shape: ArenaShape) -> int:
-    """An upper bound of what `Arena` takes."""
+    """Return an upper bound of the bytes that `Arena` takes."""
     number, workers = shape.layout.bytes_per_number, shape.workers
     size = workers * (TraceRing.size() + 64 * 8) + 16 * workers * 4
     if shape.desk and shape.server:

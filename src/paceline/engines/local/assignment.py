@@ -1,4 +1,4 @@
-"""What a worker process gets from its parent."""
+"""The assignment that a worker process gets from its parent."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ class Assignment:
     """Everything that one worker needs to start. It is pickled by value, so functions of a notebook travel, too."""
 
     number: int
-    job: Job  # without its data
+    #: Without its data.
+    job: Job
     plan: Plan
     agenda: Agenda
     moving: tuple[str, ...]
     placement: Placement
-    data: object  # a Dataset or a function that makes one; None when the data are shared tensors
+    #: A Dataset or a function that makes one; None if the data are shared tensors.
+    data: object
     samples: int
     initial_sha256: str
-    scratch: Path | None  # a folder that the parent deletes at the end
+    #: A folder that the parent deletes at the end.
+    scratch: Path | None
     deadline: float
-    life: ResumePoint  # where this life of the run begins
-    blueprint: Blueprint | None = None  # of a pipeline; `job.model` is then a skeleton with what this worker holds
+    resume_point: ResumePoint
+    #: The blueprint of a pipeline; `job.model` is then a skeleton with the parts that this worker holds.
+    blueprint: Blueprint | None = None

@@ -1,4 +1,4 @@
-"""The channels between stages of a pipeline that lie with different workers."""
+"""The channels between neighbouring stages of a pipeline that different workers hold."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The parent's side of checkpoints: when one is due, what it holds, and a thread that writes it.
 
-Under a plan without a gate each worker leaves its state in its buffer after the same update, and goes on; the parent
-reads the buffers when all have. Under a plan with a server the parent holds every lock for as long as it takes to copy
+Under a plan without a server each worker writes its state into its buffer after the same update, and continues; the
+parent reads the buffers when all workers have. Under a plan with a server the parent holds every lock while it copies
 the newest version of each shard and the integers; the workers' buffers hold their own state as of their last push.
 """
 
@@ -35,7 +35,7 @@ from paceline.parameters.worker_state import WorkerState, copied
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.server import Hogwild
 
-MARGIN = 2  # updates from the worker that is furthest on to the update after which all leave their state
+MARGIN = 2  # updates from the furthest worker to the update after which all write their state
 
 
 class CheckpointCoordinator:
@@ -43,17 +43,21 @@ class CheckpointCoordinator:
 
     def __init__(self, setup: Setup, arena: Arena, request: CheckpointRequest, waiter: Waiter) -> None:
         self.setup, self.arena, self.request = setup, arena, request
-        self.buffers_of_state = [StateBuffer() for _ in range(setup.plan.workers)]
+        self.state_buffers = [StateBuffer() for _ in range(setup.plan.workers)]
         shards = range(len(arena.shards))
         self.locks = [RecordLock(arena.locks, number + 1, waiter, f"shard {number}") for number in shards]
         self.locks.append(RecordLock(arena.locks, DESK_LOCK, waiter, "the desk"))
-        #: Updates in the newest checkpoint, and when it was taken.
+        #: The updates of the newest checkpoint, and when it was taken.
         self.last = request.start.updates if request.start else 0
         self.taken_at = time.monotonic()
-        self.origin = 0  # when this life began, less the nanoseconds of earlier lives
-        self.asked = False  # whether a signal or the clock has asked for a checkpoint that is not taken yet
-        self.ending = 0  # the signal that ends the run as soon as a checkpoint is written; 0: none
-        self.margin = MARGIN  # grows when a worker has passed the update before it saw it
+        #: When the training began, less the nanoseconds that it took before the run was resumed.
+        self.origin = 0
+        #: Whether a signal or the clock has requested a checkpoint that is not taken yet.
+        self.requested = False
+        #: The signal that ends the run as soon as a checkpoint is written; 0 for none.
+        self.ending = 0
+        #: Grows when a worker has passed the requested update before it saw the request.
+        self.margin = MARGIN
         self.writer = Writer(self._write)
         arena.control[TAKEN] = self.last
         if request.start is not None:
@@ -63,7 +67,7 @@ class CheckpointCoordinator:
         """Give each worker the state that the worker of its number had, or that all had where all hold the same."""
         tag = start.cut.versions[0] if start.cut else start.updates
         common = start.holders["worker.0"] if self.setup.plan.traits.agrees else WorkerState()
-        for number, state_buffer in enumerate(self.buffers_of_state):
+        for number, state_buffer in enumerate(self.state_buffers):
             if f"worker.{number}" in start.holders:
                 state_buffer.next.write(tag, common | start.holders[f"worker.{number}"])
 
@@ -71,8 +75,10 @@ class CheckpointCoordinator:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle signals. SIGUSR1 asks for a checkpoint; SIGTERM and Ctrl-C ask for one and then end the run; a second
-        Ctrl-C ends it at once.
+        """Handle signals within the block.
+
+        SIGUSR1 requests a checkpoint; SIGTERM and Ctrl-C request one and then end the run; a second Ctrl-C ends it at
+        once.
         """
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread can handle signals
@@ -81,7 +87,7 @@ class CheckpointCoordinator:
         def handle(number: int, _: object) -> None:
             if self.ending and number == signal.SIGINT:
                 raise KeyboardInterrupt
-            self.asked = True
+            self.requested = True
             if number != signal.SIGUSR1:
                 self.ending = number
 
@@ -93,42 +99,42 @@ class CheckpointCoordinator:
                 signal.signal(number, handler)
 
     def take(self, finished: set[int]) -> Checkpoint | None:
-        """Take a checkpoint, if one is due and the workers have left what it needs."""
+        """Take a checkpoint, if one is due and the workers have written their states for it."""
         self.writer.warn()
         seconds = self.request.interval.seconds
         if seconds and time.monotonic() - self.taken_at >= seconds:
-            self.asked = True
+            self.requested = True
         found = self._take_in_step(finished) if self.arena.desk is None else self._take_at_server(self.arena.desk)
         if found is not None:
-            self.asked, self.margin = False, MARGIN
+            self.requested, self.margin = False, MARGIN
             self.last, self.taken_at = found.updates, time.monotonic()
         return found
 
     def _take_in_step(self, finished: set[int]) -> Checkpoint | None:
-        """Take a checkpoint after the newest update at which every worker has left its state."""
+        """Take a checkpoint after the newest update at which every worker has written its state."""
         arena, found = self.arena, None
-        # Read before the tags: a worker that is past an update by now has left its state for it, or never will.
+        # Read before the tags: a worker that is past an update by now has written its state for it, or never will.
         doing = list(arena.doing)
-        tags = [state_buffer.tags for state_buffer in self.buffers_of_state]
+        tags = [state_buffer.tags for state_buffer in self.state_buffers]
         for update in sorted({tag for mine in tags for tag in mine if tag > arena.control[TAKEN]}):
             missing = [worker for worker, mine in enumerate(tags) if update not in mine]
             if not missing:
-                kept = [state_buffer.read(update) for state_buffer in self.buffers_of_state]
+                kept = [state_buffer.read(update) for state_buffer in self.state_buffers]
                 holders = {f"worker.{n}": mine for n, mine in enumerate(kept) if mine is not None}
                 found = Checkpoint(update, time.perf_counter_ns() - self.origin, self.request.lives, None, holders)
             elif not any(w in finished or doing[w] >= update or max(tags[w], default=0) > update for w in missing):
                 break
             arena.control[TAKEN] = update  # taken, or skipped: a worker was already past this update
         wanted = arena.control[WANTED]
-        if found is None and self.asked and (wanted <= arena.control[TAKEN] or min(doing) >= wanted):
+        if found is None and self.requested and (wanted <= arena.control[TAKEN] or min(doing) >= wanted):
             arena.control[WANTED] = max(self.last, *doing) + self.margin
-            self.margin *= 2  # a worker may pass that update before it sees it; then ask for a later one
+            self.margin *= 2  # a worker may pass that update before it sees the request; then a later one is tried
         return found
 
     def _take_at_server(self, desk: DeskMemory) -> Checkpoint | None:
         setup, shards, every = self.setup, self.arena.shards, self.request.interval.updates
         done = setup.agenda.done_by(desk.finished)
-        due = self.asked or (every and done // every > self.last // every)
+        due = self.requested or (every and done // every > self.last // every)
         if not due or self.writer.busy or done >= setup.agenda.updates:
             return None
         with contextlib.ExitStack() as held:
@@ -139,16 +145,16 @@ class CheckpointCoordinator:
             at = time.perf_counter_ns() - self.origin
             newest = [version for shard in shards for version in shard.all_newest]
             copies = [ShardVersion(version.shape, copied(version.raw)) for version in newest]
-            own = [self._left_by(worker) for worker in range(len(self.buffers_of_state))]
+            own = [self._state_at_push(worker) for worker in range(len(self.state_buffers))]
         kind = "replica" if isinstance(shards[0].slots, ReplicaSlots) else "shard"
         holders = {f"{kind}.{number}": version.worker_state() for number, version in enumerate(copies)}
         holders |= {f"worker.{number}": mine for number, mine in enumerate(own) if mine is not None}
         return Checkpoint(setup.agenda.done_by(cut.finished), at, self.request.lives, cut, holders)
 
-    def _left_by(self, worker: int) -> WorkerState | None:
+    def _state_at_push(self, worker: int) -> WorkerState | None:
         """Read the state that a worker had when it last pushed."""
-        state_buffer, shard = self.buffers_of_state[worker], self.arena.shards[0]
-        if isinstance(self.setup.plan.method, Hogwild):  # which has no versions to tell by
+        state_buffer, shard = self.state_buffers[worker], self.arena.shards[0]
+        if isinstance(self.setup.plan.method, Hogwild):  # it has no versions
             return state_buffer.newest
         return state_buffer.read(shard.machine.base(shard.integers.current, worker))
 
@@ -160,7 +166,7 @@ class CheckpointCoordinator:
 
     def close(self) -> None:
         self.writer.close()
-        for state_buffer in self.buffers_of_state:
+        for state_buffer in self.state_buffers:
             state_buffer.close()
 
 
@@ -212,7 +218,7 @@ class Writer:
 
     def _run(self) -> None:
         for module in ("torch.distributed.checkpoint", "safetensors.torch"):
-            importlib.import_module(module)  # half a second, not in the way of the training
+            importlib.import_module(module)  # takes half a second, in which the training goes on
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._next is not None or self._end)
@@ -239,13 +245,13 @@ def model_of(setup: Setup, checkpoint: Checkpoint) -> dict[str, Tensor]:
         if not old.is_floating_point() and new.is_floating_point():
             new = new.round()
         new = new.to("cpu", old.dtype)
-        found[name] = new.clone() if id(old) in seen else new  # tied weights are under two names
+        found[name] = new.clone() if id(old) in seen else new  # tied weights have two names
         seen.add(id(old))
     return found
 
 
 def result_of(setup: Setup, checkpoint: Checkpoint) -> list[Tensor]:
-    """Return the trainable parameters, then the moving buffers, that the run would end with now."""
+    """Return the trainable parameters, then the moving buffers, of the model at this checkpoint."""
     plan = setup.plan
     if setup.blueprint is not None:
         named = {name: value for mine in checkpoint.workers() for name, value in mine.tensors.items()}

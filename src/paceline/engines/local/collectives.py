@@ -1,6 +1,6 @@
 """Collectives of the local engine: a worker's payloads, and the tables by which they are added up or mixed.
 
-Everything here is written against `links.Link`: what a peer offers is taken from the link, wherever it lies.
+Everything here is written against `links.Link`, so that it works over any transport.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Means(Protocol):
-    """A collective that gives each worker the mean over all, or over its neighbours."""
+    """A collective that gives each worker the mean over all workers, or over its neighbours."""
 
     def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
-        """The collective of this number: (the mean, nanoseconds waited, bytes sent)"""
+        """Run the collective of this number; return (the mean, nanoseconds waited, bytes sent)."""
 
 
 class _Move(NamedTuple):
@@ -35,7 +35,7 @@ class _Move(NamedTuple):
     out: Span | None
     peer: int
     taken: Span
-    #: Adds what is taken to this worker's own numbers, or replaces them; None where nothing is taken.
+    #: Adds the received part to this worker's own, or replaces it; None where nothing is received.
     combine: Callable[[Tensor], Tensor] | None
 
 
@@ -43,8 +43,8 @@ class Reduction:
     """Walks a collective's table over a link.
 
     The vectors of a link are used alternately. No worker writes for collective n + 2 before every worker has
-    contributed to n + 1, and so is done with n. Collectives are numbered by the caller; reductions over several links
-    may share the numbers, if their table is the same.
+    contributed to n + 1, and so has finished n. The caller numbers the collectives; reductions over several links may
+    share the numbers if their table is the same.
     """
 
     def __init__(self, link: Link, collective: Collective, workers: int) -> None:
@@ -56,7 +56,7 @@ class Reduction:
         self.bytes = sum((cuts[s.send.stop] - cuts[s.send.first]) * size for s in steps if s.send)
 
     def sum(self, number: int) -> int:
-        """Add up what lies in every worker's vector of this number; the nanoseconds this worker waited."""
+        """Add up every worker's vector of this number; return the nanoseconds that this worker waited."""
         link, before = self.link, self.link.waited
         offer, take = link.offer, link.take
         for to, out, peer, taken, combine in self._walks[number % TURNS]:
@@ -88,7 +88,7 @@ class PayloadReduction:
         self.bytes = self.reduction.bytes
 
     def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
-        """The collective of this number: (the sum over all workers, nanoseconds waited, bytes sent)"""
+        """Run the collective of this number; return (the sum over all workers, nanoseconds waited, bytes sent)."""
         payload = self.payloads[number % TURNS]
         payload.write(computed)
         waited = self.reduction.sum(number)
@@ -100,7 +100,7 @@ class PayloadReduction:
 
 
 class NeighbourMixing:
-    """Mixes a worker's payload with its neighbours', aside, so that they may read it meanwhile."""
+    """Mixes a worker's payload with its neighbours' into a vector of its own, since they read the payload meanwhile."""
 
     def __init__(self, link: Link, graph: Neighbours, workers: int, layout: Layout) -> None:
         self.link, self.weights = link, graph.weights(link.rank, workers)
@@ -110,7 +110,7 @@ class NeighbourMixing:
         self.bytes = (len(self.weights) - 1) * self.mixture.nbytes
 
     def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
-        """The collective of this number: (the mixture, nanoseconds waited, bytes sent)"""
+        """Run the collective of this number; return (the mixture, nanoseconds waited, bytes sent)."""
         link, turn, before = self.link, number % TURNS, self.link.waited
         self.payloads[turn].write(computed)
         whole = Span(turn, 0, len(self.mixture))

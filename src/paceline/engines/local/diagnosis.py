@@ -1,4 +1,4 @@
-"""What became of a worker, as the error that ends the run: who failed first, at what, and who are only victims."""
+"""The error that ends a run: which worker failed first, in which update, and which workers are only victims."""
 
 from __future__ import annotations
 

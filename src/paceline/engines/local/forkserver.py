@@ -1,7 +1,7 @@
-"""multiprocessing's forkserver, so that it outlives what its users must not, and leaves nothing behind.
+"""Starting multiprocessing's forkserver so that it leaves nothing behind when the process tree is killed.
 
-It listens on a socket, whose name would stay in /tmp when the whole process tree is killed. So the name is taken away
-as soon as it listens; what knocks there later goes by a descriptor of the socket itself.
+It listens on a socket whose name would stay in /tmp then. So the name is unlinked as soon as the server listens, and
+later connections use a descriptor of the socket itself.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from multiprocessing import forkserver, process, resource_tracker
 from pathlib import Path
 from typing import Any
 
-# What workers need, imported once for all of them; every optimizer takes half a second to import the second.
+# Modules that every worker needs, imported once. Optimizers import torch._dynamo, which takes half a second.
 PRELOAD = ["paceline.engines.local.process_main", "torch._dynamo", "paceline.engines.local.forkserver_exit"]
 
 
 def prepare() -> None:
-    """Have it running. SIGINT and SIGTERM stay blocked in it, and in the workers it starts, also where they are sent to
-    all processes: it is the parent who decides.
+    """Start the forkserver, if it does not run yet.
+
+    SIGINT and SIGTERM stay blocked in it and in the workers that it starts, since a terminal sends them to all
+    processes and the parent decides what they mean.
     """
     forkserver.set_forkserver_preload(PRELOAD)
     resource_tracker.ensure_running()  # which would let the signals through again
@@ -29,11 +31,11 @@ def prepare() -> None:
     this: Any = process.current_process()
     settings = this._config
     before = settings.pop("tempdir", None)
-    with interrupts_wait(), tempfile.TemporaryDirectory(prefix="pymp-", dir=short_folder()) as place:
-        settings["tempdir"] = place
+    with interrupts_wait(), tempfile.TemporaryDirectory(prefix="pymp-", dir=short_folder()) as folder:
+        settings["tempdir"] = folder
         try:
             server.ensure_running()
-            if str(server._forkserver_address).startswith(place):
+            if str(server._forkserver_address).startswith(folder):
                 socket = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
                 server._forkserver_address = f"/proc/self/fd/{socket}"
         finally:
@@ -43,19 +45,19 @@ def prepare() -> None:
 
 
 def short_folder() -> Path:
-    """For what lies somewhere for a moment, sockets too."""
+    """Return the temporary folder, or /tmp where a socket's name would be too long in it."""
     usual = Path(tempfile.gettempdir())
     return Path("/tmp") if too_long(usual) else usual
 
 
 def too_long(folder: Path) -> bool:
-    """For sockets: their names may have 107 characters."""
+    """Return whether a socket in this folder could have a name of more than 107 characters, the most allowed."""
     return len(str(folder.absolute())) > 60
 
 
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """A Ctrl-C or SIGTERM now comes a moment later. What is started meanwhile never sees one."""
+    """Delay SIGINT and SIGTERM until the end of the block; processes that it starts keep them blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield

@@ -1,5 +1,6 @@
-"""Imported by the forkserver alone. When its parent has gone it leaves at once, and its workers with it: to take down
-all that is loaded there would take a second or two.
+"""Makes the forkserver, the only process that imports this module, exit at once when its parent has ended.
+
+Its workers end with it. Finalizing all modules that it has loaded would take a second or two.
 """
 
 import atexit

@@ -1,13 +1,13 @@
-"""A worker that is the user's own process: his loop computes, and in `optimizer.step()` the algorithm goes on.
+"""A worker that is the user's own process: the user's loop computes, and `optimizer.step()` runs the plan's method.
 
-    the user's loop                                  the algorithm of the plan (`station`)
-    ───────────────                                  ─────────────────────────────────────
+    the user's loop                                  the method of the plan (`methods`)
+    ───────────────                                  ──────────────────────────────────
     loss.backward()
-    optimizer.step() ──────── gradients ───────────▶ meets the others, pushes, waits at the gate
-                     ◀─── asks for the next ones ───
+    optimizer.step() ──────── gradients ───────────▶ runs a collective, pushes, waits at the gate
+                     ◀── requests the next ones ────
 
-There is no parent: the processes were started by somebody else. Rank 0 makes the arena; whoever waits looks after the
-others; each keeps its own part of the trace.
+There is no parent, since another program started the processes. Rank 0 makes the arena; a rank that waits checks that
+the others are alive; each rank keeps its own part of the trace.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from paceline.plans.methods.alone import Alone
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, Kind, Row, Trace
 
-FAILED = -1  # in `arena.ended`: left by an exception
-PATIENCE = 0.05  # seconds between two looks at who is home
+FAILED = -1  # in `arena.ended`: the rank left the block by an exception
+PATIENCE = 0.05  # seconds between two checks whether every rank has left
 
 
 class LoopWorker:
@@ -53,10 +53,10 @@ class LoopWorker:
         self.others, self.followers = others, followers
         #: This rank has left the block.
         self.left = False
-        #: Why no rank has to wait any longer, once that is so.
-        self.trouble: str | None = None
+        #: Why the run is cancelled; None while it is not.
+        self.cancel_reason: str | None = None
         self.rows: list[Columns] = []
-        #: Ranks whose death the desk knows of.
+        #: Ranks whose death was reported to the desk.
         self.dead_workers: set[int] = set()
         resume = ResumePoint()
         self.runner = PlanRunner(self.number, arena, plan, agenda, learner, optimizer, deadline, resume, self)
@@ -66,7 +66,7 @@ class LoopWorker:
         self.since = now()
 
     def step(self) -> None:
-        """The user's loop has left its gradients in the parameters: go on, until the next ones are due."""
+        """Take the gradients from the parameters and run the method until it requests the next ones."""
         runner, due = self.runner, self.due
         self._follow_settings()
         self.arena.doing[self.number] = due.update
@@ -76,11 +76,11 @@ class LoopWorker:
         try:
             self.due = self.walk.send(computed)
         except Cancelled:
-            raise RunFailed(self.trouble) from None
+            raise RunFailed(self.cancel_reason) from None
         self.since = now()
 
     def _follow_settings(self) -> None:
-        """Give the settings of the user's optimizer, which a schedule may have changed, to those that step for it."""
+        """Copy the settings of the user's optimizer, which a schedule may change, to those that step in its place."""
         optimizer = self.runner.optimizer
         for follower in self.followers:
             if follower is not optimizer:
@@ -88,7 +88,7 @@ class LoopWorker:
                     group.update({key: value for key, value in own.items() if key != "params"})
 
     def _computed(self) -> GradientSum:
-        """This worker's gradient; where gradients are added up, its share of their mean."""
+        """Return this worker's gradient; where gradients are added up, its share of their mean."""
         replica = self.runner.replica
         dtype = replica.parameters[0].dtype
         buffers = [b.to(dtype, copy=True) for b in replica.moving]
@@ -96,25 +96,25 @@ class LoopWorker:
         return computed.scaled(1.0 / self.plan.workers) if isinstance(self.plan.method, AllReduce) else computed
 
     def conclude(self) -> None:
-        """No more gradients will come: meet once more, where the plan says so."""
+        """End the method, which may run a last collective."""
         try:
             self.walk.send(None)
         except StopIteration:
             return
         except Cancelled:
-            raise RunFailed(self.trouble) from None
+            raise RunFailed(self.cancel_reason) from None
 
     def leave(self) -> None:
-        """And wait until all are."""
+        """Mark this rank as finished and wait until every rank is."""
         self._mark_left(now())
         while not self.cancelled():
             if all(ended or other in self.dead_workers for other, ended in enumerate(self.arena.ended)):
                 return
             time.sleep(PATIENCE)
-        raise RunFailed(self.trouble)
+        raise RunFailed(self.cancel_reason)
 
     def fail(self) -> None:
-        """The user's loop has ended with an exception; nobody need wait for it."""
+        """Mark this rank as failed by an exception, so that no rank waits for it."""
         self._mark_left(FAILED)
 
     def _mark_left(self, when: int) -> None:
@@ -126,14 +126,16 @@ class LoopWorker:
             doorbell.ring()
 
     def cancelled(self) -> bool:
-        """Watch the other ranks: a plan that can go on without one of them does, any other is cancelled."""
+        """Check the other ranks: if one has died, a plan that cannot continue without it is cancelled."""
         if not self.plan.traits.keeps_step:
             for change in self.others.changes():
                 if self.arena.ended[change.rank] <= 0 and change.rank not in self.dead_workers:
                     self._handle_death(change.rank)
             return False
-        self.trouble = self._what_is_wrong({other for other in self.others.gone() if self.arena.ended[other] <= 0})
-        return self.trouble is not None
+        self.cancel_reason = self._what_is_wrong(
+            {other for other in self.others.gone() if self.arena.ended[other] <= 0}
+        )
+        return self.cancel_reason is not None
 
     def _what_is_wrong(self, gone: set[int]) -> str | None:
         doing = self.arena.doing
@@ -159,25 +161,25 @@ class LoopWorker:
         for doorbell in self.runner.doorbells:
             doorbell.ring()
 
-    def make_room(self, worker: WorkerContext) -> None:
+    def ensure_trace_space(self, worker: WorkerContext) -> None:
         self.rows.append(worker.trace.drain())
 
     def snapshot(self, worker: WorkerContext, updates: int, values: Callable[[], list[Tensor]]) -> None:
-        """The user's loop evaluates when it likes."""
+        """Do nothing: the user's loop evaluates the model itself."""
 
-    def told(self) -> Columns:
-        """This worker's part of the trace."""
-        self.make_room(self.runner)
+    def trace_rows(self) -> Columns:
+        """Return this rank's part of the trace."""
+        self.ensure_trace_space(self.runner)
         return np.concatenate(self.rows)
 
     def death_rows(self) -> Columns:
-        """When all are home: those who did not come home by themselves."""
+        """Return a row for each rank that died, when all others have left."""
         dead = [w for w in sorted(self.dead_workers) if self.arena.ended[w] <= 0]
         return Trace.of([Row(Kind.DEATH, w, self.arena.doing[w], start=now(), end=now()) for w in dead]).rows
 
 
 def statistics(module: nn.Module) -> tuple[str, ...]:
-    """The buffers that training moves and workers share: running statistics of normalisation layers."""
+    """Name the buffers that training changes and workers share: running statistics of normalisation layers."""
     moving = []
     for prefix, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
@@ -186,11 +188,12 @@ def statistics(module: nn.Module) -> tuple[str, ...]:
 
 
 def tables(module: nn.Module) -> tuple[str, ...]:
-    """The parameters whose gradient will be sparse."""
+    """Name the parameters whose gradient will be sparse."""
     sparse = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse}
     return tuple(name for name, p in module.named_parameters() if id(p) in sparse)
 
 
-def put(values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+def copy_values(values: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+    """Copy values into tensors, rounded where the tensor holds integers."""
     for target, value in zip(into, values, strict=True):
         target.copy_(value if target.is_floating_point() else value.round())

@@ -11,20 +11,22 @@ from paceline.errors.failure import Position, users_traceback
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker has made its model and waits for the start."""
+    """The worker has built its model and waits for the start."""
 
 
 @dataclass(frozen=True)
 class StateLeft:
-    """The worker has left its state for a checkpoint."""
+    """The worker has written its state for a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Finished:
     """The worker has done all of its work, and its process ends."""
 
-    core_wait: int  # nanoseconds of training in which it could have run, but had no core
-    peak_memory: int  # bytes that the training took at most
+    #: Nanoseconds of training in which the worker could have run, but had no core.
+    core_wait: int
+    #: Bytes that the training took at most.
+    peak_memory: int
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,16 @@ class FailureReport:
     position: Position
     traceback: str
     advice: str
-    waited_for: str  # what the worker was waiting for when the deadline passed; else empty
-    complete: bool  # whether `what` needs neither a place nor a traceback
-    when: int  # nanoseconds of the monotonic clock, which all processes share
+    #: What the worker was waiting for when the deadline passed; else empty.
+    waited_for: str
+    #: Whether `what` needs neither a position nor a traceback.
+    complete: bool
+    #: Nanoseconds of the monotonic clock, which all processes share.
+    when: int
 
     @staticmethod
     def of(error: BaseException, position: Position) -> FailureReport:
-        """Describe an exception that a worker has caught at this place."""
+        """Describe an exception that a worker raised at this position."""
         what, advice = f"{type(error).__name__}: {error}".rstrip(": "), ""
         if not isinstance(error, PacelineError):
             what = what.splitlines()[0]  # the traceback has the rest

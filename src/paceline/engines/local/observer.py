@@ -1,4 +1,4 @@
-"""What the parent of a local run sees of its workers: their rows of the trace, their progress, what each is at."""
+"""The observer of a local run: the parent reads its workers' traces, their progress and their status."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Observer:
 
     @property
     def origin(self) -> int:
-        """When the training would have begun, had earlier lives of the run been part of this one."""
+        """The time at which the training would have begun if the run had not been interrupted."""
         return self.started_at - (self.start.nanoseconds if self.start else 0)
 
     def processes_started(self, processes: Sequence[BaseProcess]) -> None:
-        """Write down which processes the workers are."""
+        """Record the processes of the workers in the heartbeat."""
         self.processes = [ProcessRecord.of(process.pid or -1) for process in processes]
         self.heartbeat.beat(Phase.STARTING, self._updates, self._workers, now=True)
 

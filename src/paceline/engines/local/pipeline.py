@@ -1,4 +1,4 @@
-"""A worker process that holds stages of the model: it follows its program, piece of work after piece of work."""
+"""A worker process that holds stages of the model and runs its program, one piece of work after another."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ from paceline.stages.stage import Sums
 
 
 class PipelineWorker(WorkerContext):
+    """A worker process with some stages of the model."""
+
     def __init__(
         self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None,
-        state_buffer: StateBuffer | None, wake: Callable[[], None],
+        state_buffer: StateBuffer | None, notify: Callable[[], None],
     ) -> None:  # fmt: skip
-        life = replace(given.life, state_buffer=state_buffer, wake=wake)
+        resume_point = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
         host = WorkerProcess(arena, snapshots)
-        super().__init__(given.number, arena, given.plan, given.agenda, given.deadline, life, host)
+        super().__init__(given.number, arena, given.plan, given.agenda, given.deadline, resume_point, host)
         self.context: WorkerContext = self
         assert isinstance(given.plan.method, Pipeline)
         self.method = given.plan.method
@@ -57,13 +59,13 @@ class PipelineWorker(WorkerContext):
         self.doing: Chunk | None = None
 
     def _mailbox(self, channel: Channel) -> MessageChannel:
-        """This worker's end of a channel."""
+        """Return this worker's end of a channel."""
         ends = [self.blueprint.stage_to_worker[stage] for stage in channel]
         peer = ends[0] if ends[1] == self.number else ends[1]
         return Mailbox(self.arena.mail[channel], peer, self.doorbells[peer], self.waiter)
 
     def position(self, update: int) -> Position:
-        """Where it is: the micro-batch that it works on."""
+        """Return the update that the worker is in, with the samples of its micro-batch if they are known."""
         if self.doing is None or self.doing.update != update:
             return Position(update)
         return Position(update, samples=self.reader.order.indices(self.doing).tolist())
@@ -71,8 +73,8 @@ class PipelineWorker(WorkerContext):
     def train(self) -> None:
         schedule = self.method.schedule
         self.reader.announce(self._foreseen())
-        programs: dict[tuple[int, ...], list[Work]] = {}  # of tables that come again and again
-        for passing in passes(schedule.span, self.agenda, self.life.start):
+        programs: dict[tuple[int, ...], list[Work]] = {}  # by their numbers of micro-batches
+        for passing in passes(schedule.span, self.agenda, self.resume_point.updates):
             self.segment.begin(passing)
             if not schedule.span:  # the table is as long as the training
                 self._follow(program_of(schedule, self.number, self.plan.workers, passing.counts), passing)
@@ -81,16 +83,16 @@ class PipelineWorker(WorkerContext):
                     programs[passing.counts] = self._table(passing).programs[self.number]
                 self._follow(programs[passing.counts], passing)
             self.state_writer.in_step(passing.first, passing.stop, self.segment.worker_state)
-        self._hand_in()
+        self._write_result()
 
     def _table(self, passing: Pass) -> Table:
         table = self.method.table(self.plan.workers, passing.counts)
         return table.agreeing() if self.blueprint.agrees else table
 
     def _foreseen(self) -> Iterator[Chunk]:
-        """The chunks that are read here, in this order."""
+        """Yield the chunks that this worker reads, in this order."""
         schedule = self.method.schedule
-        for passing in passes(schedule.span, self.agenda, self.life.start):
+        for passing in passes(schedule.span, self.agenda, self.resume_point.updates):
             for work in schedule.line(self.number, self.plan.workers, passing.counts):
                 if work.what == FORWARD and self.segment.reads(self.segment.stages[work.stage]):
                     yield passing.chunk(work.micro)
@@ -122,7 +124,7 @@ class PipelineWorker(WorkerContext):
         self.waited += mailbox.waited - before
 
     def _agree(self) -> None:
-        """Every worker adds up every worker's number, in the same order."""
+        """Agree on the norm of the whole gradient: each worker adds up all workers' parts in the same order."""
         link, whole = self.numbers, Span(self.agreements % TURNS, 0, 1)
         self.agreements += 1
         link.vectors[whole.turn][0] = self.segment.squares()
@@ -149,7 +151,7 @@ class PipelineWorker(WorkerContext):
         self._applied(work, update, bases.pop((work.stage, update)), passing.first + work.version, start, sums)
 
     def _applied(self, work: Work, update: int, base: int, version: int, start: int, sums: Sums) -> None:
-        """A stage has made a version."""
+        """Write the rows of an update of a stage, and its part of a snapshot if one is due."""
         if work.stage == len(self.blueprint.stage_to_worker) - 1:
             mean = sums.loss / sums.weight if sums.weight else math.nan
             self.record(Kind.COMPUTE, update, -1, base, -1, start, start, 0, sums.samples, 0, mean)
@@ -160,8 +162,8 @@ class PipelineWorker(WorkerContext):
             if work.stage == 0:  # the others have written theirs, or will before the run is over
                 self.record(Kind.SNAPSHOT, update + 1, -1, -1, -1, before, now(), 0, 0, 0, 0.0)
 
-    def _hand_in(self) -> None:
-        """Leave what this worker holds where all find it."""
+    def _write_result(self) -> None:
+        """Write what this worker holds into the shared result."""
         self.measure_memory()
         (shard,), (result,) = self.arena.shape.layout.shards, self.arena.results
         views = {p.name: v for p, v in zip(shard.parameters, shard.parameter_views(result), strict=True)}

@@ -1,4 +1,4 @@
-"""What a process does to itself before it trains, and what the kernel tells of it."""
+"""Settings that a process makes for itself before it trains, and figures that the kernel reports about it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def die_with_parent(_: int = 0) -> None:
+    """Have the kernel kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def quicken() -> None:
-    """Without this every gradient of more than 128 KiB is a fresh mapping, page-faulted in on each step: 15% of a large
-    one; and every short sleep lasts 50 microseconds longer.
+def tune_for_speed() -> None:
+    """Keep freed memory, and let short sleeps end on time.
+
+    Otherwise every gradient of more than 128 KiB is a new mapping, whose page faults cost up to 15% of a step, and
+    every short sleep lasts 50 microseconds longer.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_TIMERSLACK, 1)  # nanosecond
@@ -44,7 +47,7 @@ def state_of(pid: int | None) -> str:
 
 
 def oom_kills() -> int:
-    """How often the kernel has ended a process for want of memory, since it started."""
+    """Return how many processes the kernel's out-of-memory killer has ended since the machine booted."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -52,10 +55,11 @@ def oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def tighten() -> None:
-    """Where memory is scarce: every tensor of 128 KiB or more is a mapping, gone when it is let go. A heap keeps gaps
-    between them, half as much again where gradients come and go. Fresh pages cost 1.1 to 1.8 times the processor's
-    time (benchmarks/pipelines).
+def tune_for_memory() -> None:
+    """Return freed memory to the kernel at once: every tensor of 128 KiB or more is a mapping.
+
+    A heap keeps gaps between tensors, half as much again where gradients are allocated and freed. New pages cost 1.1 to
+    1.8 times the processor's time (benchmarks/pipelines).
     """
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_TIMERSLACK, 1)  # nanosecond
@@ -63,16 +67,18 @@ def tighten() -> None:
     libc.mallopt(M_TRIM_THRESHOLD, 1 << 17)
 
 
-def give_back() -> None:
-    """Let the kernel have what is free in the heap, and count the most memory there has been from here on."""
+def trim_heap() -> None:
+    """Return the free part of the heap to the kernel, and restart the measurement of peak memory."""
     ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def memory(what: str) -> int:
-    """Bytes of memory that this process has: RssAnon, its own; RssShmem, that is shared; RssFile, of files, such as
-    libraries; VmHWM, the most that all three have been.
+    """Return a figure in bytes of this process's memory.
+
+    RssAnon is its own memory, RssShmem is shared memory, RssFile is files such as libraries, and VmHWM is the peak of
+    their sum.
     """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -82,7 +88,7 @@ def memory(what: str) -> int:
 
 
 def core_wait() -> int:
-    """Nanoseconds for which this process could have run, but had no core."""
+    """Return the nanoseconds for which this process could have run, but had no core."""
     try:
         return int(Path("/proc/self/schedstat").read_text().split()[1])
     except (OSError, IndexError, ValueError):

@@ -1,6 +1,4 @@
-"""A process group of PyTorch's own, for meetings that are left to its library: NCCL where every worker has a GPU to
-itself, gloo under plan `ddp` on the CPU.
-"""
+"""Collectives that PyTorch's process group runs: NCCL where each worker has a GPU, gloo for `ddp` on the CPU."""
 
 from __future__ import annotations
 
@@ -8,40 +6,38 @@ import os
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter_ns as now
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from paceline.gradients.payload import GradientSum, Payload
-
-if TYPE_CHECKING:
-    from paceline.engines.local.methods.runner import PlanRunner
+from paceline.parameters.layout import Layout
 
 
-def join(library: str, meeting_place: Path, rank: int, ranks: int, deadline: float) -> None:
+def join(library: str, rendezvous: Path, rank: int, ranks: int, deadline: float) -> None:
+    """Join the process group whose ranks find each other through the file `rendezvous`."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.FileStore(str(meeting_place), ranks)  # type: ignore[attr-defined]  # as a URL, a path may not be relative nor hold a `#`
+    # An init_method URL would refuse a relative path and one with a `#`.
+    store = dist.FileStore(str(rendezvous), ranks)  # type: ignore[attr-defined]
     dist.init_process_group(library, timeout=timedelta(seconds=deadline), store=store, rank=rank, world_size=ranks)
 
 
 class GroupReduction:
-    """The sum of all by one all_reduce of the library's, where the parameters are."""
+    """Adds gradients up by one all_reduce of the process group, on the device that holds the parameters."""
 
-    def __init__(self, runner: PlanRunner) -> None:
-        self.workers, layout = runner.plan.workers, runner.arena.shape.layout
-        device = runner.replica.device
+    def __init__(self, workers: int, layout: Layout, device: torch.device) -> None:
+        self.workers = workers
         self.payload = Payload(layout, torch.zeros(Payload.length(layout), dtype=layout.dtype, device=device))
-        # As a ring would send: all but one of the parts, twice.
+        # What a ring would send; the library does not say what it sent.
         self.bytes = 2 * self.payload.flat.nbytes * (self.workers - 1) // self.workers
 
     def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
-        """The collective of this number: (the sum of all, nanoseconds in it, bytes sent)"""
+        """Run the collective of this number; return (the sum of all workers, nanoseconds in it, bytes sent)."""
         self.payload.write(computed)
         start = now()
         dist.all_reduce(self.payload.flat)
-        met = self.payload.read(computed.samples)  # which waits for a device
-        return met, now() - start, self.bytes
+        total = self.payload.read(computed.samples)  # copies from the device, and so waits for it
+        return total, now() - start, self.bytes
 
     def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         total, waited, sent = self.all_reduce(number, computed)

@@ -18,7 +18,14 @@ from paceline.engines.local.arena import GO, Arena
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.messages import Failed, FailureReport, Finished, Ready, StateLeft
 from paceline.engines.local.pipeline import PipelineWorker
-from paceline.engines.local.process import core_wait, die_with_parent, give_back, memory, quicken, tighten
+from paceline.engines.local.process import (
+    core_wait,
+    die_with_parent,
+    memory,
+    trim_heap,
+    tune_for_memory,
+    tune_for_speed,
+)
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.local.worker import LocalWorker
@@ -28,23 +35,23 @@ from paceline.links.waiting import Cancelled
 
 
 def main(
-    box: list[bytes],  # the pickled assignment, alone: taken out, since multiprocessing keeps the arguments alive
-    scarce: bool,  # whether memory is
+    box: list[bytes],  # holds the pickled assignment; popped here, since multiprocessing keeps the arguments alive
+    scarce: bool,  # whether memory is bounded
     arena: Arena,
     tensors: SharedTensors | None,
     snapshots: SnapshotFile | None,
     state_buffer: StateBuffer | None,
     pipe: Connection,
 ) -> None:
-    """Run one worker: prepare, wait for the start, train, and send what became of it. Never returns."""
-    for each in (signal.SIGINT, signal.SIGTERM):  # the parent decides, also when the terminal sends them to all
+    """Run one worker: prepare, wait for the start, train, and send the outcome. Never returns."""
+    for each in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all processes; the parent decides
         signal.signal(each, signal.SIG_IGN)
     # The forkserver ends when the last copy of this pipe is closed, which must be the parent's; a worker ends with the
     # forkserver.
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     die_with_parent()
-    tighten() if scarce else quicken()
-    give_back()
+    tune_for_memory() if scarce else tune_for_speed()
+    trim_heap()
     before = memory("RssAnon") - len(box[0])
     number, worker = -1, None  # type: int, LocalWorker | PipelineWorker | None
     try:
@@ -56,7 +63,7 @@ def main(
         source = TensorSource(tensors.open()) if tensors else open_source(assignment.data, assignment.job.seed)
         kind = LocalWorker if assignment.blueprint is None else PipelineWorker
         worker = kind(assignment, arena, source, snapshots, state_buffer, lambda: pipe.send(StateLeft()))
-        give_back()  # from here on the peak of memory is that of the training
+        trim_heap()  # from here on the peak of memory is that of the training
         pipe.send(Ready())
         worker.context.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
         waited = core_wait()

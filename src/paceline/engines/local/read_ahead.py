@@ -1,7 +1,8 @@
-"""What a worker will probably compute next, for loader processes to read ahead.
+"""Reading ahead: loader processes read the batches that a worker will probably compute next.
 
-Where the plan fixes what each worker computes, that is announced once. Where a desk leases batches as workers ask for
-them, it is a forecast (`core.forecast`), made again at each lease; a wrong one costs time and never changes a result.
+Where the plan fixes what each worker computes, its chunks are announced once. Where a desk leases batches to workers
+one after another, they are forecast (`core.forecast`) at each lease. A wrong forecast costs time and never changes a
+result.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from paceline.plans.methods.native import NativeDdp
 
 
 class ReadAhead:
+    """Announces to a worker's reader which chunks it will need."""
+
     def __init__(self, reader: Reader, runner: PlanRunner) -> None:
         self.reader, self.agenda, self.lease = reader, runner.agenda, -1
         self.forecast: Forecast | None = None
         if (desk := runner.arena.desk) is None:
             reader.announce(_known(runner))
             return
-        given_out = desk.desk.given_out(desk.integers.current)  # in an earlier part of the run
+        given_out = desk.desk.given_out(desk.integers.current)  # not 0 if the run was resumed
         self.forecast = Forecast(given_out + runner.number, runner.plan.workers, self.agenda.leases)
         reader.announce(_chunks(self.agenda, self.forecast.coming()))
 
-    def asked(self, task: int) -> None:
-        """The worker computes a task; the first one of a lease makes a new forecast."""
+    def computing(self, task: int) -> None:
+        """Make a new forecast if this task, which the worker is about to compute, is the first of a lease."""
         if self.forecast is None or (lease := self.agenda.lease(task)) == self.lease:
             return
         self.lease = lease
@@ -38,12 +41,12 @@ class ReadAhead:
 
 
 def ddp_chunks(agenda: Agenda, update: int, worker: int) -> list[Chunk]:
-    """A worker's chunks under DDP: at least one, since every rank communicates in each backward."""
+    """Return a worker's chunks under DDP: at least one, since every rank communicates in each backward."""
     return agenda.mine(update, worker) or agenda.filled(update)[:1]
 
 
 def _known(runner: PlanRunner) -> Iterator[Chunk]:
-    """The chunks of a worker whose plan leaves no choice."""
+    """Yield the chunks of a worker whose plan fixes what it computes."""
     agenda, number = runner.agenda, runner.number
     if isinstance(runner.plan.method, Alone):
         return (c for u in runner.updates_ahead(number, runner.plan.workers) for c in agenda.filled(u))

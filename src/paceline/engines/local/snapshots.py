@@ -1,5 +1,7 @@
-"""Snapshots on their way from workers to the parent: in a file without a name, so that nothing is left of it after
-SIGKILL; or in one in the run's folder, where the run is to go on after one.
+"""Snapshots that workers write and the parent reads, in one file.
+
+The file has no name, so that nothing is left of it after SIGKILL, unless the run may be resumed; then it lies in the
+run's folder.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor
 
 
 class SnapshotFile:
-    """Number n lies at n times the size of one. Any worker may write any of them."""
+    """A file of snapshots of one size, the n-th at n times that size. Any worker may write any of them."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, every: int, named: Path | None) -> None:
         self.names, self.shapes, self.dtype, self.every = list(shapes), list(shapes.values()), dtype, every
@@ -40,7 +42,7 @@ class SnapshotFile:
         self._write(updates // self.every * self.size, tensors)
 
     def write_some(self, updates: int, tensors: dict[str, Tensor]) -> None:
-        """Those that a worker holds; others write the rest."""
+        """Write the tensors that a worker holds; other workers write the rest."""
         start = updates // self.every * self.size
         for name, shape in zip(self.names, self.shapes, strict=True):
             if name in tensors:

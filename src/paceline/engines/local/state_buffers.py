@@ -1,10 +1,10 @@
-"""State buffers: a worker leaves its own state there for the parent's checkpoint, and finds it when the run is resumed.
+"""State buffers: a worker writes its own state there for the parent's checkpoint, and reads it when the run is resumed.
 
-    half A  | tag | length | description | tensors ...     the state after update 300
-    half B  | tag | length | description | tensors ...     the state after update 200; the next to be overwritten
+    slot A  | tag | length | description | tensors ...     the state after update 300
+    slot B  | tag | length | description | tensors ...     the state after update 200; the next to be overwritten
 
-A half is a memfd of its own and grows with its content. Its tag says what it holds, and is -1 while it is being
-changed. The users of a half make sure that it is not read while it is overwritten (see `state_writer`).
+Each slot is a memfd and grows with its content. Its tag says what it holds, and is -1 while it is being changed. The
+users of a slot make sure that it is not read while it is overwritten (see `state_writer`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ EMPTY = -1
 HEAD = 64  # bytes before the description
 
 
-class Half:
-    """One of the two places of a buffer; it travels to another process as a descriptor."""
+class StateSlot:
+    """One of the two slots of a buffer; it is sent to another process as a descriptor."""
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("paceline-locker", os.MFD_CLOEXEC)
+        self.descriptor = os.memfd_create("paceline-state", os.MFD_CLOEXEC)
         os.ftruncate(self.descriptor, PAGE)
         self._map()
         self.tag = EMPTY
@@ -86,42 +86,46 @@ class Half:
 
 
 class StateBuffer:
-    """The two halves of one worker: one can be read while the other is overwritten."""
+    """The two slots of one worker: one can be read while the other is overwritten."""
 
     def __init__(self) -> None:
-        self.halves = (Half(), Half())
+        self.slots = (StateSlot(), StateSlot())
 
     @property
     def tags(self) -> list[int]:
-        """The tags of the halves that hold a state."""
-        return [half.tag for half in self.halves if half.tag != EMPTY]
+        """The tags of the slots that hold a state."""
+        return [slot.tag for slot in self.slots if slot.tag != EMPTY]
 
     @property
-    def next(self) -> Half:
-        """The half to be overwritten: the older one."""
-        return min(self.halves, key=lambda half: half.tag)
+    def next(self) -> StateSlot:
+        """The slot to overwrite: the older one."""
+        return min(self.slots, key=lambda slot: slot.tag)
 
     @property
     def newest(self) -> WorkerState | None:
         """The newest state; None if there is none."""
-        half = max(self.halves, key=lambda half: half.tag)
-        return None if half.tag == EMPTY else half.read()
+        slot = max(self.slots, key=lambda slot: slot.tag)
+        return None if slot.tag == EMPTY else slot.read()
 
     def read(self, tag: int) -> WorkerState | None:
-        """Copy out the state with this tag; None if no half has it."""
-        return next((half.read() for half in self.halves if half.tag == tag), None)
+        """Copy out the state with this tag; None if no slot has it."""
+        return next((slot.read() for slot in self.slots if slot.tag == tag), None)
 
     def close(self) -> None:
-        for half in self.halves:
-            os.close(half.descriptor)
+        for slot in self.slots:
+            os.close(slot.descriptor)
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a worker begins, and when it leaves its state."""
+    """The update from which a worker trains, and how it writes its state for checkpoints."""
 
-    start: int = 0  # updates that were made in earlier lives
+    #: Updates that were made before the run was resumed.
+    updates: int = 0
     resumed: bool = False
-    every: int = 0  # updates between two checkpoints; 0: not by updates
-    state_buffer: StateBuffer | None = None  # None: the run keeps no checkpoints
-    wake: Callable[[], None] | None = None  # tells the parent that a state was left
+    #: Updates between two checkpoints; 0 if checkpoints are not taken by updates.
+    checkpoint_every: int = 0
+    #: None if the run keeps no checkpoints.
+    state_buffer: StateBuffer | None = None
+    #: Notifies the parent that a state was written.
+    notify: Callable[[], None] | None = None

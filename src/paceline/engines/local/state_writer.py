@@ -1,4 +1,4 @@
-"""The worker's side of checkpoints: when it leaves its state in its buffer."""
+"""The worker's side of checkpoints: when it writes its state into its buffer."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ class StateWriter:
     """Writes one worker's state into its buffer, when a checkpoint is due."""
 
     def __init__(self, runner: WorkerContext) -> None:
-        self.runner, self.life, self.state_buffer = runner, runner.life, runner.life.state_buffer
+        self.runner, self.resume_point = runner, runner.resume_point
+        self.state_buffer = self.resume_point.state_buffer
         self.control, self.last = runner.arena.control, runner.agenda.updates
-        self.found = self.state_buffer.newest if self.state_buffer is not None else None  # of an earlier life
+        #: This worker's state in the checkpoint that the run was resumed from, if there is one.
+        self.found = self.state_buffer.newest if self.state_buffer is not None else None
 
     def in_step(self, before: int, done: int, worker_state: Callable[[], WorkerState]) -> None:
-        """Leave the state between two updates of a plan without a gate, if a checkpoint is due there.
+        """Write the state between two updates of a plan without a server, if a checkpoint is due there.
 
         This worker has made all updates below `done`; at the last call it had made those below `before`.
         """
         if self.state_buffer is None:
             return
         wanted = self.control[WANTED]
-        every = self.life.every
+        every = self.resume_point.checkpoint_every
         due = done // every * every if every else 0
         if due <= before:
             due = wanted
         if not before < due <= done or due >= self.last:
             return
-        half = self.state_buffer.next
-        # The parent may still need the older state: another worker may not have left its part of that checkpoint.
-        if half.tag > self.control[TAKEN]:
-            self.runner.waiter.until(lambda: self.control[TAKEN] >= half.tag, lambda: "the parent", rung=False)
-        half.write(due, worker_state() | self._carried())
-        self._wake()
+        slot = self.state_buffer.next
+        # The parent may still need the older state: another worker may not have written its part of that checkpoint.
+        if slot.tag > self.control[TAKEN]:
+            self.runner.waiter.until(lambda: self.control[TAKEN] >= slot.tag, lambda: "the parent", rung=False)
+        slot.write(due, worker_state() | self._carried())
+        self._notify()
 
     def at_server(self, version: int, worker_state: Callable[[], WorkerState]) -> None:
-        """Leave the state under the shard's lock, before the commit that gives this worker a version.
+        """Write the state under the shard's lock, before the commit that gives this worker a version.
 
         The state belongs to a checkpoint if the shard says there that the worker holds this version.
         """
@@ -47,14 +49,14 @@ class StateWriter:
             self.state_buffer.next.write(version, worker_state())
 
     def finished(self, before: int, updates: int) -> None:
-        """Wake the parent of a plan with a server if a checkpoint is due between these two numbers of updates."""
-        every = self.life.every
+        """Notify the parent if a checkpoint of a plan with a server is due between these two numbers of updates."""
+        every = self.resume_point.checkpoint_every
         if self.state_buffer is not None and every and before // every < updates // every:
-            self._wake()
+            self._notify()
 
-    def _wake(self) -> None:
-        assert self.life.wake is not None
-        self.life.wake()
+    def _notify(self) -> None:
+        assert self.resume_point.notify is not None
+        self.resume_point.notify()
 
     def _carried(self) -> WorkerState:
         return state_of_memories("owed", self.runner.carried)

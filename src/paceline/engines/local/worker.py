@@ -1,4 +1,4 @@
-"""A worker of the local engine that has the whole model: it computes what its plan's method asks for."""
+"""A worker of the local engine that holds the whole model: it computes what the method of its plan requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WorkerProcess:
     def cancelled(self) -> bool:
         return bool(self.arena.control[ABORT])
 
-    def make_room(self, worker: WorkerContext) -> None:
+    def ensure_trace_space(self, worker: WorkerContext) -> None:
         worker.waiter.until(lambda: not worker.trace.full, lambda: "the parent to read the trace")
 
     def snapshot(self, worker: WorkerContext, updates: int, values: Callable[[], list[Tensor]]) -> None:
@@ -53,18 +53,21 @@ class WorkerProcess:
 
 
 class LocalWorker:
+    """A worker process with a replica of the whole model."""
+
     def __init__(
         self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None,
-        state_buffer: StateBuffer | None, wake: Callable[[], None],
+        state_buffer: StateBuffer | None, notify: Callable[[], None],
     ) -> None:  # fmt: skip
         self.given = given
+        #: An object whose destructor must not run before the process ends.
         self.kept_alive: object = None
         job = given.job
         module = job.make_model()
         if sha256(module) != given.initial_sha256:
             raise JobError(
-                "model= makes another model in this process than in the parent's; let all chance in it come from "
-                "torch, random or NumPy's global generator, which are seeded, or give the module itself"
+                "model= makes another model in this process than in the parent's; let all its random numbers come "
+                "from torch, random or NumPy's global generator, which are seeded, or give the module itself"
             )
         replica = given.placement.replica(given.number, job, module.train(), given.moving)
         optimizer = job.make_optimizer(module, replica.parameters)
@@ -73,18 +76,18 @@ class LocalWorker:
         self.reader = Reader(source, order, job.loader_workers, die_with_parent, repeats)
         self.runner = PlanRunner(
             given.number, arena, given.plan, given.agenda, Learner(replica, self.reader), optimizer, given.deadline,
-            replace(given.life, state_buffer=state_buffer, wake=wake), WorkerProcess(arena, snapshots),
+            replace(given.resume_point, state_buffer=state_buffer, notify=notify), WorkerProcess(arena, snapshots),
             given.placement.library,
         )  # fmt: skip
         self.context: WorkerContext = self.runner
         whole = isinstance(given.plan.method, NativeDdp | Coordinated)
-        #: What the method asks for; None where it trains this process as a whole.
+        #: The gradients that the method requests; None where it decides itself when to compute.
         self.walk = None if whole else walk_of(self.runner)
-        #: What is computed now, or was last.
+        #: The gradient that is being computed, or was computed last.
         self.due = GradientRequest(-1, [], -1)
 
     def position(self, update: int) -> Position:
-        """Where the worker is, as far as it is known: what it computes, or only the update."""
+        """Return the update that the worker is in, with its version and samples if they are known."""
         if self.due.update < 0 or self.due.update // self.runner.agenda.shares != update:
             return Position(update)
         samples = [n for chunk in self.due.chunks for n in self.reader.order.indices(chunk).tolist()]
@@ -99,20 +102,20 @@ class LocalWorker:
             assert given.scratch is not None
             join(given.placement.library, given.scratch / "group", given.number, given.plan.workers, given.deadline)
         if isinstance(method, NativeDdp):
-            from paceline.engines.local.methods.ddp import train_by_ddp  # half a second that others need not pay
+            from paceline.engines.local.methods.ddp import train_by_ddp  # imports torch.distributed: half a second
 
-            train_by_ddp(self, method)
+            self.kept_alive = train_by_ddp(self.runner, self.reader, given.deadline)
         elif isinstance(method, Coordinated):
-            train_coordinated(self, method)
+            train_coordinated(self.runner, method, self.compute)
         else:
             assert self.walk is not None
             self._follow(self.walk)
 
     def _follow(self, walk: Walk) -> None:
-        """Compute what the method asks for, until it has ended."""
+        """Compute the gradients that the method requests, until it ends."""
         request = next(walk, None)
         while request is not None:
-            self.read_ahead.asked(request.update)
+            self.read_ahead.computing(request.update)
             computed = self.compute(*request)
             try:
                 request = walk.send(computed)
@@ -120,7 +123,7 @@ class LocalWorker:
                 break
 
     def compute(self, update: int, chunks: list[Chunk], version: int, again: bool = False) -> GradientSum:
-        """The encoded gradient of these chunks; `again` where an update evaluates them once more."""
+        """Compute the encoded gradient of these chunks; `again` where an update evaluates them once more."""
         runner = self.runner
         runner.arena.doing[runner.number] = update // runner.agenda.shares
         self.due = GradientRequest(update, chunks, version)

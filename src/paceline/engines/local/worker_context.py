@@ -1,4 +1,4 @@
-"""What every worker has in the arena, whatever it holds of the model: its waits, its trace, its plan."""
+"""The context of a worker in the arena, whatever part of the model it holds: its waits, its trace, its plan."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ class Host(Protocol):
     """The process that a worker runs in: one that the local engine started, or the user's own script."""
 
     def cancelled(self) -> bool:
-        """Whether no worker has to wait any longer."""
+        """Return whether the run has ended, so that no worker has to wait any longer."""
 
-    def make_room(self, worker: WorkerContext) -> None:
-        """Return when the worker's trace can take another row."""
+    def ensure_trace_space(self, worker: WorkerContext) -> None:
+        """Wait until the worker's trace has space for another row."""
 
     def snapshot(self, worker: WorkerContext, updates: int, values: Callable[[], list[Tensor]]) -> None:
-        """So many updates are done: a moment to look at the parameters."""
+        """Keep the parameters after so many updates, if an evaluation is due there."""
 
 
 class WorkerContext:
+    """One worker's access to the arena that it shares with the others."""
+
     def __init__(
         self, number: int, arena: Arena, plan: Plan, agenda: Agenda, deadline: float, resume: ResumePoint, host: Host
     ) -> None:
-        self.number, self.arena, self.plan, self.agenda, self.life = number, arena, plan, agenda, resume
+        self.number, self.arena, self.plan, self.agenda, self.resume_point = number, arena, plan, agenda, resume
         self.host = host
         self.doorbells = arena.doorbells
         self.waiter = Waiter(
@@ -50,14 +52,15 @@ class WorkerContext:
             crowded=plan.workers * plan.threads > len(os.sched_getaffinity(0)),
         )
         self.trace = arena.traces[number]
-        #: The most bytes of memory that training took, besides what is shared; 0 until `measure_memory`.
+        #: The peak of the worker's own memory in bytes; 0 until `measure_memory`.
         self.peak = 0
-        #: What a codec owes each parameter.
+        #: The error that a codec carries to the next gradient, for each parameter.
         self.carried: list[Memory] = []
 
     def measure_memory(self) -> None:
-        """Note the memory that training took, without shared memory and libraries' files; to be called before the
-        result goes to shared memory.
+        """Measure the peak of memory without shared memory and the files of libraries.
+
+        To be called before the result is written to shared memory.
         """
         self.peak = memory("VmHWM") - memory("RssShmem") - memory("RssFile")
 
@@ -65,10 +68,11 @@ class WorkerContext:
         return RecordLock(self.arena.locks, number, self.waiter, what, shared)
 
     def link(self, vectors: SharedVectors) -> Link:
-        """This worker's end of a link to all others."""
+        """Return this worker's end of a link to all others."""
         return SharedMemoryLink(vectors, self.number, self.doorbells, self.waiter)
 
     def record(self, kind: Kind, *rest: float) -> None:
+        """Write a row of the trace."""
         if self.trace.full:
-            self.host.make_room(self)
+            self.host.ensure_trace_space(self)
         self.trace.write(kind, self.number, *rest)

@@ -56,7 +56,7 @@ def train(
     deadline: float,
     request: CheckpointRequest | None = None,
 ) -> Iterator[Outcome]:
-    """Run the plan on processes of this machine. However it ends, no process, file or memory is left behind."""
+    """Run the plan on processes of this machine; no process, file or memory is left behind, however it ends."""
     pool = WorkerPool(setup, heartbeat, progress, deadline, request)
     try:
         try:
@@ -72,7 +72,7 @@ def train(
 
 
 class WorkerPool:
-    """The workers of one run, and what they share."""
+    """The worker processes of one run, and the memory and files that they share."""
 
     def __init__(
         self, setup: Setup, heartbeat: Heartbeat, progress: ProgressCallback | None, deadline: float,
@@ -84,13 +84,15 @@ class WorkerPool:
         self.waiter = Waiter(-1, None, lambda: False, deadline, lambda: "after a death")
         self.processes: list[BaseProcess] = []
         self.pipes: list[Connection] = []
-        #: Workers that have done all of their work, and workers whose process died; all others still run.
+        #: Workers that have finished, and workers whose process died; all others still run.
         self.finished: set[int] = set()
         self.dead: set[int] = set()
         self.observer = Observer(setup, self.arena, self.begin, self.finished, self.dead, heartbeat, progress)
         self.diagnosis = Diagnosis(self.arena, self.processes, deadline)
-        self.core_wait = 0.0  # seconds, of all workers together
-        self.peak_memory = [0] * self.workers  # bytes
+        #: Seconds for which workers could have run but had no core, added up over all workers.
+        self.core_wait = 0.0
+        #: Bytes that each worker took at most.
+        self.peak_memory = [0] * self.workers
         self.snapshot_file = _snapshot_file(setup, request)
         self.scratch = _scratch(setup, request)
         source = setup.source
@@ -105,7 +107,7 @@ class WorkerPool:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, by earlier lives of the run, too."""
+        """Seconds of training, with those before the run was resumed."""
         return (max(self.arena.ended) - self.observer.origin) / 1e9
 
     def start(self) -> None:
@@ -115,7 +117,7 @@ class WorkerPool:
             prepare()
             for number in range(self.workers):
                 mine, theirs = context.Pipe(duplex=False)
-                state_buffer = self.checkpoints.buffers_of_state[number] if self.checkpoints else None
+                state_buffer = self.checkpoints.state_buffers[number] if self.checkpoints else None
                 process = context.Process(
                     target=main,
                     args=(
@@ -178,7 +180,7 @@ class WorkerPool:
             self._handle_death(number)
 
     def _write_checkpoint(self, due: Checkpoint) -> None:
-        """Have a checkpoint written, now that everything that led to it is in the trace."""
+        """Have a checkpoint written, now that the trace holds every row that led to it."""
         assert self.checkpoints is not None
         assert self.observer.writer is not None
         writer = self.observer.writer
@@ -195,7 +197,7 @@ class WorkerPool:
         return self.arena.values(self.setup.names)
 
     def end(self) -> None:
-        """End the processes that still run, by SIGKILL: all that they could still do would be discarded."""
+        """End the processes that still run by SIGKILL, since their further work would be discarded."""
         self.arena.control[ABORT] = 1
         for process in self.processes:
             if process.is_alive():
@@ -253,7 +255,7 @@ class WorkerPool:
         return pickled
 
     def _messages(self) -> list[tuple[int, Message]]:
-        """Wait a little for messages. A pipe that ends before `Finished` means death; the first failure is raised."""
+        """Wait up to `POLL` for messages; a pipe that ends before `Finished` means death. Raise the first failure."""
         numbers = {id(self.pipes[n]): n for n in range(self.workers) if n not in self.finished | self.dead}
         found: list[tuple[int, Message]] = []
         for pipe in wait([self.pipes[n] for n in numbers.values()], POLL):
@@ -294,12 +296,12 @@ def _shape(setup: Setup, begin: Checkpoint | None) -> ArenaShape:
 
 
 def _scratch(setup: Setup, request: CheckpointRequest | None) -> tempfile.TemporaryDirectory[str] | None:
-    """Make a folder for the files by which PyTorch's own processes find each other, and for the sockets of loaders.
+    """Make a folder for the rendezvous file of a process group and for the sockets of loaders.
 
     It lies in the run's folder, so that SIGKILL to every process leaves nothing in /tmp, unless the path of a socket
     would be too long.
     """
-    for left in request.run.glob("paceline-*") if request else ():  # by a life that was killed
+    for left in request.run.glob("paceline-*") if request else ():  # the run was killed before
         shutil.rmtree(left)
     loaders = setup.job.loader_workers > 0
     if not setup.placement.library and not loaders:
@@ -321,8 +323,8 @@ def _snapshot_file(setup: Setup, request: CheckpointRequest | None) -> SnapshotF
 def _nameless_main() -> Iterator[None]:
     """Let multiprocessing start processes without importing the user's script again in each.
 
-    multiprocessing would run the script of `python train.py` once more per worker, so that every script needed an
-    `if __name__ == "__main__"`. What workers need of it travels by value (cloudpickle) instead.
+    It would run the script of `python train.py` once more per worker, so that every script needed an
+    `if __name__ == "__main__"`. The objects that workers need of it are pickled by value (cloudpickle) instead.
     """
     real = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")

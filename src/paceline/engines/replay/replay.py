@@ -1,6 +1,6 @@
-"""A recorded run again, in one process, bit for bit.
+"""`replay` runs a recorded run again, in one process, bit for bit.
 
-A synchronous plan needs only its table, an asynchronous one the trace (`engines.players`).
+A synchronous plan needs only its table, an asynchronous one the trace (`engines.replay.versions`).
 
     replay(run)                 the same bits, or ReplayDiverged
     replay(run, until=120)      the model as it was after update 120, and the batch of the next update
@@ -20,7 +20,8 @@ from torch import nn
 
 from paceline.engines.job_file import load_job_file
 from paceline.engines.outcome import load_values
-from paceline.engines.replay.versions import ReplayedVersion, make_player
+from paceline.engines.replay.pushes import ReplayedVersion
+from paceline.engines.replay.versions import make_replayer
 from paceline.engines.setup import Setup, set_up
 from paceline.engines.threads import threads
 from paceline.errors import JobWarning, ReplayDiverged, UsageError
@@ -34,17 +35,22 @@ from paceline.runs.trace import Trace
 
 @dataclass
 class Replay:
-    """Where a replay stopped."""
+    """The model where a replay stopped, and the update that would come next."""
 
     model: nn.Module
-    updates: int  # done
+    #: Updates that were made.
+    updates: int
     parameters_sha256: str
-    matches: bool | None  # the recorded bits; None when stopped on the way
-    guilty_update: int | None = None  # the update (asynchronous: batch) that would come next
+    #: Whether the parameters have the recorded bits; None if the replay stopped before the end.
+    matches: bool | None
+    #: The update (under a plan with a server: the batch) that would come next.
+    guilty_update: int | None = None
     guilty_batch: Batch | None = None
-    guilty_samples: torch.Tensor | None = None  # its sample numbers
+    #: The numbers of the samples in the guilty batch.
+    guilty_samples: torch.Tensor | None = None
     guilty_worker: int | None = None
-    loss: float | None = None  # of the guilty batch, as computed then
+    #: The loss of the guilty batch, as computed at that point.
+    loss: float | None = None
 
 
 def replay(
@@ -58,11 +64,13 @@ def replay(
     if not plan.replayable:
         raise UsageError(f"a run of plan {plan.name} cannot be replayed: {plan.traits.not_replayable}")
     if record.adds_up:
-        raise UsageError(f"{record.adds_up} added up in this run, and nobody wrote down in which order: no replay")
+        raise UsageError(
+            f"{record.adds_up} added up in this run in an order that was not recorded: it cannot be replayed"
+        )
     opened = opened.with_(device="cuda" if "cuda" in record.job.device else "cpu")
     with threads(record.threads):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", JobWarning)  # it was said when the run was made
+            warnings.simplefilter("ignore", JobWarning)  # the recorded run has issued it
             engine = "mpi" if record.engine == "mpi" else "replay"  # steps in generated code, or PyTorch's
             setup = set_up(opened.with_(compute=record.compute), plan, engine, record.limit)
         _check_same_start(setup, record)
@@ -87,7 +95,7 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRe
     record = read_record(path)
     file = path / "trace.arrow"
     if not file.exists() and not Plan.recorded(record.plan, record.table).traits.keeps_step:
-        raise UsageError(f"{path} has no trace, so nobody knows in which order its updates were made: no replay")
+        raise UsageError(f"{path} has no trace, so the order of its updates is not known: no replay")
     return job or load_job_file(path, data), record, Trace.open(file) if file.exists() else Trace.of([])
 
 
@@ -105,19 +113,19 @@ def _check_same_start(setup: Setup, record: RunRecord) -> None:
 
 
 def _run(setup: Setup, trace: Trace, plans: list[Plan], until: int | None, shard: int, record: RunRecord) -> Replay:
-    playing = make_player(setup, trace, plans)
-    for _ in playing.play(until):
+    replayer = make_replayer(setup, trace, plans)
+    for _ in replayer.replay(until):
         pass
-    module = load_values(setup, playing.values())
-    found = Replay(module, playing.done, sha256(module), None)
+    module = load_values(setup, replayer.values())
+    found = Replay(module, replayer.done, sha256(module), None)
     failure = record.failure
     if until is not None and failure is not None and until == failure.parameters_version and failure.samples:
         found.guilty_update, found.guilty_worker = failure.update, failure.worker
         found.guilty_samples = torch.tensor(failure.samples)
         epoch, _, _ = setup.agenda.span(failure.update)
         found.guilty_batch = setup.source.batch(found.guilty_samples, epoch)
-    elif until is not None and until < playing.last:
-        guilty = playing.next(shard, until)
+    elif until is not None and until < replayer.last:
+        guilty = replayer.next(shard, until)
         order = setup.order()
         found.guilty_update, found.guilty_worker, found.loss = guilty.chunks[0].update, guilty.worker, guilty.loss
         found.guilty_samples = torch.cat([order.indices(chunk) for chunk in guilty.chunks])
@@ -127,7 +135,7 @@ def _run(setup: Setup, trace: Trace, plans: list[Plan], until: int | None, shard
         found.matches = found.parameters_sha256 == recorded
         if not found.matches:
             raise ReplayDiverged(
-                f"replayed {playing.done} updates, but the parameters are {found.parameters_sha256[:16]}, "
+                f"replayed {replayer.done} updates, but the parameters are {found.parameters_sha256[:16]}, "
                 f"not the recorded {recorded[:16]}. "
                 "Does the job draw chance that the seed does not reach?"
             )
@@ -145,12 +153,12 @@ def _before_failure(record: RunRecord) -> int:
 
 
 def _first_bad(setup: Setup, trace: Trace, plans: list[Plan]) -> ReplayedVersion | None:
-    """The lowest version of any shard that is not finite, or came from something that was not."""
+    """Find the lowest version of any shard that is not finite, or was made of a loss or gradient that is not."""
     bad: ReplayedVersion | None = None
-    playing = make_player(setup, trace, plans)
-    for played in playing.play(None):
-        if not played.finite and (bad is None or played.version < bad.version):
-            bad = played
-        if bad is not None and playing.done >= bad.version:
+    replayer = make_replayer(setup, trace, plans)
+    for made in replayer.replay(None):
+        if not made.finite and (bad is None or made.version < bad.version):
+            bad = made
+        if bad is not None and replayer.done >= bad.version:
             break
     return bad

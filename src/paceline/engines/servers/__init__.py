@@ -42,33 +42,33 @@ class ServerPort(Protocol):
 
     @property
     def bytes(self) -> int:
-        """What the last push moved, there and back."""
+        """The bytes that the last push moved, both ways."""
 
     def resume(self, resumed: bool, saved: WorkerState | None) -> None:
-        """Begin where an earlier part of the run ended; `saved` is what this worker had then, if it was there."""
+        """Restore a resumed run; `saved` is this worker's state at the checkpoint, if it was part of the run then."""
 
     def begin_part(self) -> None:
-        """The next batch is the first of another part of the data."""
+        """Prepare for a batch that is the first of another part of the data."""
 
     def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
-        """What to push of what was computed."""
+        """Return what to push of what was computed."""
 
     def pull(self, event: Pull) -> Action:
         """Compute with the newest version from now on."""
 
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
-        """Bring what `settle` returned to the shard, and compute with what comes of it from now on."""
+        """Push what `settle` returned to the shard, and compute with the outcome from now on."""
 
     def values(self) -> list[Tensor]:
-        """The parameters and moving buffers as far as this worker knows them."""
+        """Return the parameters and moving buffers as far as this worker knows them."""
 
     def worker_state(self) -> WorkerState:
-        """What is this worker's own, besides the shard."""
+        """Return the state that is this worker's own, besides the shard."""
 
 
 @dataclass
 class WorkerSide:
-    """What a port needs of the worker that uses it."""
+    """The worker's side of a port: everything that a port needs of its worker."""
 
     number: int
     plan: Plan
@@ -77,8 +77,8 @@ class WorkerSide:
     layout: Layout
     #: Writes a row of the trace.
     record: Callable[..., None]
-    #: Leaves the worker's own state for a checkpoint, with the version it belongs to.
-    leave_state: Callable[[int, Callable[[], WorkerState]], None]
+    #: Writes the worker's own state for a checkpoint, with the version that it belongs to.
+    write_state: Callable[[int, Callable[[], WorkerState]], None]
 
     @property
     def seed(self) -> int:

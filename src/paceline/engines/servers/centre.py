@@ -1,4 +1,4 @@
-"""A replica that has stepped on its own is exchanged with a centre; both change."""
+"""CentreServer: a replica that has stepped on its own is exchanged with a centre, and both change."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ class CentreExchange:
         elif resumed:
             self.replica.join(self.memory.newest)
         version = self.memory.machine.base(self.memory.integers.current, self.side.number)
-        self.side.leave_state(version, self.worker_state)
+        self.side.write_state(version, self.worker_state)
 
     def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
-        """One local step; what travels is the replica."""
+        """Make a local step; the replica itself is pushed."""
         self.replica.step(batch, computed)
         return []
 
     def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
-        """The exchange needs the centre."""
+        """Do nothing: the exchange needs the centre."""
 
     def make(self, draft: State, version: int) -> None:
         versions, (source, target) = self.memory.versions, self.memory.slots.move(draft, self.side.number)
         versions[target].raw.copy_(versions[source].raw)
         self.replica.exchange(versions[target])
-        self.side.leave_state(version, self.worker_state)
+        self.side.write_state(version, self.worker_state)
 
     def fetch(self, draft: State) -> None:
-        """Begin at the centre, as a worker that joins late."""
+        """Begin with the centre's parameters, as a worker that joins late does."""
         self.replica.join(self.memory.versions[self.memory.slots.newest(draft)])
 
     def values(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Gradients are held at the shard until a round is full; the worker that fills it makes the version of their sum."""
+"""GatheringServer: a shard holds gradients until a round is full; the worker that fills it applies their sum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class GatheringExchange:
-    """`port.Exchange` of a server with backup workers; `buffers` hold what was brought until the round is full."""
+    """`port.Exchange` of a server with backup workers; `buffers` hold the gradients until the round is full."""
 
     def __init__(self, side: WorkerSide, number: int, memory: ShardMemory, rule: Rule, buffers: GatherBuffers) -> None:
         self.side, self.memory, self.buffers = side, memory, buffers
@@ -35,10 +35,10 @@ class GatheringExchange:
         return self.updates.store.bytes
 
     def resume(self, resumed: bool, saved: WorkerState | None) -> None:
-        """Every worker pulls before it computes."""
+        """Do nothing: every worker pulls before it computes."""
 
     def begin_part(self) -> None:
-        """The data are not divided into parts."""
+        """Do nothing: the data are not divided into parts."""
 
     def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
         self.computed = computed
@@ -59,5 +59,5 @@ class GatheringExchange:
         return self.learner.replica.values()
 
     def worker_state(self) -> WorkerState:
-        """Everything is in the shard."""
+        """Return nothing: the whole state is in the shard."""
         return WorkerState()

@@ -1,4 +1,4 @@
-"""Gradients arrive at a shard: the rule and the user's optimizer make the next version there, one after another."""
+"""ParameterServer: the rule and the user's optimizer apply each gradient at the shard, one after another."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ShardUpdates:
         assert isinstance(memory.slots, VersionSlots)
         self.slots = memory.slots
         self.store.look(self.slots.of(memory.integers.current, side.number))
-        #: Running statistics belong to shard 0; the last push wins.
+        #: Running statistics, which belong to shard 0; the last push wins.
         self.moving = replica.moving if number == 0 else []
 
     def make(self, draft: State, version: int, arrival: Arrival) -> None:
@@ -52,7 +52,7 @@ class ShardUpdates:
             self.take_buffers()
 
     def take_buffers(self) -> None:
-        """Go on from the running statistics of this version."""
+        """Continue from the running statistics of this version."""
         self.side.learner.set_buffers(self.store.version.buffers)
 
 
@@ -74,7 +74,7 @@ class GradientExchange:
             self.updates.take_buffers()
 
     def begin_part(self) -> None:
-        """The data are not divided into parts."""
+        """Do nothing: the data are not divided into parts."""
 
     def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
         return self.learner.settle(computed)
@@ -86,11 +86,11 @@ class GradientExchange:
     def make(self, draft: State, version: int) -> None:
         assert self.arrival is not None
         self.updates.make(draft, version, self.arrival)
-        self.arrival = None  # what a step touches should stay in the cache
+        self.arrival = None  # frees the gradients, so that what the next step touches stays in the cache
 
     def values(self) -> list[Tensor]:
         return self.learner.replica.values()
 
     def worker_state(self) -> WorkerState:
-        """Everything is in the shard."""
+        """Return nothing: the whole state is in the shard."""
         return WorkerState()

@@ -1,4 +1,4 @@
-"""All workers write into the same parameters without a lock; the optimizer's state is each worker's own."""
+"""Hogwild: all workers write into the same parameters without a lock; each has its own optimizer state."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class HogwildPort:
         if saved is not None:
             copy_into(self.moving, saved.many("moving"))
             restore_store(self.store, saved)
-        self.side.leave_state(self.pushes, self.worker_state)
+        self.side.write_state(self.pushes, self.worker_state)
 
     def begin_part(self) -> None:
-        """The data are not divided into parts."""
+        """Do nothing: the data are not divided into parts."""
 
     def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
         self.store.updates = batch
@@ -58,7 +58,7 @@ class HogwildPort:
             self.store_update(gradients)
             self.side.record(Kind.APPLY, event.batch, 0, -1, -1, start, now(), 0, 0, 0, 0.0)
             self.pushes += 1
-            self.side.leave_state(self.pushes, self.worker_state)
+            self.side.write_state(self.pushes, self.worker_state)
             machine.note(self.memory.integers.current, self.side.number, event.batch)
         return Apply(-1, -1)
 

@@ -1,4 +1,4 @@
-"""A gradient is applied to the worker's own replica, which is first averaged with one neighbour's."""
+"""PairwiseGossip: a worker averages its replica with one neighbour's, then applies its gradient."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class PairwiseExchange:
             self.side.learner.set_buffers(self.memory.versions[self.slots.of(current, self.side.number)].buffers)
         if saved is not None:
             self.replica.restore(saved)
-        self.side.leave_state(self.memory.machine.base(current, self.side.number), self.worker_state)
+        self.side.write_state(self.memory.machine.base(current, self.side.number), self.worker_state)
 
     def begin_part(self) -> None:
-        """The data are not divided into parts."""
+        """Do nothing: the data are not divided into parts."""
 
     def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
         return self.side.learner.settle(computed)
@@ -56,11 +56,11 @@ class PairwiseExchange:
     def make(self, draft: State, version: int) -> None:
         theirs = None if self.partner is None else self.slots.change(draft, self.partner)
         self.replica.step(version, self.gradients, self.slots.move(draft, self.side.number), theirs)
-        self.side.leave_state(version, self.worker_state)
+        self.side.write_state(version, self.worker_state)
 
     def fetch(self, draft: State) -> None:
-        """A replica goes on from its own parameters."""
+        """Do nothing: a replica computes with its own parameters."""
 
     def values(self) -> list[Tensor]:
-        """The mean of all replicas."""
+        """Return the mean of all replicas."""
         return mean_of([[v.clone() for v in (*r.parameters, *r.buffers)] for r in self.memory.all_newest])

@@ -1,4 +1,4 @@
-"""A push, and what every kind of server shares of it.
+"""A push: the transaction on a shard that every kind of server shares.
 
     worker                      shard, under its lock
     ──────                      ─────────────────────
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class Exchange(Protocol):
-    """What one kind of server does in a push; one per worker and shard."""
+    """One kind of server's part of a push; there is one per worker and shard."""
 
     @property
     def bytes(self) -> int:
-        """What the last push moved, there and back."""
+        """The bytes that the last push moved, both ways."""
 
     def resume(self, resumed: bool, saved: WorkerState | None) -> None: ...
 
@@ -43,7 +43,7 @@ class Exchange(Protocol):
     def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]: ...
 
     def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
-        """What can be done without the lock."""
+        """Do what needs no lock."""
 
     def make(self, draft: State, version: int) -> None:
         """Make this version from the newest one, in the slot for it; the worker computes with it from now on."""

@@ -30,14 +30,14 @@ from paceline.plans.methods.server import (
     Server,
 )
 
-#: The lock of a shard; `shared` keeps out only who does not share it.
+#: Returns the lock of a shard; a `shared` one keeps out only those who do not share it.
 LockOf = Callable[[int, bool], Locked]
 
 
 def open_ports(
     side: WorkerSide, memories: Sequence[ShardMemory], lock_of: LockOf, buffers: Sequence[Tensor]
 ) -> list[ServerPort]:
-    """One worker's port to every shard. `buffers` hold gradients of a round, where the method gathers them."""
+    """Open one worker's port to every shard; `buffers` hold the gradients of a round, if the method gathers them."""
     method = side.plan.method
     if isinstance(method, Hogwild):
         return [HogwildPort(side, memory, lock_of(n, True)) for n, memory in enumerate(memories)]
@@ -63,12 +63,12 @@ def _exchange(
 def version_shapes(
     method: Server, layout: Layout, named: Mapping[str, nn.Parameter], optimizer: Optimizer, tables: Sequence[str]
 ) -> list[VersionShape]:
-    """What lies in every version of each shard."""
+    """Return the shape of a version of each shard."""
     shapes = []
     for shard in layout.shards:
         mine = [named[span.name] for span in shard.parameters]
-        twin = optimizer_over(optimizer, {p: p for p in mine}) if method.traits.optimizer_at_server else None
-        shapes.append(version_shape(shard, layout.dtype, mine, twin, method.rule, tables))
+        own = optimizer_over(optimizer, {p: p for p in mine}) if method.traits.optimizer_at_server else None
+        shapes.append(version_shape(shard, layout.dtype, mine, own, method.rule, tables))
     return shapes
 
 
@@ -88,7 +88,7 @@ def put_version_0(
 
 
 def restore(memory: ShardMemory, method: Server, saved: Sequence[WorkerState]) -> None:
-    """Write what an earlier part of the run left of this shard, one state per replica, into every version."""
+    """Write the state of this shard at the checkpoint, one per replica, into every version."""
     if isinstance(method, PairwiseGossip):
         flats = [state.tensors["values"] for state in saved]
         for number, version in enumerate(memory.versions):
@@ -100,6 +100,6 @@ def restore(memory: ShardMemory, method: Server, saved: Sequence[WorkerState]) -
 
 
 def gather_buffers(memories: Sequence[ShardMemory], length: int, dtype: torch.dtype) -> list[Tensor]:
-    """Private buffers for the gradients of a round."""
+    """Make private buffers for the gradients of a round."""
     held = [memory.machine.slots for memory in memories if isinstance(memory.machine, Gathering)]
     return [torch.zeros(length, dtype=dtype) for _ in range(sum(held))]

@@ -1,4 +1,4 @@
-"""The memory of a server: the desk's integers; and of each shard its machine's integers, versions and journal.
+"""The memory of a server: the desk's integers, and for each shard its integers, versions and journal.
 
     integers   the machine's state, then the slots' state, so that one commit changes both
     versions   parameters and optimizer state, one version per slot (`core.server.version_slots`)
@@ -45,7 +45,7 @@ class Integers(Protocol):
 
 
 class PrivateIntegers:
-    """Integers that no other process sees: what is begun is valid."""
+    """Integers that no other process sees: a change is valid at once."""
 
     def __init__(self, count: int) -> None:
         self.current: MutableSequence[int] = [0] * count
@@ -54,16 +54,18 @@ class PrivateIntegers:
         return self.current
 
     def commit(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the change is already valid."""
 
 
 @dataclass
 class DeskMemory:
+    """The desk and its integers."""
+
     desk: Desk
     integers: Integers
 
     def handle(self, event: Event, lock: Locked) -> tuple[Action, int]:
-        """The desk's answer, under its lock; and how many batches are finished then."""
+        """Return the desk's answer, which it gives under its lock, and how many batches are finished then."""
         with lock:
             draft = self.integers.begin()
             action = self.desk.handle(draft, event)
@@ -77,6 +79,8 @@ class DeskMemory:
 
 @dataclass
 class ShardMemory:
+    """A shard's machine, its integers and its versions."""
+
     machine: Shard | Gathering
     slots: VersionSlots | ReplicaSlots
     integers: Integers
@@ -84,7 +88,7 @@ class ShardMemory:
     journal: Journal
 
     def init(self, version: int = 0) -> None:
-        """Every worker holds this version."""
+        """Give every worker this version."""
         self.machine.init(self.integers.current, version)
         self.slots.init(self.integers.current)
 
@@ -94,7 +98,7 @@ class ShardMemory:
 
     @property
     def all_newest(self) -> list[ShardVersion]:
-        """The newest version of every replica, where each worker has one; else the one newest version."""
+        """The newest version of every replica if each worker has one, else the one newest version."""
         if isinstance(self.slots, VersionSlots):
             return [self.newest]
         return [self.versions[self.slots.newest(self.integers.current, r)] for r in range(self.slots.workers)]
@@ -103,16 +107,16 @@ class ShardMemory:
 def private_memory(
     shape: VersionShape, machine: Shard | Gathering, slots: type[VersionSlots | ReplicaSlots]
 ) -> ShardMemory:
-    """The memory of a shard in this process alone."""
-    places = slots(machine.workers, at=machine.ints)
-    versions = [ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8)) for _ in range(places.count)]
-    ints = torch.zeros(Journal.size(shape.heights, places.count), dtype=torch.int64)
-    journal = Journal(shape.heights, places.count, ints)
-    return ShardMemory(machine, places, PrivateIntegers(machine.ints + places.ints), versions, journal)
+    """Make the memory of a shard for this process alone."""
+    own = slots(machine.workers, at=machine.ints)
+    versions = [ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8)) for _ in range(own.count)]
+    ints = torch.zeros(Journal.size(shape.heights, own.count), dtype=torch.int64)
+    journal = Journal(shape.heights, own.count, ints)
+    return ShardMemory(machine, own, PrivateIntegers(machine.ints + own.ints), versions, journal)
 
 
 def newest_values(memories: Sequence[ShardMemory]) -> list[list[torch.Tensor]]:
-    """The newest values of all shards; one such list per replica, where replicas are averaged into the result."""
+    """Return the newest values of all shards; one such list per replica, if the result is the mean of replicas."""
     if isinstance(memories[0].slots, ReplicaSlots):
         return [[version.values] for version in memories[0].all_newest]
     return [[memory.newest.values for memory in memories]]

@@ -1,8 +1,12 @@
-"""The virtual engine: the same algorithms on a clock that jumps.
+"""The virtual engine: the same algorithms on a clock that jumps from event to event.
 
-clock.py     what happens next, and when
-world.py     the workers' speeds, the network, the faults
-simulate.py  a plan in a world, in time only or with real arithmetic
+clock.py        runs events in the order of their times
+world.py        the speeds of workers, the network, the deaths
+simulate.py     runs a plan in a world, in time only or with real arithmetic
+synchronous.py  methods without a server
+server.py       methods with a server
+pipeline.py     methods whose workers hold stages
+exchange.py     the time that a collective takes
 """
 
 from paceline.core.server.explore import explore

@@ -7,17 +7,19 @@ from collections.abc import Callable
 
 
 class Clock:
+    """Runs events in the order of their times, without waiting between them."""
+
     def __init__(self) -> None:
         self.now = 0.0
-        self._coming: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
     def at(self, time: float, what: Callable[[], None]) -> None:
-        """Let `what` happen at `time`; of two things at one time, what was said first."""
+        """Schedule `what` for `time`; events of one time run in the order in which they were scheduled."""
         self._count += 1
-        heapq.heappush(self._coming, (time, self._count, what))
+        heapq.heappush(self._events, (time, self._count, what))
 
     def run(self) -> None:
-        while self._coming:
-            self.now, _, what = heapq.heappop(self._coming)
+        while self._events:
+            self.now, _, what = heapq.heappop(self._events)
             what()

@@ -22,13 +22,13 @@ class Exchanged(NamedTuple):
     sent: list[int]
 
 
-def exchange(collective: Collective, came: Sequence[float], size: float, world: World) -> Exchanged:
-    """The times and bytes of a collective over `size` bytes, given when each worker came to it.
+def exchange(collective: Collective, arrived: Sequence[float], size: float, world: World) -> Exchanged:
+    """Compute the times and bytes of a collective over `size` bytes from the time at which each worker arrived.
 
-    They are those that `core.collectives.advance` gives step by step.
+    They equal those that `core.collectives.advance` gives step by step.
     """
-    workers = len(came)
-    clocks, own = np.array(came), np.arange(workers)
+    workers = len(arrived)
+    clocks, own = np.array(arrived), np.arange(workers)
     waited, sent = np.zeros(workers), np.zeros(workers, np.int64)
     piece = size / collective.segments(workers)
     for steps, sources, sends in collective.rounds(workers):

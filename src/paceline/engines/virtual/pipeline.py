@@ -1,7 +1,7 @@
-"""A plan whose workers hold stages, in a virtual world: its table on the clock, with or without the real arithmetic.
+"""A plan whose workers hold stages, in a virtual world: its table on the clock, with or without real arithmetic.
 
-A gradient's seconds are shared out evenly: to stages, and in each a third to the forward, a third to the gradients of
-inputs and a third to those of weights.
+The seconds of a gradient are divided evenly among stages; in each stage a third goes to the forward pass, a third to
+the gradients of inputs and a third to the gradients of weights.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from paceline.core.agenda import Agenda
 from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Table, Work
 from paceline.core.schedules.clock import clocked, sends, takes
 from paceline.core.schedules.passes import Pass, passes
-from paceline.engines.arithmetic.pipeline import Done, StagedPipeline
-from paceline.engines.virtual.world import Fate, World, nanoseconds
+from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
+from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
 from paceline.plans.methods.pipeline import Pipeline
@@ -21,7 +21,7 @@ from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind, Row
 
 PART = {FORWARD: 1 / 3, BACKWARD: 2 / 3, INPUTS: 1 / 3, WEIGHTS: 1 / 3}
-ACTIVATIONS = 1024  # bytes a sample, where there is no model to ask
+ACTIVATIONS = 1024  # bytes per sample, where there is no model to measure
 
 
 def run_pipeline(
@@ -29,9 +29,9 @@ def run_pipeline(
 ) -> list[Row]:
     run = _Run(plan, pipeline, agenda, world, sums)
     for passing in passes(pipeline.schedule.span, agenda) if sums is None else ():
-        run.through(passing)
+        run.run_table(passing)
     for passing, _ in sums.passes() if sums is not None else ():
-        run.through(passing)
+        run.run_table(passing)
     return run.rows
 
 
@@ -41,11 +41,11 @@ class _Run:
     ) -> None:
         self.workers, self.pipeline = plan.workers, pipeline
         self.agenda, self.world, self.sums = agenda, world, sums
-        self.fate, self.rows, self.free = Fate(world, plan.workers), list[Row](), [0.0] * plan.workers
+        self.compute_times, self.rows, self.free = ComputeTimes(world, plan.workers), list[Row](), [0.0] * plan.workers
         self.recomputed: tuple[int, ...] = ()
 
-    def through(self, passing: Pass) -> None:
-        """One table. A message is on its way while its receiver waits; its bytes stand with what it was sent by."""
+    def run_table(self, passing: Pass) -> None:
+        """Run one table. The bytes of a message count for the row of the work that sent it."""
         table = self.sums.setup.table(passing.counts) if self.sums is not None else self._table(passing)
         self.recomputed = self.pipeline.recomputing(self.workers)
         bases: dict[tuple[int, int], int] = {}  # (stage, update): version that its first forward read
@@ -56,7 +56,7 @@ class _Run:
             if self.world.deaths.get(worker, math.inf) < end:
                 advice = "the plan cannot go on without it"
                 where = Position(passing.update(work.micro))
-                raise WorkerDied(Failure(worker, "died, as the world willed", where, advice=advice))
+                raise WorkerDied(Failure(worker, "died, as its world says", where, advice=advice))
             waited[worker] += wait
             made = self.sums.do(worker, work) if self.sums is not None else None
             if takes(work) or work.what == ALL_REDUCE:
@@ -85,7 +85,7 @@ class _Run:
                 )
             self.rows.append(Row(Kind.APPLY, worker, update, work.stage, base, version, *times))
             if made is not None and self.sums is not None:
-                self.sums.look(Done(work.stage, update, made), end)
+                self.sums.keep_snapshot(StageUpdate(work.stage, update, made), end)
 
     def _table(self, passing: Pass) -> Table:
         return self.pipeline.table(self.workers, passing.counts)
@@ -101,7 +101,7 @@ class _Run:
         share = PART[work.what]
         if work.what in (BACKWARD, INPUTS) and work.stage in self.recomputed:
             share += PART[FORWARD]
-        return self.fate.compute_seconds(worker, samples) * share / stages
+        return self.compute_times.draw(worker, samples) * share / stages
 
     def _bytes(self, work: Work, passing: Pass) -> int:
         plan = self.sums.setup.blueprint if self.sums is not None else None

@@ -17,7 +17,7 @@ from paceline.core.server.events import Compute, Death, Finish, Pull, Push
 from paceline.core.server.worker import FINISHED, Worker
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.virtual.clock import Clock
-from paceline.engines.virtual.world import Fate, World, nanoseconds
+from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import RunFailed
 from paceline.plans.methods.server import GatheringServer, Hogwild, Server
 from paceline.plans.plan import Plan
@@ -74,7 +74,7 @@ class _Run:
         self, plan: Plan, method: Server, agenda: Agenda, world: World, size: int, arithmetic: ServerArithmetic | None
     ) -> None:
         self.plan, self.agenda, self.world, self.arithmetic = plan, agenda, world, arithmetic
-        self.clock, self.fate, self.rows = Clock(), Fate(world, plan.workers), list[Row]()
+        self.clock, self.compute_times, self.rows = Clock(), ComputeTimes(world, plan.workers), list[Row]()
         #: Bytes of a shard's part of the parameters, on the wire.
         self.piece = round(plan.wire.size(size) / plan.shards)
         self.server: ServerModel = arithmetic or TimedServer(plan, method, self.piece)
@@ -125,7 +125,7 @@ class _Run:
                 self._advance(worker)
 
     def _wake(self) -> None:
-        """The desk has changed: workers that wait may ask again."""
+        """Let workers that wait ask again, since the desk has changed."""
         waiting, self.waiting = self.waiting, set()
         for number in sorted(waiting):
             self.clock.at(self.clock.now, self._next(self.workers[number]))
@@ -135,7 +135,7 @@ class _Run:
         for task in self.agenda.tasks(command.batch):
             chunks = self.agenda.task(task)
             samples, loss = sum(c.samples for c in chunks), math.nan
-            ends = begins + self.fate.compute_seconds(number, samples)
+            ends = begins + self.compute_times.draw(number, samples)
             if self.arithmetic is not None:
                 loss = self.arithmetic.compute(number, chunks).mean
             base, times = self.server.base(number), (nanoseconds(begins), nanoseconds(ends))
@@ -155,7 +155,7 @@ class _Run:
 
     def _arrive(self, worker: Worker, command: Push, sent: float) -> None:
         if worker.number in self.dead:
-            return  # the message died with its sender
+            return  # the message is lost with its sender
         shard, now = command.shard, self.clock.now
         action = self.server.push(command)
         start = max(now, self.free[shard]) if self.one_at_a_time else now

@@ -1,4 +1,4 @@
-"""A plan in a virtual world: in time only (`simulate`), or with the job's real arithmetic (`train`)."""
+"""Running a plan in a virtual world: in time only (`simulate`), or with the job's real arithmetic (`train`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.runs.trace import Row, Trace
 
 
 def train(setup: Setup, world: World) -> Outcome:
-    """The job's real arithmetic, in virtual time."""
+    """Train with the job's real arithmetic, in virtual time."""
     with threads(setup.plan.threads):
         return _train(setup, world)
 
@@ -45,10 +45,9 @@ def _train(setup: Setup, world: World) -> Outcome:
 
 
 def simulate(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 220_200) -> Trace:
-    """Time only: what the plan would do in this world, without a model.
+    """Simulate the plan in this world without a model, in time only.
 
-    A coordinator is taken to evaluate twice in an update, where it stands and where it goes; its shards' algebra and
-    products take no time.
+    A coordinator is assumed to evaluate twice per update, and its vector algebra to take no time.
     """
     method = plan.method
     if isinstance(method, Pipeline):

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.collectives import Collective
 from paceline.core.rules import Averaging
-from paceline.engines.arithmetic.synchronous import CoordinatedWorkers, Synchronous
+from paceline.engines.arithmetic.synchronous import CommandedWorkers, Synchronous
 from paceline.engines.virtual.exchange import exchange
-from paceline.engines.virtual.world import Fate, World, nanoseconds
+from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
 from paceline.plans.methods.all_reduce import AllReduce
@@ -32,14 +32,14 @@ class _Run:
         self.plan, self.agenda, self.world, self.sums = plan, agenda, world, sums
         self.collective, self.averaging = _exchange_of(plan)
         self.size = round(plan.wire.size(size))
-        self.fate, self.rows = Fate(world, plan.workers), list[Row]()
+        self.compute_times, self.rows = ComputeTimes(world, plan.workers), list[Row]()
         #: When each worker is ready for what comes next, in seconds.
         self.ready = [0.0] * plan.workers
-        if isinstance(sums, CoordinatedWorkers):
-            sums.heard = self._evaluate_again
+        if isinstance(sums, CommandedWorkers):
+            sums.on_exchange = self._evaluate_again
 
     def make(self, update: int) -> None:
-        """One update: every worker's computation, the exchange where one is due, the step."""
+        """Make one update: every worker computes, exchanges where an exchange is due, and steps."""
         plan, shares = self.plan, []
         parts = self._parts(update)
         for worker, chunks in parts:
@@ -85,10 +85,10 @@ class _Run:
     def _compute(self, worker: int, samples: int, update: int) -> tuple[int, int]:
         """Move a worker's clock over a computation: when it began and ended, in nanoseconds."""
         start = self.ready[worker]
-        self.ready[worker] += self.fate.compute_seconds(worker, samples)
+        self.ready[worker] += self.compute_times.draw(worker, samples)
         if self.world.deaths.get(worker, math.inf) < self.ready[worker]:
             advice = "the plan cannot go on without it"
-            raise WorkerDied(Failure(worker, "died, as the world willed", Position(update), advice=advice))
+            raise WorkerDied(Failure(worker, "died, as its world says", Position(update), advice=advice))
         return nanoseconds(start), nanoseconds(self.ready[worker])
 
     def _exchange(self, collective: Collective, size: int, update: int) -> None:

@@ -1,4 +1,4 @@
-"""A world: how fast its workers are, how far apart, and what befalls them. All chance comes from its seed."""
+"""A simulated world: the speeds of workers, the network between them, and deaths. All randomness is seeded."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import numpy as np
 
 @dataclass(frozen=True)
 class World:
-    """
-    compute     seconds a worker of speed 1 needs per sample
-    speeds      one per worker; those left out are 1
-    jitter      each computation takes up to this share longer
-    straggle    (probability, factor): now and then one computation takes so many times as long
-    update      seconds a shard needs to apply one gradient
-    latency     seconds, and
-    bandwidth   bytes per second, of the way between any two
-    deaths      {worker: when}
-    """
+    """The speeds, delays and deaths of a simulation."""
 
+    #: Seconds that a worker of speed 1 needs per sample.
     compute: float = 1e-5
+    #: One per worker; speeds that are left out are 1.
     speeds: tuple[float, ...] = ()
+    #: Each computation takes up to this share longer.
     jitter: float = 0.1
+    #: (probability, factor): with this probability a computation takes this many times as long.
     straggle: tuple[float, float] = (0.0, 1.0)
+    #: Seconds that a shard needs to apply one gradient.
     update: float = 5e-5
+    #: Seconds between any two workers.
     latency: float = 1e-5
+    #: Bytes per second between any two workers.
     bandwidth: float = 5e9
+    #: Seconds after which a worker dies, by its number.
     deaths: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
 
@@ -35,17 +34,18 @@ class World:
         return self.speeds[worker] if worker < len(self.speeds) else 1.0
 
     def travel(self, size: float) -> float:
+        """Return the seconds that a message of this many bytes takes."""
         return self.latency + size / self.bandwidth
 
 
-class Fate:
-    """The chance of one world, drawn per worker so that one worker's draws do not depend on another's."""
+class ComputeTimes:
+    """Draws how long computations take, per worker, so that one worker's draws do not depend on another's."""
 
     def __init__(self, world: World, workers: int) -> None:
         self.world = world
         self._draws = [np.random.Generator(np.random.Philox(key=[world.seed, w])) for w in range(workers)]
 
-    def compute_seconds(self, worker: int, samples: int) -> float:
+    def draw(self, worker: int, samples: int) -> float:
         world, draw = self.world, self._draws[worker]
         seconds = samples * world.compute / world.speed(worker) * (1 + world.jitter * draw.random())
         probability, factor = world.straggle
@@ -53,5 +53,5 @@ class Fate:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Virtual time as the trace has it."""
+    """Convert virtual seconds to the nanoseconds of a trace."""
     return round(seconds * 1e9)

@@ -1,12 +1,12 @@
-"""What a worker of the local engine does between gradients: one generator per method.
+"""The walk of each method: a generator that does what a worker does between two gradients.
 
-A generator asks for the gradient of some chunks, is sent it, and goes on:
+A walk requests the gradient of some chunks, and is sent it:
 
     request = next(walk)                    # which chunks, from which version of the parameters
     request = walk.send(computed)           # their gradient; None: no more gradients will come
 
-Whoever drives it computes: a worker process (`engines.local.worker`), or the user's own loop (`loop_worker`). Methods
-that cannot be driven this way, since they decide when to compute, train a worker process as a whole (`WHOLE`).
+Its driver computes: a worker process (`engines.local.worker`), or the user's own loop (`loop_worker`). Methods that
+decide themselves when to compute have no walk: `coordinated` and `ddp` train a worker process as a whole.
 """
 
 from __future__ import annotations
@@ -39,5 +39,6 @@ WALKS: dict[type, Callable[[PlanRunner, Any], Walk]] = {
 
 
 def walk_of(runner: PlanRunner) -> Walk:
+    """Start the walk of the runner's method."""
     method = runner.plan.method
     return WALKS[type(method)](runner, method)

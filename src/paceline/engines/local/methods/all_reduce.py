@@ -37,4 +37,4 @@ def all_reduce(runner: PlanRunner, method: AllReduce) -> Walk:
         if runner.number == 0:
             runner.snapshot(update + 1, runner.values)
         runner.state_writer.in_step(update, update + 1, state)
-    runner.hand_in(runner.values())
+    runner.write_result(runner.values())

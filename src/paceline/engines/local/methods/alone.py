@@ -1,4 +1,4 @@
-"""Alone: `sequential`, and `ceiling`, whose every worker does so with batches of its own."""
+"""Alone: workers that exchange nothing (`sequential`, and `ceiling`, whose workers each train on their own batches)."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ def alone(runner: PlanRunner, method: Alone) -> Walk:
         if runner.number == 0:
             runner.snapshot(update + 1, runner.values)
         runner.state_writer.in_step(update, update + workers, state)
-    runner.hand_in(runner.values())
+    runner.write_result(runner.values())

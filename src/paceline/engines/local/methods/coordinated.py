@@ -1,47 +1,53 @@
-"""A worker process under a coordinator: every worker runs the coordinator itself, on the same answers as the others.
+"""Coordinated: every worker runs the coordinator itself, on the same results as the others.
 
-Three things take a collective: the gradient is added up; the parts of a product are; and the parameters are made
-whole, as the sum of vectors that are zero but for each worker's slice.
+Three collectives are needed: one adds up the gradient, one the parts of a product, and one gathers the parameters, as
+the sum of vectors that are zero outside each worker's slice.
 """
 
 from __future__ import annotations
 
 from time import perf_counter_ns as now
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from paceline.core.agenda import Chunk
 from paceline.engines.local.collectives import PayloadReduction, Reduction
+from paceline.engines.local.methods.runner import PlanRunner
+from paceline.gradients.payload import GradientSum
 from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
 from paceline.parameters.worker_state import WorkerState, restore_memories
 from paceline.plans.methods.coordinated import Coordinated
 
-if TYPE_CHECKING:
-    from paceline.engines.local.worker import LocalWorker
+
+class Compute(Protocol):
+    """Computes the encoded gradient of some chunks; `again` where an update evaluates them once more."""
+
+    def __call__(self, update: int, chunks: list[Chunk], version: int, again: bool = False) -> GradientSum: ...
 
 
-def train_coordinated(worker: LocalWorker, method: Coordinated) -> None:
-    client, runner = CoordinatorClient(worker, method), worker.runner
+def train_coordinated(runner: PlanRunner, method: Coordinated, compute: Compute) -> None:
+    """Train under a coordinator, from the first update of this part of the run to the last."""
+    client = CoordinatorClient(runner, method, compute)
     client.resume()
     for update in runner.updates_ahead():
         client.make(update)
         if runner.number == 0:
             runner.snapshot(update + 1, runner.values)
         runner.state_writer.in_step(update, update + 1, client.worker_state)
-    runner.hand_in(runner.values())
+    runner.write_result(runner.values())
 
 
 class CoordinatorClient:
-    """`whole` adds up whole vectors, `single` one number of each worker."""
+    """One worker's exchanges: `whole` adds up whole vectors, `single` one number of each worker."""
 
-    def __init__(self, worker: LocalWorker, method: Coordinated) -> None:
-        runner = self.runner = worker.runner
-        arena, workers = runner.arena, runner.plan.workers
+    def __init__(self, runner: PlanRunner, method: Coordinated, compute: Compute) -> None:
+        self.runner, self.compute = runner, compute
+        arena, workers, collective = runner.arena, runner.plan.workers, method.collective
         self.slice = VectorSlice(runner.learner, arena.shape.layout, method.coordinator, runner.number, workers)
         self.executor = CommandExecutor(method.coordinator, [self.slice], self)
-        self.worker, collective = worker, method.collective
         self.whole = PayloadReduction(runner.link(arena.payloads), collective, workers, arena.shape.layout)
         numbers = runner.link(arena.numbers)
         self.numbers, self.single = numbers.vectors, Reduction(numbers, collective, workers)
-        #: The update that is being made, and the collectives so far: vectors are used alternately.
+        #: The update that is being made, and the number of collectives so far.
         self.doing = self.collectives = 0
 
     @property
@@ -49,7 +55,7 @@ class CoordinatorClient:
         return self.collectives % 2
 
     def resume(self) -> None:
-        """Begin where an earlier part of the run ended, if there was one."""
+        """Restore the state in which an earlier part of the run ended, if there was one."""
         if (found := self.runner.state_writer.found) is not None:
             self.runner.replica.restore(found)
             self.slice.restore(found)
@@ -69,7 +75,7 @@ class CoordinatorClient:
         update, again = self.doing, self.slice.kept is not None
         self.slice.rewind()
         chunks = self.runner.agenda.mine(update, self.runner.number)
-        computed = self.worker.compute(update, chunks, update, again)
+        computed = self.compute(update, chunks, update, again)
         payload = self.whole.payloads[self.turn]
         payload.write(computed)
         self._exchange(self.whole.reduction)

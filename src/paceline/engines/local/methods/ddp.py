@@ -1,47 +1,42 @@
-"""PyTorch's own DistributedDataParallel over gloo or NCCL, for comparison: the same chunks, the same processes, but
-PyTorch adds gradients up.
-"""
+"""NativeDdp: the same chunks in the same processes, but PyTorch's DistributedDataParallel adds gradients up."""
 
 from __future__ import annotations
 
 import math
 from time import perf_counter_ns as now
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.data.source import Reader
+from paceline.engines.local.methods.runner import PlanRunner
 from paceline.engines.local.read_ahead import ddp_chunks
 from paceline.errors import NotFinite, WaitedTooLong
 from paceline.runs.trace import Kind
 
-if TYPE_CHECKING:
-    from paceline.engines.local.worker import LocalWorker
-    from paceline.plans.methods.native import NativeDdp
 
-
-def train_by_ddp(worker: LocalWorker, method: NativeDdp) -> None:
+def train_by_ddp(runner: PlanRunner, reader: Reader, deadline: float) -> DistributedDataParallel:
+    """Train under DistributedDataParallel; the caller keeps the wrapped model alive until the process ends."""
     try:
-        _train(worker)
+        return _train(runner, reader)
     except RuntimeError as error:
         if "Timed out waiting" not in str(error):
             raise
-        number, doing = worker.runner.number, list(worker.runner.arena.doing)
+        number, doing = runner.number, list(runner.arena.doing)
         where = f"in update {doing[number]}"
-        raise WaitedTooLong(number, _slowest(number, doing), worker.given.deadline, where) from error
+        raise WaitedTooLong(number, _slowest(number, doing), deadline, where) from error
 
 
 def _slowest(me: int, doing: list[int]) -> str:
-    """The worker that was waited for, where the updates that all are in tell it."""
+    """Name the worker that this one waited for: the one that is in the earliest update, if it is the only one."""
     others = [n for n in range(len(doing)) if n != me]
     late = [n for n in others if doing[n] == min(doing[o] for o in others)]
     return f"worker {late[0]}" if len(late) == 1 else "the others"
 
 
-def _train(worker: LocalWorker) -> None:
-    runner, workers = worker.runner, worker.runner.plan.workers
-    replica, job, store = runner.replica, runner.job, runner.local_store()
+def _train(runner: PlanRunner, reader: Reader) -> DistributedDataParallel:
+    workers, replica, job, store = runner.plan.workers, runner.replica, runner.job, runner.local_store()
     state, pace = runner.resume(store), store.schedule
     wrapped = DistributedDataParallel(replica.module)
     for update in runner.updates_ahead():
@@ -51,13 +46,13 @@ def _train(worker: LocalWorker) -> None:
         mine = runner.agenda.mine(update, runner.number)
         chunks = ddp_chunks(runner.agenda, update, runner.number)
         for number, chunk in enumerate(chunks):
-            batch = worker.reader.batch(chunk)
+            batch = reader.batch(chunk)
             wrapped.require_backward_grad_sync = number == len(chunks) - 1
             loss = replica.forward(wrapped, chunk, batch)
             (loss * (chunk.weight * workers * bool(mine))).backward()
             losses, samples = losses + float(loss.detach()) * chunk.samples, samples + chunk.samples * bool(mine)
         if job.on_nan == "stop" and not math.isfinite(losses):
-            raise NotFinite(losses, update, worker.reader.order.indices(chunks[0]).tolist())
+            raise NotFinite(losses, update, reader.order.indices(chunks[0]).tolist())
         if job.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(replica.parameters, job.clip_norm)
         mean = losses / max(samples, 1)
@@ -69,8 +64,7 @@ def _train(worker: LocalWorker) -> None:
         if runner.number == 0:
             runner.snapshot(update + 1, runner.values)
         runner.state_writer.in_step(update, update + 1, state)
-    runner.hand_in(runner.values())
-    # Ending the group, or DDP's own destructor, now and then waits for ever (torch 2.13, gloo). The process ends
-    # instead.
+    runner.write_result(runner.values())
+    # Destroying the process group or the DDP object sometimes hangs (torch 2.13, gloo): the process ends with both.
     dist.barrier()
-    worker.kept_alive = wrapped
+    return wrapped

@@ -1,4 +1,4 @@
-"""LocalSteps and Gossip: every worker steps a replica of its own; now and then replicas are averaged."""
+"""LocalSteps and Gossip: every worker steps its own replica; after some steps replicas are averaged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:
         if runner.number == 0:
             runner.snapshot(update + 1, replica.result)
         runner.state_writer.in_step(update, update + 1, state)
-    runner.hand_in(replica.result())
+    runner.write_result(replica.result())
 
 
 def _average(runner: PlanRunner, update: int, number: int, replica: AveragingReplica, means: Means) -> None:

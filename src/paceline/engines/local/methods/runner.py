@@ -1,4 +1,4 @@
-"""PlanRunner: what a worker with the whole model has, for any method to work with."""
+"""PlanRunner: everything that a method needs of a worker with the whole model."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class GradientRequest(NamedTuple):
-    """A gradient that a method asks for."""
+    """A gradient that a method requests."""
 
     #: The update, or the task of a lease.
     update: int
     chunks: list[Chunk]
-    #: The version of the parameters that it is computed from.
+    #: The version of the parameters to compute it from.
     version: int
 
 
@@ -44,7 +44,10 @@ Walk = Generator[GradientRequest, GradientSum | None, None]
 
 
 class PlanRunner(WorkerContext):
-    """`library` names what adds gradients up in the place of a table (NCCL), where there is one."""
+    """A worker's context with its replica, optimizer and encoder.
+
+    `library` names the library that adds gradients up in place of a table (NCCL), if one does.
+    """
 
     def __init__(
         self, number: int, arena: Arena, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer,
@@ -60,16 +63,16 @@ class PlanRunner(WorkerContext):
         self.waited = 0
 
     def updates_ahead(self, first: int = 0, step: int = 1) -> range:
-        """The updates that this worker has before it: from `first`, every `step`-th."""
-        start = self.life.start
+        """Return the updates that this worker has yet to make: from `first`, every `step`-th."""
+        start = self.resume_point.updates
         return range(start + (first - start) % step, self.agenda.updates, step)
 
     def local_store(self, rule: Rule | Averaging | None = None) -> LocalStore:
-        """The worker's own parameters, with the user's optimizer."""
+        """Return a store of the worker's own parameters, with the user's optimizer."""
         return LocalStore(self.replica.parameters, self.optimizer, self.job.schedule, rule or Plain())
 
     def resume(self, store: LocalStore) -> Callable[[], WorkerState]:
-        """Begin where an earlier part of the run ended; the function gives what a checkpoint needs of this worker."""
+        """Restore the state of a resumed run; return a function that gives this worker's state for a checkpoint."""
         if (found := self.state_writer.found) is not None:
             self.replica.restore(found)
             restore_store(store, found)
@@ -79,13 +82,13 @@ class PlanRunner(WorkerContext):
         return lambda: self.replica.worker_state() | state_of_store(store)
 
     def reduction(self, collective: Collective) -> PayloadReduction | GroupReduction:
-        """This worker's side of what adds all gradients up."""
+        """Make this worker's side of the collective that adds gradients up."""
+        workers, layout = self.plan.workers, self.arena.shape.layout
         if self.library:
-            from paceline.engines.local.process_group import GroupReduction  # half a second that others need not pay
+            from paceline.engines.local.process_group import GroupReduction  # imports torch.distributed: half a second
 
-            return GroupReduction(self)
-        arena = self.arena
-        return PayloadReduction(self.link(arena.payloads), collective, self.plan.workers, arena.shape.layout)
+            return GroupReduction(workers, layout, self.replica.device)
+        return PayloadReduction(self.link(self.arena.payloads), collective, workers, layout)
 
     def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
         self.host.snapshot(self, updates, values)
@@ -101,8 +104,8 @@ class PlanRunner(WorkerContext):
     def values(self) -> list[Tensor]:
         return self.replica.values()
 
-    def hand_in(self, values: list[Tensor]) -> None:
-        """Leave parameters and moving buffers where the result is read from."""
+    def write_result(self, values: list[Tensor]) -> None:
+        """Write parameters and moving buffers into the shared result."""
         self.measure_memory()
         if self.number < len(self.arena.results):
             (shard,), result = self.arena.shape.layout.shards, self.arena.results[self.number]

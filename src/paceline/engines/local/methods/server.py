@@ -55,7 +55,7 @@ class ServerClient:
         self.gradients: list[Tensor | None] = []
 
     def _shard_lock(self, number: int, shared: bool) -> Locked:
-        """Where no shard is locked (Hogwild), only checkpoints keep writers out."""
+        """Return the lock of a shard; under Hogwild only checkpoints need it, and it is shared."""
         if shared and self.runner.state_writer.state_buffer is None:
             return nullcontext(0)
         return self.runner.lock(number + 1, "a checkpoint" if shared else f"shard {number}", shared)
@@ -63,7 +63,7 @@ class ServerClient:
     def resume(self) -> None:
         writer = self.runner.state_writer
         for port in self.ports:
-            port.resume(self.runner.life.resumed, writer.found)
+            port.resume(self.runner.resume_point.resumed, writer.found)
 
     def walk(self) -> Walk:
         worker, agenda, leaving = self.worker, self.runner.agenda, False
