@@ -159,14 +159,14 @@ class CoordinatedWorkers:
         return all(bool(p.isfinite().all()) for p in self.slices[0].parameters)
 
 
-Synchronous = SharedParameters | SteppedReplicas | CommandedWorkers
+Synchronous = SharedParameters | SteppedReplicas | CoordinatedWorkers
 
 
 def synchronous(setup: Setup) -> Synchronous:
     """Return the arithmetic of a method without a server and without stages."""
     method = setup.plan.method
     if isinstance(method, Coordinated):
-        return CommandedWorkers(setup, method)
+        return CoordinatedWorkers(setup, method)
     return SteppedReplicas(setup, method) if isinstance(method, LocalSteps | Gossip) else SharedParameters(setup)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.collectives import Collective
 from paceline.core.rules import Averaging
-from paceline.engines.arithmetic.synchronous import Synchronous
+from paceline.engines.arithmetic.synchronous import CoordinatedWorkers, Synchronous
 from paceline.engines.virtual.exchange import exchange
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
