@@ -17,7 +17,7 @@ class Scene(NamedTuple):
 
 
 def format_story(headline: str, scenes: Sequence[Scene], conclusion: str) -> str:
-    """The story as lines of text."""
+    """Return the story as lines of text."""
     width = max((len(s.who) for s in scenes), default=0)
     lines = [f"  {number:>3}. {s.who:<{width}}  {s.what}" for number, s in enumerate(scenes, start=1)]
     return "\n".join([headline, *lines, f"  => {conclusion}"])
@@ -33,7 +33,7 @@ class Wait(NamedTuple):
 
 
 def shortest_cycle(waits: Sequence[Wait]) -> list[Wait]:
-    """The shortest cycle of waits, each for the next one; empty when there is none."""
+    """Return the shortest cycle of waits, each for the next one; empty when there is none."""
     by_name: dict[str, list[Wait]] = {}
     for wait in waits:
         by_name.setdefault(wait.who, []).append(wait)
@@ -53,7 +53,7 @@ def shortest_cycle(waits: Sequence[Wait]) -> list[Wait]:
 
 
 def format_waits(headline: str, waits: Sequence[Wait]) -> str:
-    """The story of a deadlock: the shortest cycle, or else the first wait for something that never happens."""
+    """Return the story of a deadlock: the shortest cycle, or the first wait for something that never happens."""
     found = shortest_cycle(waits)
     if found:
         chain = ", which waits for ".join(wait.whom for wait in found) if len(found) > 1 else "itself"

@@ -144,7 +144,7 @@ class Numbers:
                 self.do(work)
             except (KeyError, IndexError) as error:
                 raise Broken(str(work)) from error
-        if walk.standing or any(self.lying.values()) or self.inside or any(self.sums):
+        if walk.blocked or any(self.lying.values()) or self.inside or any(self.sums):
             raise Broken("stuck, or something is left")
         return self.made
 
@@ -348,7 +348,7 @@ def test_slots_bound_the_messages_that_lie_ready() -> None:
 def test_an_agreement_that_somebody_misses_is_told() -> None:
     table = table_of(OneFOneB(), 2, [2]).agreeing()
     alone = _with(table, 1, [work for work in table.lines[1] if work.what != "M"])
-    assert "to come and meet" in story_of(alone)
+    assert "to join the all-reduce" in story_of(alone)
 
 
 # --- cuts -----------------------------------------------------------------------------------------------------------

@@ -446,7 +446,7 @@ class Odd(Steps):
         ("buffer", "torch.export does not help: it changes b_calls outside of PyTorch's own modules"),
         ("constant", "torch.export does not help: it holds a constant tensor; make it a buffer"),
         ("branch", "torch.export does not help: GuardOnDataDependent"),
-        ("region", "torch.export does not help: it writes down submod_1, a region of its own"),
+        ("region", "torch.export does not help: its graph has submod_1, a region of its own"),
         ("batch", "was cut for inputs of 5 x 4 x 6; some are 1 x 4 x 6"),
     ],
 )

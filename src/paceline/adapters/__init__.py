@@ -1,7 +1,7 @@
-"""Plans in training loops that other libraries own; each file imports its library, and nobody else imports the file.
+"""Plans in training loops that other libraries own. Each file imports its library, and no other module imports it.
 
     lightning     a strategy for Lightning's Trainer
     accelerate    an Accelerator whose `prepare` takes a plan
 
-What these libraries do over torch.distributed needs nothing from here, but the backend's word: see docs/adapters.md.
+What these libraries do over torch.distributed needs only the backend's name: see docs/adapters.md.
 """

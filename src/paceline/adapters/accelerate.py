@@ -1,4 +1,4 @@
-"""`Accelerator`: Accelerate's, whose `prepare` puts the model and its optimizer in the hands of a plan.
+"""Accelerate's `Accelerator`, whose `prepare` puts the model and its optimizer under a plan.
 
 accelerator = Accelerator("downpour")
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -25,7 +25,7 @@ __all__ = ["Accelerator"]
 
 
 class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
-    """`plan`, `folder` and `deadline` are those of `paceline.parallel`; `more` is Accelerate's."""
+    """Takes the `plan`, `folder` and `deadline` of `paceline.parallel`; `more` is Accelerate's."""
 
     def __init__(
         self, plan: str | Plan = "ring", *, folder: str | None = None, deadline: float = 120.0, **more: Any
@@ -53,7 +53,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> Any:
-        """Not in DistributedDataParallel: as Accelerate prepares a model that is not trained."""
+        """Prepare the model as Accelerate prepares one that is not trained: without DistributedDataParallel."""
         return super().prepare_model(model, device_placement, evaluation_mode=True)
 
     def end_training(self) -> None:

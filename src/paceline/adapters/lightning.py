@@ -1,4 +1,4 @@
-"""`PacelineStrategy`: Lightning's Trainer under a plan.
+"""Lightning's Trainer under a plan: `PacelineStrategy`.
 
     trainer = Trainer(accelerator="cpu", devices=2, strategy=PacelineStrategy("downpour"))
 
@@ -27,7 +27,7 @@ __all__ = ["PacelineStrategy"]
 
 
 class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
-    """`plan`, `folder` and `deadline` are those of `paceline.parallel`; `more` is DDPStrategy's."""
+    """Takes the `plan`, `folder` and `deadline` of `paceline.parallel`; `more` is DDPStrategy's."""
 
     def __init__(
         self, plan: str | Plan = "ring", *, folder: str | None = None, deadline: float = 120.0, **more: Any
@@ -37,11 +37,11 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         self._block = ExitStack()
 
     def _setup_model(self, model: nn.Module) -> nn.Module:
-        """Not in DistributedDataParallel."""
+        """Leave the model without DistributedDataParallel."""
         return model
 
     def on_train_start(self) -> None:
-        """Not before: now the optimizer remembers what a checkpoint has given back to it."""
+        """Enter the plan now, when a checkpoint has restored the optimizer's state, and not before."""
         super().on_train_start()
         if len(self.optimizers) != 1:
             raise UsageError(f"a plan goes with one optimizer, and this LightningModule has {len(self.optimizers)}")

@@ -1,6 +1,6 @@
-"""The algorithms, pure: no clock, no chance, no process, no socket, no file.
+"""The algorithms, pure: no clock, no randomness, no process, no socket, no file.
 
-Tables (`meetings`) say who sends what to whom in which step; machines (`server`, `gates`, `worker`) take events and
-answer with actions, their state a flat run of integers; rules are tensor algebra; programmes are coordinators, which
-command. Engines do what they say.
+Tables (`collectives`, `schedules`) list what each worker sends, receives and computes in which step; machines
+(`server`) take events and answer with actions, their state a flat run of integers; `rules` are tensor algebra;
+`coordinators` are generators of commands. Engines execute them.
 """

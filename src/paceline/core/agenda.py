@@ -1,11 +1,11 @@
-"""Which samples each update sees: pure arithmetic on positions in an epoch's order.
+"""The samples of each update: pure arithmetic on positions in an epoch's order.
 
     epoch   |<-------------------- samples -------------------->|
     update  |<- batch_size x accumulate ->|<-          ->|<- r ->|    the last one may be smaller
     chunk   |<-  ->|<-  ->|<-  ->|<-  ->|                             accumulate x parts of them
 
-A chunk is computed in one piece by one worker. Its number, not its worker, decides all chance in it, so the same
-batch in the same chunks is the same mathematics whoever computes it.
+A chunk is computed in one piece by one worker. Its number, not its worker, seeds all randomness in it, so the same
+batch in the same chunks gives the same result at any worker.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 
 class Chunk(NamedTuple):
+    """A part of an update's samples, which one worker computes in one piece."""
+
     update: int
     number: int  # within its update
     epoch: int
@@ -30,6 +32,8 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Agenda:
+    """Divides a training into updates, leases and chunks."""
+
     samples: int
     batch_size: int
     epochs: int
@@ -62,8 +66,9 @@ class Agenda:
         return -(-self.updates // self.block) * self.shares
 
     def tasks(self, lease: int) -> Sequence[int]:
-        """What a lease has its worker compute, one gradient each: the updates of its part of the data, or those that
-        come next, or its own share of one.
+        """Return the tasks of a lease, one gradient each.
+
+        They are the updates of its part of the data, or the updates that come next, or its own share of one.
         """
         if self.data_parts:
             steps, (low, high) = self.updates_per_epoch, self._part(lease)
@@ -72,7 +77,7 @@ class Agenda:
         return range(lease * self.block, min((lease + 1) * self.block, self.updates * self.shares))
 
     def lease(self, task: int) -> int:
-        """Whose task this is."""
+        """Return the lease that a task belongs to."""
         if self.data_parts:
             steps = self.updates_per_epoch
             return ((task % steps + 1) * self.leases - 1) // steps
@@ -84,41 +89,41 @@ class Agenda:
 
     @property
     def cuts(self) -> list[int]:
-        """Where in an epoch's order parts of the data begin and end; every epoch keeps them apart."""
+        """The positions in an epoch's order where parts of the data begin and end; every epoch keeps them apart."""
         ends = [self._part(lease)[1] for lease in range(self.leases)] if self.data_parts else []
         return [0, *(min(end * self.samples_per_update, self.samples) for end in ends)]
 
     def _part(self, lease: int) -> tuple[int, int]:
-        """The steps of every epoch that visit a part of the data."""
+        """Return the steps of every epoch that visit a part of the data."""
         return self.updates_per_epoch * lease // self.leases, self.updates_per_epoch * (lease + 1) // self.leases
 
     def task(self, number: int) -> list[Chunk]:
-        """The chunks that hold samples."""
+        """Return the chunks of a task that hold samples."""
         update, share = divmod(number, self.shares)
         return self.filled(update) if self.shares == 1 else self.mine(update, share)
 
     def made_by(self, version: int) -> int:
-        """Updates that are in this version of a shard."""
+        """Return how many updates are in this version of a shard."""
         return min(version * self.block, self.updates)
 
     def done_by(self, finished: int) -> int:
-        """Updates that are made when so many leases are finished; about so many, where leases are parts of the data."""
+        """Return the updates made when so many leases are finished; an estimate where leases are parts of the data."""
         if self.data_parts:
             return self.updates * finished // self.leases
         return self.made_by(finished // self.shares)
 
     def reaches(self, updates: int, every: int) -> bool:
-        """Whether these updates are the first to reach another multiple of `every`; the last of all are the result."""
+        """Whether these updates are the first to reach another multiple of `every`. The last update does not count."""
         return bool(every) and updates % every < self.block and updates < self.updates
 
     def span(self, update: int) -> tuple[int, int, int]:
-        """(epoch, start, stop) of an update."""
+        """Return the (epoch, start, stop) of an update."""
         epoch, step = divmod(update, self.updates_per_epoch)
         start = step * self.samples_per_update
         return epoch, start, min(start + self.samples_per_update, self.samples)
 
     def chunks(self, update: int) -> list[Chunk]:
-        """All chunks of an update; some may be empty when the last batch is smaller than `parts`."""
+        """Return all chunks of an update; some may be empty when the last batch is smaller than `parts`."""
         epoch, start, stop = self.span(update)
         # Shares of several updates may be added up together, so they are weighed against a full one.
         whole = stop - start if self.shares == 1 else self.samples_per_update
@@ -132,16 +137,16 @@ class Agenda:
         return result
 
     def filled(self, update: int) -> list[Chunk]:
-        """The chunks of an update that hold samples: all of them, but for a last batch smaller than `parts`."""
+        """Return the chunks of an update that hold samples: all, except in a last batch smaller than `parts`."""
         return [c for c in self.chunks(update) if c.samples]
 
     def mine(self, update: int, part: int) -> list[Chunk]:
-        """The chunks of an update that fall to one of `parts` workers."""
+        """Return the chunks of an update that one of `parts` workers computes."""
         return [c for c in self.chunks(update)[part :: self.parts] if c.samples]
 
     def samples_until(self, update: int) -> int:
-        """Samples seen when `update` updates are done."""
-        if self.data_parts:  # in whatever order parts are taken: about so many, and at the end exactly
+        """Return the samples seen when `update` updates are done."""
+        if self.data_parts:  # an estimate, as parts are taken in any order, and exact at the end
             tasks = [task for lease in range(self.leases) for task in self.tasks(lease)]
             return sum(c.samples for task in tasks for c in self.task(task)) * update // len(tasks)
         epoch, step = divmod(update, self.updates_per_epoch)

@@ -1,7 +1,7 @@
-"""Which leases a worker will probably get, so that their samples can be read before.
+"""Forecasting a worker's next leases, so that their samples can be read ahead.
 
-The desk gives leases out in order, to whoever asks. So a worker's own lie about as far apart as they did so far; at
-first, as many as there are workers. A wrong forecast costs time and never changes a result.
+The desk gives leases out in order, to any worker that asks. So a worker's leases are about as far apart as they were so
+far, and at first as far as there are workers. A wrong forecast costs time and never changes a result.
 
     given out to workers 0 and 1     0 1 0 1 1 0 1 . . . .
     forecast for worker 1                          ^   ^
@@ -16,13 +16,15 @@ PRIOR = 4  # the number of gaps, each as wide as there are workers, that the mea
 
 
 class Forecast:
+    """Forecasts one worker's leases from the mean gap between those that it got."""
+
     def __init__(self, first: int, workers: int, leases: int) -> None:
         self.next, self.leases = first, leases
         self._gaps, self._width = PRIOR, PRIOR * workers
         self._last: int | None = None
 
     def leased(self, lease: int) -> None:
-        """The worker got this one. One that it takes over from the dead says nothing about what comes next."""
+        """Note a lease that the worker got. One taken over from a dead worker says nothing about those to come."""
         if self._last is not None:
             if lease <= self._last:
                 return
@@ -30,7 +32,7 @@ class Forecast:
         self._last = lease
 
     def coming(self) -> Iterator[int]:
-        """The leases to come, in their order."""
+        """Yield the leases to come, in order."""
         start = self.next if self._last is None else self._last
         for number in itertools.count(0 if self._last is None else 1):
             lease = start + round(number * self._width / self._gaps)

@@ -1,7 +1,9 @@
-"""Codecs: how is a gradient written on the wire?
+"""Codecs: how a gradient is written on the wire.
 
-Every gradient that leaves its worker is encoded there and decoded where it is used, whatever the plan. What a lossy
-codec leaves out, it remembers (`carries`) and adds to the next gradient: error feedback. One file per published method.
+Every gradient that leaves its worker is encoded there and decoded where it is used, under every plan. A lossy codec
+remembers what it leaves out (`carries`) and adds it to the next gradient: error feedback.
+
+One file per published method.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ Message = tuple["Tensor", ...]  # what travels
 
 class Codec(Protocol):
     def carries(self, parameter: Tensor) -> Memory:
-        """What each worker remembers of a parameter between two gradients."""
+        """Return each worker's memory of a parameter between two gradients."""
 
-    def encode(self, gradient: Tensor, carried: Memory) -> Message: ...
+    def encode(self, gradient: Tensor, carried: Memory) -> Message:
+        """Return the message for a gradient; change `carried` in place."""
 
-    def decode(self, message: Message) -> Tensor: ...
+    def decode(self, message: Message) -> Tensor:
+        """Return the gradient of a message."""
 
     def size(self, dense: float) -> float:
-        """Bytes on the wire of what takes so many as it lies in memory."""
+        """Return the bytes on the wire of a gradient that takes `dense` bytes in memory."""

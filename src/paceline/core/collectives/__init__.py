@@ -2,7 +2,7 @@
 
 A collective's table lists, for one worker, what it sends and receives, step by step, over a vector cut into as many
 segments as it says. The same table is executed by the local engine, timed by the virtual one, drawn as a picture and
-proved free of deadlock by `core.proof`. One file per published method.
+proved free of deadlock by `collectives.proof`. One file per published method.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class Part(NamedTuple):
 
 
 class Step(NamedTuple):
-    """At this step, offer a part to one worker and take one from another; either may be nobody.
+    """One step of a worker: it offers a part to one worker and takes one from another; either may be missing.
 
-    A segment that was offered may be read until its taker offers something later: `core.proof` proves that its owner
-    does not change it before that.
+    A segment that was offered may be read until its taker offers something later. `collectives.proof` proves that its
+    owner does not change it before that.
     """
 
     send: Part | None
     receive: Part | None
-    reduce: bool = True  # add what is received to one's own; else replace one's own by it
+    reduce: bool = True  # add what is received to the own segment; else replace it
 
 
 SIT_OUT = Step(None, None)
@@ -38,28 +38,29 @@ class Round(NamedTuple):
     """Steps in a row that take the same time: in each of them every worker takes a part from the same other one."""
 
     steps: int
-    sources: Sequence[int]  # whom each worker takes from; itself: from none
+    sources: Sequence[int]  # the worker that each takes from; itself: from none
     sends: Sequence[int]  # segments that each worker sends
 
 
 class Collective(Protocol):
-    def segments(self, workers: int) -> int: ...
+    def segments(self, workers: int) -> int:
+        """Return how many segments the vector is cut into."""
 
     def steps(self, worker: int, workers: int) -> Iterator[Step]:
-        """As many steps for every worker of a world."""
+        """Yield one worker's steps; every worker has the same number of them."""
 
     def rounds(self, workers: int) -> Iterator[Round]:
-        """Closed form of the table for all workers at once: who sends how much to whom, without saying which part.
+        """Yield the closed form of the table for all workers at once: who sends how much to whom, not which part.
 
-        Bytes, waiting and the time of workers that do not come together follow from it in worlds of any size.
+        Bytes, waiting and the time of workers that do not arrive together follow from it in worlds of any size.
         """
 
     def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
-        """Closed form of the table's time: `size` bytes over links of `latency` seconds and `bandwidth` bytes/s."""
+        """Return the table's time in closed form: `size` bytes, links of `latency` seconds and `bandwidth` bytes/s."""
 
 
 def segment_cuts(length: int, count: int, bytes_per_number: int) -> list[int]:
-    """Where a vector is cut into segments: on cache lines, so that two workers never write the same one."""
+    """Return where a vector is cut into segments: at cache lines, so that two workers never write the same one."""
     line = 64 // bytes_per_number
     return [length * segment // count // line * line for segment in range(count)] + [length]
 
@@ -67,7 +68,7 @@ def segment_cuts(length: int, count: int, bytes_per_number: int) -> list[int]:
 def advance(
     clocks: Sequence[float], row: Sequence[Step], piece: float, latency: float, bandwidth: float
 ) -> list[float]:
-    """Every worker's clock after one step, when a segment has `piece` bytes.
+    """Return every worker's clock after one step, when a segment has `piece` bytes.
 
     Links are full duplex; a worker's outgoing link carries one part at a time, and so does its incoming one.
     """

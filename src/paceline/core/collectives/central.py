@@ -1,7 +1,7 @@
-"""Central all-reduce: everyone brings its vector to one place, which adds them up and gives the sum to everyone.
+"""Central all-reduce: all workers send their vectors to one, which adds them up and sends the sum to all.
 
 The synchronous parameter server of Li et al., "Scaling distributed machine learning with the parameter server", OSDI
-2014, and of Chen et al., "Revisiting distributed synchronous SGD", 2016, with worker 0 as its place. Few messages in a
+2014, and of Chen et al., "Revisiting distributed synchronous SGD", 2016, with worker 0 as the server. Few messages in a
 row, but 2 (P-1) vectors through the links of one: the reason why rings were invented. Four workers:
 
     step        worker 0        worker 1     worker 2     worker 3
@@ -12,8 +12,8 @@ row, but 2 (P-1) vectors through the links of one: the reason why rings were inv
     gather 1    to 2                         has all
     gather 2    to 3                                      has all
 
-The sum is taken in the order of the workers, whoever comes first, so it does not depend on time. The optimizer then
-steps on every worker's own replica. Not to be confused with `downpour`, where nobody waits.
+The sum is taken in the order of the workers, not of arrival, so it does not depend on time. The optimizer then steps
+on every worker's own replica. Not to be confused with `downpour`, where no worker waits.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ send as a ring, in 2 log2(P) steps instead of 2 (P-1). Four workers, segments a 
     double 0    A to 1, has AB      B to 0, has AB      C to 3, has CD      D to 2, has CD
     double 1    AB to 2, has all    AB to 3, has all    CD to 0, has all    CD to 1, has all
 
-Worlds that are no power of two: those beyond the greatest one first give all to a partner, and get the sum back at the
-end. Not to be confused with recursive doubling, which exchanges the whole vector log2(P) times.
+In worlds that are not a power of two, the workers beyond the greatest one first send all to a partner, and get the sum
+back at the end. Not to be confused with recursive doubling, which exchanges the whole vector log2(P) times.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class HalvingDoubling:
 
     def steps(self, worker: int, workers: int) -> Iterator[Step]:
         core = _core(workers)
-        guest = worker + core if worker + core < workers else None
+        extra = worker + core if worker + core < workers else None
         if workers > core:
             if worker >= core:
                 yield Step(Part(worker - core, 0, core), None)
             else:
-                yield SIT_OUT if guest is None else Step(None, Part(guest, 0, core))
+                yield SIT_OUT if extra is None else Step(None, Part(extra, 0, core))
         halves = list(_halves(worker, core))
         for partner, kept, given in halves:
             yield _idle(worker, core) or Step(Part(partner, *given), Part(partner, *kept))
@@ -43,28 +43,28 @@ class HalvingDoubling:
             if worker >= core:
                 yield Step(None, Part(worker - core, 0, core), False)
             else:
-                yield SIT_OUT if guest is None else Step(Part(guest, 0, core), None, False)
+                yield SIT_OUT if extra is None else Step(Part(extra, 0, core), None, False)
 
     def rounds(self, workers: int) -> Iterator[Round]:
         core = _core(workers)
-        guests = workers - core
-        if guests:
-            yield Round(1, [*range(core, workers), *range(guests, workers)], [0] * core + [core] * guests)
+        extras = workers - core
+        if extras:
+            yield Round(1, [*range(core, workers), *range(extras, workers)], [0] * core + [core] * extras)
         away = [1 << bit for bit in range(core.bit_length() - 1)]
         for distance in (*reversed(away), *away):  # as many segments as the partner is away
             partners = [worker ^ distance for worker in range(core)]
-            yield Round(1, [*partners, *range(core, workers)], [distance] * core + [0] * guests)
-        if guests:
-            yield Round(1, [*range(core), *range(guests)], [core] * guests + [0] * (workers - guests))
+            yield Round(1, [*partners, *range(core, workers)], [distance] * core + [0] * extras)
+        if extras:
+            yield Round(1, [*range(core), *range(extras)], [core] * extras + [0] * (workers - extras))
 
     def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
         core, send = _core(workers), size / bandwidth
-        guests = 2 * (latency + send) if workers > core else 0.0
-        return guests + 2 * (core.bit_length() - 1) * latency + 2 * send * (core - 1) / core
+        extras = 2 * (latency + send) if workers > core else 0.0
+        return extras + 2 * (core.bit_length() - 1) * latency + 2 * send * (core - 1) / core
 
 
 def _core(workers: int) -> int:
-    """The greatest power of two that is not more than the workers."""
+    """Return the greatest power of two that is not more than the workers."""
     return 1 << workers.bit_length() - 1
 
 
@@ -73,7 +73,7 @@ def _idle(worker: int, core: int) -> Step | None:
 
 
 def _halves(worker: int, core: int) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
-    """(partner, the half kept, the half given) from the whole vector down to one segment."""
+    """Yield (partner, the half kept, the half given) from the whole vector down to one segment."""
     first, stop, distance = 0, core, core // 2
     while distance:
         middle = (first + stop) // 2

@@ -65,7 +65,7 @@ class Hierarchical:
 
 
 def _moved(step: Step, worker: Callable[[int], int], scale: int, offset: int) -> Step:
-    """A step of a small ring, among other workers and over other segments."""
+    """Return a step of a small ring, moved to other workers and segments."""
 
     def moved(part: Part | None) -> Part | None:
         if part is None:

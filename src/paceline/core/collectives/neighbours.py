@@ -1,17 +1,17 @@
-"""Neighbours on a graph: everyone sends its whole vector to a few others and mixes what it gets with its own.
+"""Neighbours on a graph: each worker sends its whole vector to a few others and mixes what it gets with its own.
 
     mine  <-  (mine + sum of the neighbours') / (neighbours + 1)
 
-What decentralised training meets by (Lian et al., NeurIPS 2017; `rules/d_psgd.py`); also known as gossip averaging.
-After one meeting nobody has the mean of all, but the mean of all has not changed, and everyone is nearer to it: by the
+The collective of decentralised training (Lian et al., NeurIPS 2017; `rules/d_psgd.py`); also known as gossip averaging.
+After one exchange no worker has the mean of all, but the mean has not changed, and every worker is nearer to it, by the
 second largest eigenvalue of the weights. The graphs are circulant, so every worker has the same number of neighbours
 and the weights are doubly stochastic:
 
     ring          the two next to it
     exponential   those 1, 2, 4, 8 ... away on both sides (Assran et al., "Stochastic gradient push", ICML 2019)
-    complete      everyone: the mean itself
+    complete      all: the mean itself
 
-Not to be confused with ring all-reduce, after which everybody has the exact mean.
+Not to be confused with ring all-reduce, after which every worker has the exact mean.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Neighbours:
         return 1
 
     def steps(self, worker: int, workers: int) -> Iterator[Step]:
-        """One exchange per distance. What is taken does not change what is offered: the mixture is made aside."""
+        """Yield one exchange per distance. The mixture is made in other memory, so offers stay unchanged."""
         for away in self._distances(workers):
             yield Step(Part((worker + away) % workers, *ALL), Part((worker - away) % workers, *ALL))
 
     def weights(self, worker: int, workers: int) -> list[tuple[int, float]]:
-        """(whose vector, its weight), the worker's own first."""
+        """Return (worker, weight of its vector), the worker's own first."""
         distances = self._distances(workers)
         share = 1.0 / (len(distances) + 1)
         return [(worker, share), *(((worker - away) % workers, share) for away in distances)]

@@ -1,10 +1,10 @@
-"""Proving a collective's table before a process starts.
+"""Proof of a collective's table before a process starts.
 
 The table is executed with symbols: a segment is the set of workers whose contribution is in it. Proved are
 
-- nobody waits for ever: every offer has its taker in the same step and the other way round, so at each step all waits
-  are for the step's own offers, which need nothing of that step;
-- nothing is overwritten while it may still be read: whoever writes a segment that it offered knows, from what it has
+- no worker waits for ever: every offer has its taker in the same step and the other way round, so at each step all
+  waits are for the step's own offers, which need nothing of that step;
+- nothing is overwritten while it may still be read: a worker that writes a segment it offered knows, from what it has
   received since, that the taker is done with it;
 - at the end every worker has every contribution exactly once.
 """
@@ -19,12 +19,12 @@ from paceline.core.collectives.neighbours import Neighbours
 from paceline.errors import PlanError
 
 
-def prove(meeting: Collective, workers: int) -> int:
-    """Raise PlanError with the first thing that is wrong; otherwise the number of steps."""
-    name, segments = type(meeting).__name__, meeting.segments(workers)
+def prove(collective: Collective, workers: int) -> int:
+    """Raise PlanError with the first fault; otherwise return the number of steps."""
+    name, segments = type(collective).__name__, collective.segments(workers)
     held = [[1 << worker] * segments for worker in range(workers)]  # a bit per contribution
     readers = _Readers(name, workers)
-    tables = [list(meeting.steps(worker, workers)) for worker in range(workers)]
+    tables = [list(collective.steps(worker, workers)) for worker in range(workers)]
     for number, row in enumerate(zip_longest(*tables)):
         if None in row:
             raise PlanError(f"{name}: step {number} is missing for worker {row.index(None)} of {workers}")
@@ -32,11 +32,11 @@ def prove(meeting: Collective, workers: int) -> int:
         readers.step(number, row)
         offered = [[] if s.receive is None else held[s.receive.other][s.receive.first : s.receive.stop] for s in row]
         for worker, (step, taken) in enumerate(zip(row, offered, strict=True)):
-            for place, contributions in enumerate(taken, start=step.receive.first if step.receive else 0):
-                if step.reduce and held[worker][place] & contributions:
-                    twice = _names(held[worker][place] & contributions)
-                    raise PlanError(f"{name}: in step {number} worker {worker} adds {twice} twice to segment {place}")
-                held[worker][place] = held[worker][place] | contributions if step.reduce else contributions
+            for segment, contributions in enumerate(taken, start=step.receive.first if step.receive else 0):
+                if step.reduce and held[worker][segment] & contributions:
+                    twice = _names(held[worker][segment] & contributions)
+                    raise PlanError(f"{name}: in step {number} worker {worker} adds {twice} twice to segment {segment}")
+                held[worker][segment] = held[worker][segment] | contributions if step.reduce else contributions
     for worker, mine in enumerate(held):
         for segment, contributions in enumerate(mine):
             if contributions != (1 << workers) - 1:
@@ -47,10 +47,10 @@ def prove(meeting: Collective, workers: int) -> int:
     return len(tables[0])
 
 
-def prove_mixing(meeting: Neighbours, workers: int) -> int:
-    """Offers match, everyone mixes what it is sent, the weights keep the mean, and news reaches everybody."""
-    name, rows = type(meeting).__name__, [dict(meeting.weights(worker, workers)) for worker in range(workers)]
-    tables = [list(meeting.steps(worker, workers)) for worker in range(workers)]
+def prove_mixing(collective: Neighbours, workers: int) -> int:
+    """Prove that offers match, that weights keep the mean, and that every worker's values reach all others."""
+    name, rows = type(collective).__name__, [dict(collective.weights(worker, workers)) for worker in range(workers)]
+    tables = [list(collective.steps(worker, workers)) for worker in range(workers)]
     for number, row in enumerate(zip(*tables, strict=True)):
         _every_offer_is_taken(name, number, row)
     for worker, weights in enumerate(rows):
@@ -64,7 +64,7 @@ def prove_mixing(meeting: Neighbours, workers: int) -> int:
     for _ in range(workers):
         reached |= {worker for worker, weights in enumerate(rows) if reached & set(weights)}
     if len(reached) < workers:
-        raise PlanError(f"{name}: nothing that worker 0 says ever reaches worker {min(set(range(workers)) - reached)}")
+        raise PlanError(f"{name}: nothing that worker 0 sends ever reaches worker {min(set(range(workers)) - reached)}")
     return len(tables[0])
 
 
@@ -90,20 +90,20 @@ def _say(part: Part) -> str:
 
 
 class _Readers:
-    """Who may still be reading what, by what each worker knows of the others' progress (a vector clock)."""
+    """Tracks which parts may still be read, by what each worker knows of the others' progress (a vector clock)."""
 
     def __init__(self, name: str, workers: int) -> None:
         self.name = name
-        self.known = [[0] * workers for _ in range(workers)]  # steps that others are known to have completed
+        self.known = [[0] * workers for _ in range(workers)]  # steps that others have completed, as each worker knows
         self.offers: list[list[tuple[int, Part]]] = [[] for _ in range(workers)]  # (step, to whom what)
 
     def step(self, number: int, row: Sequence[Step]) -> None:
-        said = [list(known) for known in self.known]
+        before = [list(known) for known in self.known]
         for worker, step in enumerate(row):
             if step.send is not None:
                 self.offers[worker].append((number, step.send))
             if step.receive is not None:
-                self.known[worker] = list(map(max, self.known[worker], said[step.receive.other]))
+                self.known[worker] = list(map(max, self.known[worker], before[step.receive.other]))
                 self._check(worker, number, step.receive)
         for worker in range(len(row)):
             self.known[worker][worker] = number + 1
@@ -119,26 +119,26 @@ class _Readers:
                 )
 
 
-def table_seconds(meeting: Collective, workers: int, size: float, latency: float, bandwidth: float) -> float:
-    """The table's time, step by step: what `Collective.seconds` must equal."""
+def table_seconds(collective: Collective, workers: int, size: float, latency: float, bandwidth: float) -> float:
+    """Return the table's time, step by step; `Collective.seconds` must equal it."""
     clocks = [0.0] * workers
-    piece = size / meeting.segments(workers)
-    for row in zip(*(meeting.steps(worker, workers) for worker in range(workers)), strict=True):
+    piece = size / collective.segments(workers)
+    for row in zip(*(collective.steps(worker, workers) for worker in range(workers)), strict=True):
         clocks = advance(clocks, row, piece, latency, bandwidth)
     return max(clocks)
 
 
-def table_rounds(meeting: Collective, workers: int) -> Iterator[Round]:
-    """The table's steps, each as a round: what `Collective.rounds` must equal when it is told step by step."""
-    for row in zip(*(meeting.steps(worker, workers) for worker in range(workers)), strict=True):
+def table_rounds(collective: Collective, workers: int) -> Iterator[Round]:
+    """Yield the table's steps, each as a round; `Collective.rounds` must equal them step by step."""
+    for row in zip(*(collective.steps(worker, workers) for worker in range(workers)), strict=True):
         sources = [worker if step.receive is None else step.receive.other for worker, step in enumerate(row)]
         yield Round(1, sources, [0 if step.send is None else step.send.stop - step.send.first for step in row])
 
 
-def has_its_rounds(meeting: Collective, workers: int) -> bool:
-    """Whether the closed form says of every step who takes how much from whom, as the table does."""
-    said = (each._replace(steps=1) for each in meeting.rounds(workers) for _ in range(each.steps))
+def has_its_rounds(collective: Collective, workers: int) -> bool:
+    """Whether the closed form agrees with the table in every step on who takes how much from whom."""
+    closed = (each._replace(steps=1) for each in collective.rounds(workers) for _ in range(each.steps))
     return all(
         mine is not None and theirs is not None and list(map(list, mine[1:])) == list(map(list, theirs[1:]))
-        for mine, theirs in zip_longest(said, table_rounds(meeting, workers))
+        for mine, theirs in zip_longest(closed, table_rounds(collective, workers))
     )

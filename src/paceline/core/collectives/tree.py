@@ -55,8 +55,10 @@ class Tree:
             yield Round(1, parents, [int(child is not None) for child, _ in edges])
 
     def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
-        """Down, a 1 in a worker's number is a message on its way from worker 0, and a 0 a message that its forebear
-        sends to somebody else first; the last to be reached is one of those whose number ends in ones.
+        """Return the table's time.
+
+        On the way down, a 1 in a worker's number is a message on its way from worker 0, and a 0 a message that its
+        ancestor sends to another worker first. The last to be reached is one of those whose number ends in ones.
         """
         depth, send = (workers - 1).bit_length(), size / bandwidth
         end = workers - 1
@@ -65,7 +67,7 @@ class Tree:
         return self._up(workers, latency, send) + down
 
     def _up(self, workers: int, latency: float, send: float) -> float:
-        """The upper half of a tree hangs on worker 0 by its last edge; it may be ready before worker 0 is."""
+        """Return the time of the reduction. The tree's upper half joins worker 0 by its last edge and may be early."""
         if workers == 1:
             return 0.0
         lower = 1 << (workers - 1).bit_length() - 1
@@ -83,7 +85,7 @@ class Tree:
 
 
 def _edge(worker: int, workers: int, level: int) -> tuple[int | None, int | None]:
-    """(the child, the parent) that this worker has on a level of the tree."""
+    """Return the (child, parent) that this worker has on a level of the tree."""
     if worker % (1 << level):
         return None, None
     if worker >> level & 1:

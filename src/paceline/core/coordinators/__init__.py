@@ -1,4 +1,4 @@
-"""Programmes: a coordinator, written as a generator of commands.
+"""Coordinators: optimizers written as generators of commands.
 
     command                        what is done                                             answer
     Evaluate()                     workers: loss and gradient at the current parameters     the loss
@@ -6,12 +6,12 @@
     Copy(target, source)           shards: target <- source                                 -
     Scale(target, factor)          shards: target <- factor * target                        -
     Axpy(target, factor, other)    shards: target <- target + factor * other                -
-    Done(remembers)                the update is made                                       -
+    Done(remembers)                the update is complete                                   -
 
 The small set of operations by which the coordinator of Sandblaster works (Dean et al., "Large scale distributed deep
 networks", NeurIPS 2012). Vectors have names and live with the shards, each of which holds a slice of every vector. The
-coordinator never sees one: it decides by numbers alone. So it can be run by every worker at once, each giving the same
-commands because each hears the same answers; there is no process of its own that could be lost.
+coordinator never sees one: it decides by numbers alone. So every worker can run it at once, each with the same commands
+because each gets the same answers, and there is no coordinator process that could be lost.
 
 One file per published method.
 """
@@ -50,10 +50,10 @@ class Axpy(NamedTuple):
 
 
 class Done(NamedTuple):
-    remembers: Sequence[Sequence[str | float]] = ()  # what the coordinator needs to go on from here
+    remembers: Sequence[Sequence[str | float]] = ()  # what the coordinator needs to resume from here
 
 
-Algebra = Copy | Scale | Axpy  # what every shard does to its own slices, without a word to anybody
+Algebra = Copy | Scale | Axpy  # what every shard does to its own slices, without communication
 Command = Evaluate | Dot | Algebra | Done
 Commands = Generator[Command, float, None]
 
@@ -61,9 +61,10 @@ Commands = Generator[Command, float, None]
 class Coordinator(Protocol):
     @property
     def vectors(self) -> tuple[str, ...]:
-        """The names of all vectors it needs, PARAMETERS and GRADIENT among them. All but PARAMETERS begin at zero."""
+        """The names of all vectors, PARAMETERS and GRADIENT among them. All but PARAMETERS start at zero."""
 
     def commands(self, remembered: Sequence[Sequence[str | float]] = ()) -> Commands:
-        """The coordinator: one update after the other, without end, each closed by `Done`. `remembered`: what the
-        last `Done` said, where another coordinator goes on.
+        """Yield the commands of one update after the other, without end, each closed by `Done`.
+
+        `remembered` is that of the last `Done`, to resume from there.
         """

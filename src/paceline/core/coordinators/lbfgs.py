@@ -40,7 +40,7 @@ FLAT = 1e-30  # a positive s.y, but rounding: to divide by it would overflow
 
 
 class Pair(NamedTuple):
-    """A step and the change of the gradient along it, which lie in the vectors `s` and `y`."""
+    """A step and the change of the gradient along it, held in the vectors `s` and `y`."""
 
     s: str
     y: str
@@ -82,7 +82,7 @@ class Lbfgs:
 
 
 def _direction(pairs: list[Pair]) -> Generator[Command, float, float]:
-    """Make the direction; the slope of the loss along it."""
+    """Make the direction and return the slope of the loss along it."""
     yield Copy(DIRECTION, GRADIENT)
     alphas = []
     for pair in reversed(pairs):
@@ -99,13 +99,13 @@ def _direction(pairs: list[Pair]) -> Generator[Command, float, float]:
 
 
 def _first_step(slope: float) -> float:
-    """Along the bare gradient, whose square is -slope: no further than 1."""
+    """Return the first step along the bare gradient, whose square is -slope: no further than 1."""
     return 1 / sqrt(-slope) if slope < -1 else 1.0
 
 
 def _line_search(loss: float, slope: float, step: float, start: str) -> Generator[Command, float, bool]:
-    """Move the parameters from `start` along the direction; whether there was a way down."""
-    if not slope < 0:  # also where it is not a number
+    """Move the parameters from `start` along the direction; return whether the loss fell."""
+    if not slope < 0:  # also where it is NaN
         return False
     for _ in range(TRIALS):
         yield Copy(PARAMETERS, start)
@@ -118,6 +118,6 @@ def _line_search(loss: float, slope: float, step: float, start: str) -> Generato
 
 
 def _difference(old: str, new: str) -> Commands:
-    """old <- new - old"""
+    """Set old to new - old."""
     yield Scale(old, -1.0)
     yield Axpy(old, 1.0, new)

@@ -1,4 +1,4 @@
-"""A programme rehearsed in plain Python: its commands, for drawing them, and a check that they make sense.
+"""Rehearsal of a coordinator in plain Python: its commands, for drawing, and a check that they are valid.
 
 The stand-in for a job is the quadratic f(x) = (x1^2 + 2 x2^2 + ... + 5 x5^2) / 2, from x = (1, ..., 1).
 """
@@ -27,28 +27,30 @@ Vectors = dict[str, list[float]]
 
 class Rehearsal(NamedTuple):
     updates: list[list[Command]]  # the commands of each
-    loss: float  # where they led
+    loss: float  # after them
 
 
 def rehearse(coordinator: Coordinator, updates: int) -> Rehearsal:
-    """PlanError where a vector is read that nobody has written, or that the programme has not named."""
-    commands, vectors, said = coordinator.commands(), _Written(coordinator), list[list[Command]]()
+    """Run some updates. Raise PlanError where a vector is read before it is written, or is not named."""
+    commands, vectors, found = coordinator.commands(), _Written(coordinator), list[list[Command]]()
     for _ in range(updates):
         command, mine = next(commands), list[Command]()
         while not isinstance(command, Done):
             mine.append(command)
-            command = commands.send(_obey(command, vectors))
-        said.append(mine)
-    return Rehearsal(said, _loss(vectors))
+            command = commands.send(_execute(command, vectors))
+        found.append(mine)
+    return Rehearsal(found, _loss(vectors))
 
 
 class _Written(Vectors):
+    """Vectors that refuse to be read before they are written."""
+
     def __init__(self, coordinator: Coordinator) -> None:
         super().__init__({PARAMETERS: [1.0] * len(CURVATURES)})
         self.name, self.allowed = type(coordinator).__name__, coordinator.vectors
 
     def __missing__(self, vector: str) -> list[float]:
-        raise PlanError(f"{self.name} reads the vector {vector!r}, which nobody has written")
+        raise PlanError(f"{self.name} reads the vector {vector!r}, which was never written")
 
     def __setitem__(self, vector: str, value: list[float]) -> None:
         if vector not in self.allowed:
@@ -56,7 +58,7 @@ class _Written(Vectors):
         super().__setitem__(vector, value)
 
 
-def _obey(command: Command, vectors: Vectors) -> float:
+def _execute(command: Command, vectors: Vectors) -> float:
     if isinstance(command, Evaluate):
         vectors[GRADIENT] = [a * x for a, x in zip(CURVATURES, vectors[PARAMETERS], strict=True)]
         return _loss(vectors)

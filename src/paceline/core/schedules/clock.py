@@ -1,8 +1,8 @@
-"""A table on the clock: who does what when, if everything takes as long as it is said to.
+"""A table on the clock: when each worker does what, given how long everything takes.
 
-`play` walks all workers' programs together, each as far as it can go. A worker waits only for a message that is not
-yet there, or for a free slot to put one in. What it does next never depends on who came first, so one order of walking
-is as good as any: where this one gets stuck, every one does.
+`Walk` advances all workers' programs together, each as far as possible. A worker waits only for a message that has not
+been sent, or for a free slot to put one in. What it does next never depends on which worker was first, so one order of
+walking is as good as any: where this one deadlocks, every order does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Channel = tuple[int, int]  # from which stage to which
 
 
 def channel_of(work: Work) -> Channel:
-    """The channel that a message takes."""
+    """Return the channel that a message takes."""
     stage = work.stage
     return {
         SEND_ON: (stage, stage + 1),
@@ -37,56 +37,58 @@ def takes(work: Work) -> bool:
 
 
 class Walk:
-    """All workers' programs, walked together. `standing` says what each has still to do when nobody can go on."""
+    """Walks all workers' programs together; afterwards `blocked` has the next work of each that did not finish."""
 
     def __init__(self, table: Table) -> None:
         self.slots, self.programs = table.slots, table.programs
-        self.places = [0] * table.workers
-        self.lying: dict[Channel, deque[int]] = defaultdict(deque)  # micro-batches of messages under way
-        self.came = [0] * table.workers  # to how many meetings
-        self.met = [0] * table.workers  # from how many they have gone on
+        #: The position of each worker in its program.
+        self.positions = [0] * table.workers
+        #: Micro-batches of the messages that were sent and not taken.
+        self.in_flight: dict[Channel, deque[int]] = defaultdict(deque)
+        #: All-reduces that each worker has begun, and those that it has finished.
+        self.began, self.finished = [0] * table.workers, [0] * table.workers
 
     def __iter__(self) -> Iterator[tuple[int, Work]]:
         moved = True
         while moved:
             moved = False
             for worker, program in enumerate(self.programs):
-                while self.places[worker] < len(program) and self._can(worker, program[self.places[worker]]):
-                    work = program[self.places[worker]]
-                    self.places[worker] += 1
+                while self.positions[worker] < len(program) and self._can(worker, program[self.positions[worker]]):
+                    work = program[self.positions[worker]]
+                    self.positions[worker] += 1
                     moved = True
                     yield worker, work
                     self._do(worker, work)
 
     @property
-    def standing(self) -> dict[int, Work]:
+    def blocked(self) -> dict[int, Work]:
         return {
             w: program[at]
-            for w, (program, at) in enumerate(zip(self.programs, self.places, strict=True))
+            for w, (program, at) in enumerate(zip(self.programs, self.positions, strict=True))
             if at < len(program)
         }
 
     def _can(self, worker: int, work: Work) -> bool:
         if work.what == ALL_REDUCE:
-            return self._all_came(worker)
+            return self._all_began(worker)
         if sends(work):
-            return len(self.lying[channel_of(work)]) < self.slots
-        return not takes(work) or bool(self.lying[channel_of(work)])
+            return len(self.in_flight[channel_of(work)]) < self.slots
+        return not takes(work) or bool(self.in_flight[channel_of(work)])
 
-    def _all_came(self, worker: int) -> bool:
-        self.came[worker] = self.met[worker] + 1
-        return min(self.came) >= self.came[worker]
+    def _all_began(self, worker: int) -> bool:
+        self.began[worker] = self.finished[worker] + 1
+        return min(self.began) >= self.began[worker]
 
     def _do(self, worker: int, work: Work) -> None:
-        self.met[worker] += work.what == ALL_REDUCE
+        self.finished[worker] += work.what == ALL_REDUCE
         if sends(work):
-            self.lying[channel_of(work)].append(work.micro)
+            self.in_flight[channel_of(work)].append(work.micro)
         elif takes(work):
-            self.lying[channel_of(work)].popleft()
+            self.in_flight[channel_of(work)].popleft()
 
 
 class Timed(NamedTuple):
-    """Something that was done, and when."""
+    """Work with the time when it was done."""
 
     worker: int
     work: Work
@@ -96,14 +98,16 @@ class Timed(NamedTuple):
 
 
 def clocked(table: Table, seconds: Callable[[int, Work], float], begins: list[float] | None = None) -> Iterator[Timed]:
-    """When everything happens. `seconds(worker, work)`: how long work takes; of a message that is sent: how long it is
-    on its way. `begins`: when each worker is free; afterwards, when it is free again.
+    """Yield all work with its times.
+
+    `seconds(worker, work)` is how long work takes; of a message that is sent, how long it is on its way. `begins` is
+    when each worker is free, and afterwards when it is free again.
     """
     free = begins if begins is not None else [0.0] * table.workers
     arrivals: dict[Channel, deque[float]] = defaultdict(deque)
     taken: dict[Channel, list[float]] = defaultdict(list)
     put: dict[Channel, int] = defaultdict(int)
-    walk, meetings = Walk(table), dict[int, float]()
+    walk, reductions = Walk(table), dict[int, float]()
     for worker, work in walk:
         before = start = free[worker]
         takes_time = 0.0
@@ -117,8 +121,8 @@ def clocked(table: Table, seconds: Callable[[int, Work], float], begins: list[fl
             channel = channel_of(work)
             start = max(start, arrivals[channel].popleft())
             taken[channel].append(start)
-        elif work.what == ALL_REDUCE:  # when the last has come
-            start = meetings.setdefault(walk.met[worker], max(free) + seconds(worker, work))
+        elif work.what == ALL_REDUCE:  # begins when the last worker has arrived
+            start = reductions.setdefault(walk.finished[worker], max(free) + seconds(worker, work))
         else:
             takes_time = seconds(worker, work)
         free[worker] = start + takes_time
@@ -126,7 +130,7 @@ def clocked(table: Table, seconds: Callable[[int, Work], float], begins: list[fl
 
 
 class Task(NamedTuple):
-    """Work on the common clock."""
+    """Work on the common clock of ticks."""
 
     tick: int
     stage: int
@@ -136,7 +140,7 @@ class Task(NamedTuple):
 
 
 def ticked(table: Table) -> list[Task]:
-    """Everything takes one tick, messages none; an update stands in the tick of what it follows. In order of ticks."""
+    """Return the table in order of ticks: all work takes one, messages none, and an update is in the tick before it."""
 
     def ticks(worker: int, work: Work) -> float:
         return 0.0 if work.what in (UPDATE, ALL_REDUCE) or sends(work) else 1.0

@@ -8,7 +8,7 @@ workers, four micro-batches:
     worker 1   .   F0  F1  F2  F3  .   .   B3  B2  B1  B0U .
     worker 2   .   .   F0  F1  F2  F3  B3  B2  B1  B0U .   .
 
-With p stages of equal cost and m micro-batches each worker stands still for (p-1)/(m+p-1) of the time, and keeps the
+With p stages of equal cost and m micro-batches each worker idles for (p-1)/(m+p-1) of the time, and keeps the
 activations of all m. The paper also recomputes activations, which is an option of every schedule here (`recompute`).
 Also called fill-drain. Not to be confused with 1F1B, which has the same bubble and keeps fewer activations.
 """

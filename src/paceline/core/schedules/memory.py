@@ -1,9 +1,9 @@
-"""How much memory a table takes: what lies with each worker, walked through in the order of its work.
+"""How much memory a table takes: what each worker holds, walked through in the order of its work.
 
-always           weights in all their versions, what the optimizer remembers
+always           weights in all their versions, the optimizer's state
 in an update     gradients, from the first backward to the update
 in flight        what a forward keeps for its backward, for each micro-batch between the two
-for a moment     what forward, backward and update need while they go on, over what they leave behind
+for a moment     what forward, backward and update need while they run, over what they leave behind
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from paceline.core.schedules import BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, 
 
 
 class Back(NamedTuple):
-    """Bytes of a backward, over what was there without what its forward left."""
+    """Bytes of a backward, over those before it, without what its forward left."""
 
-    most: int  # while it goes on; where it comes in two halves: while the first does
+    most: int  # while it runs; where it comes in two halves: while the first runs
     left: int  # after it: gradients of weights; of the first half: also what the second needs
     most_later: int = 0  # in the second half
     left_later: int = 0  # after that
@@ -28,25 +28,25 @@ class Weighed(NamedTuple):
 
     always: int
     kept: int  # what a forward leaves, with what it has taken
-    forward: int  # most while it goes on, over what was there before
+    forward: int  # most while it runs, over what was there before
     first: Back  # of the first micro-batch of an update, which makes gradients
     later: Back  # of the others, which add to them
-    update: int  # most while it goes on, over what was there before
+    update: int  # most while it runs, over what was there before
 
     @property
     def gradients(self) -> int:
-        """That lie there from the first backward to the update."""
+        """The bytes of gradients, which are held from the first backward to the update."""
         return self.first.left_later or self.first.left
 
 
 def peaks(table: Table, stages: Sequence[Weighed]) -> list[int]:
-    """The most bytes that lie with each worker at one time."""
+    """Return the most bytes that each worker holds at one time."""
     return [_peak(table, worker, stages) for worker in range(table.workers)]
 
 
 def _peak(table: Table, worker: int, stages: Sequence[Weighed]) -> int:
     mine = [number for number, holder in enumerate(table.stage_to_worker) if holder == worker]
-    lies = most = sum(stages[number].always for number in mine)
+    held = most = sum(stages[number].always for number in mine)
     begun = set[tuple[int, str]]()  # (stage, which half), since the last update
     for work in table.lines[worker]:
         weighed = stages[work.stage]
@@ -61,7 +61,7 @@ def _peak(table: Table, worker: int, stages: Sequence[Weighed]) -> int:
         elif work.what == UPDATE:
             moment, left = weighed.update, -weighed.gradients
             begun -= {(work.stage, what) for what in (BACKWARD, INPUTS, WEIGHTS)}
-        most = max(most, lies + moment, lies + left)
-        lies += left
+        most = max(most, held + moment, held + left)
+        held += left
         begun.add((work.stage, work.what))
     return most

@@ -1,4 +1,4 @@
-"""1F1B: as many forwards as it takes to fill the pipeline, then one forward and one backward in turn.
+"""1F1B: as many forwards as fill the pipeline, then one forward and one backward alternately.
 
 Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021 (PipeDream-Flush); the order is
 PipeDream's. Three workers, four micro-batches:

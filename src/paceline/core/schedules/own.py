@@ -1,4 +1,4 @@
-"""A table of the user's own, in the text that `paceline draw` prints:
+"""Tables that users write, in the text that `paceline draw` prints:
 
     worker 0   F0  F1  .   B0  F2  B1  F3  B2  .   B3U
     worker 1   .   F0  B0  F1  B1  F2  B2  F3  B3U .
@@ -7,11 +7,11 @@ A line per worker; a worker may have several, one after the other. F2 is the for
 (or I2 and W2 its halves), U the stage's update; B3U is both, and a dot is nothing. Where a worker has several stages
 the stage follows a dot: F2.1, U.1. F2v1 reads version 1 of the weights; left out, a forward reads the newest, and a
 backward what its forward has read. Lines that may be added: `keeps 2 1`, the versions that each stage holds (else 1);
-`slots 4`, messages that may lie ready between two stages, each way (else 2); `predicts`, where forwards read predicted
+`slots 4`, messages that may be ready between two stages, each way (else 2); `predicts`, where forwards read predicted
 weights and backwards the newest. `#` begins a remark, and a line that begins with `tick` is one.
 
-Ticks do not matter, only the order in which each worker does its work. Messages follow from where stages lie. Where the
-table holds several updates, all is quiet only after the last of them.
+Ticks do not matter, only the order in which each worker does its work. Messages follow from where stages are. Where the
+table holds several updates, the pipeline is empty only after the last of them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ worker 1   .   F0  B0  F1  B1  F2  B2  F3  B3U .
 
 @dataclass(frozen=True)
 class Own:
+    """The schedule of a table that the user wrote."""
+
     text: str = EXAMPLE
     name: str = "table"  # where it came from
 
@@ -43,7 +45,7 @@ class Own:
 
     @cached_property
     def updates(self) -> list[list[int]]:
-        """The micro-batches of each update, as stage 0 makes them."""
+        """The micro-batches of each update, taken from stage 0."""
         found, waiting = list[list[int]](), list[int]()
         holders = self.table.stage_to_worker
         for work in self.table.lines[holders[0]] if holders else ():
@@ -54,10 +56,10 @@ class Own:
         if not found:
             raise PlanError(f"{self.name}: stage 0 makes no update; write U after its last backward, as in B3U")
         if len({len(update) for update in found}) > 1:
-            told = ", ".join(str(len(update)) for update in found)
-            raise PlanError(f"{self.name}: its updates must be of as many micro-batches each, and are of {told}")
-        there = {micro for update in found for micro in update}
-        if left := {work.micro for line in self.table.lines for work in line if work.what != UPDATE} - there:
+            counts = ", ".join(str(len(update)) for update in found)
+            raise PlanError(f"{self.name}: its updates must be of as many micro-batches each, and are of {counts}")
+        used = {micro for update in found for micro in update}
+        if left := {work.micro for line in self.table.lines for work in line if work.what != UPDATE} - used:
             raise PlanError(
                 f"{self.name}: stage 0 makes no update of micro-batch {min(left)}: it needs a B{min(left)}, then U"
             )
@@ -80,9 +82,9 @@ class Own:
         return StageLayout(table.stage_to_worker, table.versions, table.predicts, table.slots)
 
     def line(self, worker: int, workers: int, counts: Sequence[int]) -> Iterator[Work]:
-        """Without the updates and micro-batches that a smaller last batch, or the end of the training, leaves out."""
-        there = [micro for update, count in zip(self.updates, counts, strict=False) for micro in update[:count]]
-        number = {micro: place for place, micro in enumerate(sorted(there))}
+        """Yield a worker's line without what a smaller last batch, or the end of the training, leaves out."""
+        used = [micro for update, count in zip(self.updates, counts, strict=False) for micro in update[:count]]
+        number = {micro: position for position, micro in enumerate(sorted(used))}
         for work in self.table.lines[worker]:
             if work.what == UPDATE and work.version <= len(counts):
                 last = max(m for m in self.updates[work.version - 1][: counts[work.version - 1]])
@@ -92,7 +94,7 @@ class Own:
 
 
 def read(text: str, source: str = "table") -> Table:
-    """The table that a text says. What is wrong with the text is told by its line; with the table, by its proof."""
+    """Parse a table. Errors of the text name its line; whether the table is valid is left to its proof."""
     cells: dict[int, list[tuple[int, str]]] = {}
     keeps: list[int] = []
     slots, predicts = SLOTS, False
@@ -121,17 +123,17 @@ def read(text: str, source: str = "table") -> Table:
         raise PlanError(f"{source}: keeps has {len(keeps)} numbers, and there are {stages} stages")
     lines = tuple(tuple(_versions(line, predicts)) for line in found)
     did = Counter((work.stage, work.what) for line in lines for work in line)
-    # More versions than are made, or slots than messages, would take room and be of no use.
+    # More versions than are made, or slots than messages, would take memory for nothing.
     held = tuple(min(versions, 1 + did[stage, UPDATE]) for stage, versions in enumerate(keeps)) or (1,) * stages
     lie = min(slots, max(1, *(did[stage, FORWARD] for stage in range(stages))))
     return Table(stage_to_worker, lines, held, predicts, lie, name=source)
 
 
-NEWEST = -1  # in the place of a version: not given
+NEWEST = -1  # stands for a version that is not given
 
 
 def _works(worker: int, cells: Sequence[tuple[int, str]], source: str) -> Iterator[Work]:
-    """What the cells say; of an update, its last micro-batch is not known yet."""
+    """Yield the work in a worker's cells; the last micro-batch of an update is filled in later."""
     stage = worker
     for number, word in cells:
         if word == ".":
@@ -162,7 +164,7 @@ def _stage_to_worker(lines: Sequence[Sequence[Work]], source: str) -> tuple[int,
 
 
 def _versions(line: Sequence[Work], predicts: bool) -> Iterator[Work]:
-    """With what was left out."""
+    """Yield the work with the versions and micro-batches that the text left out."""
     newest: dict[int, int] = {}
     waiting: dict[int, list[int]] = {}
     read_by: dict[tuple[int, int], int] = {}

@@ -1,7 +1,7 @@
-"""Which updates and micro-batches one table after the other is about.
+"""The updates and micro-batches of each table of a training.
 
-A schedule that flushes has a table for every update; one that does not has one for the whole training, which may be
-long: nothing here is listed that can be computed when it is asked for.
+A schedule that flushes has a table for every update. One that does not has a single table for the whole training, which
+may be long, so everything that can be computed on demand is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Pass:
         return self.first + bisect_right(self._begins, micro) - 1
 
     def opens(self, micro: int) -> bool:
-        """Whether it is the first of its update."""
+        """Whether this micro-batch is the first of its update."""
         return self._begins[self.update(micro) - self.first] == micro
 
     def chunk(self, micro: int) -> Chunk:
@@ -40,14 +40,15 @@ class Pass:
         return self._filled(update)[micro - self._begins[update - self.first]]
 
     def ahead(self, micro: int, version: int) -> int:
-        """Updates between a version of weights, in the table's count, and the one that this micro-batch's gradient is
-        applied to. An update makes the version after it.
+        """Return the updates between a version of weights and the one that the micro-batch's gradient changes.
+
+        Versions are in the table's count. An update makes the version after it.
         """
         return self.update(micro) - self.first - version
 
 
 def passes(span: int, agenda: Agenda, start: int = 0, stop: int | None = None) -> Iterator[Pass]:
-    """One table after the other, of `span` updates each (0: all), for the updates from `start` to `stop`."""
+    """Yield the tables of the updates from `start` to `stop`, of `span` updates each (0: all)."""
     end = agenda.updates if stop is None else stop
     step = span or max(1, end - start)
     epoch = [len(agenda.filled(update)) for update in range(min(end, agenda.updates_per_epoch))]  # all are alike

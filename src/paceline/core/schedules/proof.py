@@ -2,14 +2,14 @@
 
 The table is walked with symbols, under the bounds of the real buffers. Proved are
 
-- nobody waits for ever, and no message is left lying: every send has its receive, in the same order;
+- no worker waits for ever, and no message is left over: every send has its receive, in the same order;
 - every micro-batch goes forward and backward once through every stage, on what its neighbours made of it;
 - no version of a stage's weights is read before it is made or after it is dropped, and forward and backward of a
   micro-batch read the same one (where weights are predicted: the backward the newest);
 - every gradient is in exactly one update, and all stages make the same updates of the same micro-batches.
 
 One walk is enough: a worker never chooses what to do next (`core.schedules.clock`), so if there is a bad end, every
-order of events leads to it. What is wrong is told as the shortest story of how it came to that.
+order of events leads to it. The error is the shortest story of how it comes to that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from paceline.narrative import Scene, Wait, format_story, format_waits
 
 @dataclass
 class Figures:
-    """What the walk has counted."""
+    """What the walk counts."""
 
     works: int = 0
     messages: int = 0
@@ -53,21 +53,21 @@ class Figures:
 
 
 def prove_table(table: Table) -> Figures:
-    """Raise PlanError with the story of the first thing that is wrong; otherwise what was counted."""
-    watch = _Watch(table)
+    """Raise PlanError with the story of the first fault; otherwise return what was counted."""
+    checker = _Checker(table)
     walk = Walk(table)
     for worker, work in walk:
-        watch.see(worker, work)
-    if walk.standing:
+        checker.see(worker, work)
+    if walk.blocked:
         raise PlanError(_stuck(table, walk))
-    watch.end()
-    figures = watch.figures
+    checker.end()
+    figures = checker.figures
     figures.ticks, figures.bubble = ticks_of(table)
     return figures
 
 
 def ticks_of(table: Table) -> tuple[int, float]:
-    """How many ticks the table takes, and the share in which workers do nothing. Messages and updates take none."""
+    """Return how many ticks the table takes, and the share in which workers idle. Messages and updates take none."""
 
     def ticks(worker: int, work: Work) -> float:
         return 0.0 if work.what in (UPDATE, ALL_REDUCE) or sends(work) else 1.0
@@ -91,12 +91,15 @@ class _Stage:
         self.most = 0
 
 
-class _Watch:
+class _Checker:
+    """Checks each piece of work as the walk yields it."""
+
     def __init__(self, table: Table) -> None:
         self.table, self.figures = table, Figures(versions=list(table.versions))
         self.stages = [_Stage() for _ in table.stage_to_worker]
-        self.lying: dict[Channel, deque[int]] = defaultdict(deque)
-        self.here: set[tuple[str, int, int]] = set()  # (way, stage that needs it, micro-batch)
+        self.in_flight: dict[Channel, deque[int]] = defaultdict(deque)
+        #: What has arrived and was not used yet: (way, stage that needs it, micro-batch).
+        self.arrived: set[tuple[str, int, int]] = set()
         self.past: list[tuple[int, Work]] = []
 
     def see(self, worker: int, work: Work) -> None:
@@ -108,7 +111,7 @@ class _Watch:
         elif takes(work):
             self.take(work)
         elif work.what == ALL_REDUCE:
-            self.meet(worker, work)
+            self.all_reduce(worker, work)
         else:
             self.figures.works += 1
             {FORWARD: self.forward, BACKWARD: self.backward, INPUTS: self.backward, WEIGHTS: self.weights,
@@ -122,27 +125,27 @@ class _Watch:
         if work.micro not in made:
             raise self.fault([], f"{_who(self.table, work)} sends what it has not made: {_message(work)}")
         self.figures.messages += 1
-        self.lying[channel_of(work)].append(work.micro)
+        self.in_flight[channel_of(work)].append(work.micro)
 
     def take(self, work: Work) -> None:
-        found = self.lying[channel_of(work)].popleft()
+        found = self.in_flight[channel_of(work)].popleft()
         if found != work.micro:
             sent = Work(channel_of(work)[0], found, SEND_ON if work.what == TAKE_ON else SEND_BACK)
             raise self.fault([sent, work], f"it wants micro-batch {work.micro}, and {found} is what comes next")
         self.arrive(work.what, work.stage, work.micro)
 
     def arrive(self, way: str, stage: int, micro: int) -> None:
-        self.here.add((way, stage, micro))
+        self.arrived.add((way, stage, micro))
 
     def need(self, way: str, work: Work, neighbour: int) -> None:
         if not 0 <= neighbour < self.table.stages:
             return
-        if (way, work.stage, work.micro) not in self.here:
+        if (way, work.stage, work.micro) not in self.arrived:
             what = "activations" if way == TAKE_ON else "gradients"
-            raise self.fault([work], f"the {what} of micro-batch {work.micro} from stage {neighbour} are not there")
-        self.here.remove((way, work.stage, work.micro))
+            raise self.fault([work], f"the {what} of micro-batch {work.micro} from stage {neighbour} have not arrived")
+        self.arrived.remove((way, work.stage, work.micro))
 
-    def meet(self, worker: int, work: Work) -> None:
+    def all_reduce(self, worker: int, work: Work) -> None:
         for number, stage in enumerate(self.stages):
             if self.table.stage_to_worker[number] == worker and stage.weights != set(stage.forwards):
                 raise self.fault([work], f"not all gradients of stage {number} are made")
@@ -199,7 +202,7 @@ class _Watch:
         stage.waiting, stage.newest = [], work.version
 
     def hand_over(self, way: str, work: Work, neighbour: int) -> None:
-        """To a stage of the same worker."""
+        """Pass a result to a neighbouring stage of the same worker."""
         stage_to_worker = self.table.stage_to_worker
         if 0 <= neighbour < len(stage_to_worker) and stage_to_worker[neighbour] == stage_to_worker[work.stage]:
             self.arrive(way, neighbour, work.micro)
@@ -233,10 +236,10 @@ class _Watch:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        for (source, target), lying in self.lying.items():
-            if lying:
+        for (source, target), left in self.in_flight.items():
+            if left:
                 way = SEND_ON if target > source else SEND_BACK
-                raise self.fault([Work(source, lying[0], way)], f"stage {target} never takes it")
+                raise self.fault([Work(source, left[0], way)], f"stage {target} never takes it")
         wanted = set(range(self.table.micro_batches))
         for number, stage in enumerate(self.stages):
             for micros, what in ((set(stage.forwards), "forward"), (stage.weights, "backward")):
@@ -249,32 +252,32 @@ class _Watch:
                 )
             if stage.updates != self.stages[0].updates:
                 pairs = zip(stage.updates, self.stages[0].updates, strict=False)
-                place = next(
+                first = next(
                     (n for n, (a, b) in enumerate(pairs) if a != b),
                     min(len(stage.updates), len(self.stages[0].updates)),
                 )
-                raise self.fault([], f"stages 0 and {number} make update {place} of different micro-batches")
+                raise self.fault([], f"stages 0 and {number} make update {first} of different micro-batches")
         self.figures.in_flight = [stage.most for stage in self.stages]
 
     def fault(self, scenes: list[Work], moral: str) -> PlanError:
-        told = [Scene(_who(self.table, work), _does(work)) for work in scenes]
-        return PlanError(format_story(f"The table of {self.table.name} is wrong:", told, moral))
+        steps = [Scene(_who(self.table, work), _does(work)) for work in scenes]
+        return PlanError(format_story(f"The table of {self.table.name} is wrong:", steps, moral))
 
 
 def _stuck(table: Table, walk: Walk) -> str:
-    """Nobody can go on."""
+    """Return the story of a deadlock, where no worker can continue."""
     waits = []
-    for worker, work in walk.standing.items():
-        at = walk.places[worker]
+    for worker, work in walk.blocked.items():
+        at = walk.positions[worker]
         did = _does(walk.programs[worker][at - 1]) if at else "starts"
         if work.what == ALL_REDUCE:
-            missing = walk.came.index(min(walk.came))
-            waits.append(Wait(f"worker {worker}", did, "come and meet", f"worker {missing}"))
+            missing = walk.began.index(min(walk.began))
+            waits.append(Wait(f"worker {worker}", did, "join the all-reduce", f"worker {missing}"))
             continue
         source, target = channel_of(work)
         other = table.stage_to_worker[source if takes(work) else target]
         wants = (
-            f"send {_message(work)}" if takes(work) else f"take a message: {walk.slots} from stage {source} lie there"
+            f"send {_message(work)}" if takes(work) else f"take a message: {walk.slots} from stage {source} are ready"
         )
         waits.append(Wait(f"worker {worker}", did, wants, f"worker {other}"))
     return format_waits(f"The table of {table.name} gets stuck:", waits)
@@ -300,5 +303,5 @@ def _does(work: Work) -> str:
         INPUTS: f"makes the gradients of {stage}'s inputs {reading}",
         WEIGHTS: f"makes the gradients of {stage}'s weights {reading}",
         UPDATE: f"updates {stage}: version {work.version}",
-        ALL_REDUCE: "meets all others",
+        ALL_REDUCE: "joins the all-reduce",
     }[work.what]

@@ -1,4 +1,4 @@
-"""Backpropagation through time in bounded memory: which hidden states to keep, and which to compute again.
+"""Backpropagation through time in bounded memory: which hidden states to keep, and which to recompute.
 
 Gruslys, Munos, Danihelka, Lanctot and Graves, "Memory-efficient backpropagation through time", NeurIPS 2016 (its
 variant that keeps hidden states). The fewest forward steps for t steps when m hidden states can be kept, the first one
@@ -7,9 +7,9 @@ among them:
     C(t, 1) = t (t + 1) / 2
     C(t, m) = 2 t - 1                                             for m >= t
     C(t, m) = min over y of  y + C(t - y, m - 1) + C(y, m)        keep the state after y steps; do what comes after it
-                                                                  with one place less; then what comes before
+                                                                  with one state fewer; then what comes before
 
-Seven steps and three places for states, time 0's among them; 16 forward steps, where seven places would need 13:
+Seven steps and three states, time 0's among them; 16 forward steps, where seven states would need 13:
 
     keeps 0 1   0 1 4   then 0 1 4: to 6, B6; to 5, B5; B4   0 1 2: to 3, B3; B2   0 1: B1   0: B0
 
@@ -25,24 +25,26 @@ from typing import NamedTuple
 
 
 class Advance(NamedTuple):
-    """From a kept state, or from where one is, forward to this time; nothing is kept on the way."""
+    """Run forward to this time from a kept state, or from the current one, and keep nothing on the way."""
 
     start: int
     to: int
 
 
 class Keep(NamedTuple):
-    """The state at this time, where one is."""
+    """Keep the current state, which is that of this time."""
 
     at: int
 
 
 class Drop(NamedTuple):
+    """Drop the kept state of this time."""
+
     at: int
 
 
 class Back(NamedTuple):
-    """One step forward from this time, with all that its backward needs, and that backward."""
+    """Run one step forward from this time, keeping what its backward needs, then that backward."""
 
     at: int
 
@@ -51,12 +53,12 @@ Order = Advance | Keep | Drop | Back
 
 
 def forwards(steps: int, memory: int) -> int:
-    """C(t, m): the fewest forward steps."""
+    """Return C(t, m), the fewest forward steps."""
     return _table(steps, min(memory, steps))[0][-1] if steps else 0
 
 
 def orders(steps: int, memory: int) -> Iterator[Order]:
-    """What to do for all steps' gradients, with at most `memory` states kept; the one at time 0 is kept already."""
+    """Yield what to do for all steps' gradients with at most `memory` kept states, that of time 0 among them."""
     if steps:
         yield from _orders(0, steps, min(memory, steps))
 
@@ -81,7 +83,7 @@ def _orders(first: int, count: int, memory: int) -> Iterator[Order]:
 
 @lru_cache(maxsize=256)
 def _table(steps: int, memory: int) -> tuple[list[int], list[int]]:
-    """C(t, m) and the best y for t = 0 ... steps. The best y never falls as t grows, and rises by one at most."""
+    """Return C(t, m) and the best y for t = 0 ... steps. As t grows the best y rises by at most one."""
     if memory <= 1:
         return [t * (t + 1) // 2 for t in range(steps + 1)], [0] * (steps + 1)
     fewer, _ = _table(steps, memory - 1)

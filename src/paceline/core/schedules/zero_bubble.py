@@ -1,4 +1,4 @@
-"""Zero bubble (ZB-H1): backward in two halves; what nobody waits for fills the gaps.
+"""Zero bubble (ZB-H1): backward in two halves; the half that no stage waits for fills the gaps.
 
 Qi, Wan, Huang and Lin, "Zero bubble pipeline parallelism", ICLR 2024. The stage before waits only for the gradients of
 inputs (I); those of weights (W) can wait themselves. Three workers, four micro-batches:

@@ -1,4 +1,4 @@
-"""Where to cut a run of pieces into stages, so that the dearest stage is as cheap as can be.
+"""Cutting a run of pieces into stages so that the most expensive stage is as cheap as possible.
 
 Also called the linear partition problem; solved by the textbook's dynamic programme, O(pieces^2 x stages). The cost of
 a stage is the sum of its pieces' and of what it costs to cut where it begins.
@@ -13,15 +13,16 @@ from itertools import accumulate
 
 
 def balanced(pieces: Sequence[float], stages: int, cut: Sequence[float]) -> tuple[int, ...]:
-    """The places where stages but the first begin. `cut`: what it costs to cut before each piece; infinity where it
-    cannot be done. () where there are not enough places.
+    """Return where stages begin, except the first; () where the pieces cannot make so many stages.
+
+    `cut` is the cost of a cut before each piece, infinite where there cannot be one.
     """
     sums = [0.0, *accumulate(pieces)]
     count = len(pieces)
 
     @cache
     def best(first: int, left: int) -> tuple[float, tuple[int, ...]]:
-        """The dearest stage, when the pieces from `first` on make `left` stages; and where the later ones begin."""
+        """Return the cost of the most expensive of `left` stages from `first` on, and where the later ones begin."""
         enters = cut[first] if first else 0.0
         if left == 1:
             return sums[count] - sums[first] + enters, ()
