@@ -43,7 +43,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         {"stages", "gradients", "parameters", "core", "data", "jobs", "errors"},
         {"multiprocessing", "socket", "torch.distributed"},
     ),
-    ("links.ring", set(), {"torch", "numpy"}),
+    ("links.ring_buffer", set(), {"torch", "numpy"}),
     ("links", {"links", "errors"}, set()),
     (
         "engines",
@@ -55,7 +55,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ),
     ("runs.live_status", {"runs", "errors"}, PURE_NEVER | {"torch"}),
     ("runs.time_accounting", {"runs", "errors"}, {"torch"}),
-    ("runs.trace", {"runs.schema", "links.ring", "errors"}, {"torch"}),
+    ("runs.trace", {"runs.schema", "links.ring_buffer", "errors"}, {"torch"}),
     ("runs", {"runs", "errors", "jobs", "version"}, set()),
     ("report", {"report", "runs", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
     ("backend", {"backend", "core", "links", "errors"}, {"numpy", "multiprocessing"}),

@@ -10,7 +10,7 @@ import torch
 from paceline.errors import JobError, WaitedTooLong
 from paceline.links.doorbell import Doorbell
 from paceline.links.mailbox import TYPES, Mailbox, MailShape, MailSlots
-from paceline.links.ring import Ring
+from paceline.links.ring_buffer import Ring
 from paceline.links.waiting import Waiter
 from tests.links.conftest import MakeMemory
 

@@ -22,7 +22,7 @@ from paceline.backend.vectors import copy_back, flat
 from paceline.backend.work import Engine, PendingWork
 from paceline.errors import CollectiveFailed, CollectivesDiffer
 from paceline.links.memory import Memory
-from paceline.links.ring import Ring
+from paceline.links.ring_buffer import Ring
 
 BLOCKS = 16
 BLOCK = 64 << 10  # bytes of a message in a block

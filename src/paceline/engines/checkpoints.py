@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.agenda import Agenda
-from paceline.core.server.cut import Cut
+from paceline.core.server.checkpoint_cut import Cut
 from paceline.errors import RunFolderError
 from paceline.parameters.worker_state import TensorSlot, WorkerState, pack, tensor_slots, unpacked
 from paceline.runs.record import CheckpointInterval, LifeRecord

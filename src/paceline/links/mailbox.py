@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.errors import JobError
 from paceline.links.doorbell import Doorbell
 from paceline.links.memory import Memory, lines
-from paceline.links.ring import Ring
+from paceline.links.ring_buffer import Ring
 from paceline.links.waiting import Waiter
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from paceline.errors import RunFailed
-from paceline.links.ring import Ring
+from paceline.links.ring_buffer import Ring
 from paceline.runs.schema import SCHEMA_VERSION, check_version
 
 

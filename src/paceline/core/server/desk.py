@@ -42,7 +42,7 @@ class Desk:
     the gate's integers
 
     An orphan is a batch whose owner died; it stays in the dead owner's cell until another worker takes it. Ghosts are
-    owners that died before the run was resumed (`core.server.cut`).
+    owners that died before the run was resumed (`core.server.checkpoint_cut`).
     """
 
     def __init__(self, workers: int, batches: int, gate: Gate, ghosts: int = 0) -> None:

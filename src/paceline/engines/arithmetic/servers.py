@@ -11,7 +11,7 @@ from paceline.core.server.actions import Action
 from paceline.core.server.events import Pull, Push
 from paceline.engines.arithmetic.common import Snapshots, make_learner
 from paceline.engines.servers import ServerPort, WorkerSide
-from paceline.engines.servers.ports import gather_buffers, open_ports, put_version_0, restore, version_shapes
+from paceline.engines.servers.open_ports import gather_buffers, open_ports, put_version_0, restore, version_shapes
 from paceline.engines.servers.shard_memory import newest_values, private_memory
 from paceline.engines.setup import Setup
 from paceline.gradients.encoder import GradientEncoder

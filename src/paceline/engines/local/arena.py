@@ -31,7 +31,7 @@ from paceline.core.server.desk import Desk
 from paceline.core.server.gathering import Gathering
 from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.local.channels import mail_of
-from paceline.engines.servers.ports import put_version_0, restore, version_shapes
+from paceline.engines.servers.open_ports import put_version_0, restore, version_shapes
 from paceline.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
 from paceline.gradients.payload import Payload
 from paceline.links.doorbell import Doorbell

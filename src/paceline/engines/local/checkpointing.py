@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from paceline.core.server.cut import take_cut
+from paceline.core.server.checkpoint_cut import take_cut
 from paceline.core.server.version_slots import ReplicaSlots
 from paceline.engines import checkpoints
 from paceline.engines.checkpoints import Checkpoint, CheckpointRequest

@@ -1,6 +1,6 @@
 """`replay` runs a recorded run again, in one process, bit for bit.
 
-A synchronous plan needs only its table, an asynchronous one the trace (`engines.replay.versions`).
+A synchronous plan needs only its table, an asynchronous one the trace (`engines.replay.from_plan`).
 
     replay(run)                 the same bits, or ReplayDiverged
     replay(run, until=120)      the model as it was after update 120, and the batch of the next update
@@ -20,8 +20,8 @@ from torch import nn
 
 from paceline.engines.job_file import load_job_file
 from paceline.engines.outcome import load_values
-from paceline.engines.replay.pushes import ReplayedVersion
-from paceline.engines.replay.versions import make_replayer
+from paceline.engines.replay.from_plan import make_replayer
+from paceline.engines.replay.from_trace import ReplayedVersion
 from paceline.engines.setup import Setup, set_up
 from paceline.engines.threads import threads
 from paceline.errors import JobWarning, ReplayDiverged, UsageError

@@ -25,7 +25,7 @@ from paceline.core.server.worker import Worker
 from paceline.engines.local.arena import DESK_LOCK
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.engines.servers import WorkerSide
-from paceline.engines.servers.ports import open_ports
+from paceline.engines.servers.open_ports import open_ports
 from paceline.engines.servers.shard_memory import Locked
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import NAP_SECONDS, Cancelled

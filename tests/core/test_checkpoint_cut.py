@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.core.server.actions import Apply, Noted
-from paceline.core.server.cut import Cut, UnderWay, take_cut
+from paceline.core.server.checkpoint_cut import Cut, UnderWay, take_cut
 from paceline.core.server.desk import Desk
 from paceline.core.server.events import Compute, Death, Finish, Pull, Push
 from paceline.core.server.gates.backup import Backup

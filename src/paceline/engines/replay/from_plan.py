@@ -1,6 +1,6 @@
 """Replayers: each makes the versions of a recorded run again, one after another.
 
-A plan whose workers keep step needs only its table. A plan with a server needs the trace (`engines.replay.pushes`).
+A plan whose workers keep step needs only its table. A plan with a server needs the trace (`engines.replay.from_trace`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from paceline.engines.arithmetic.fused_team import Team
 from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
 from paceline.engines.arithmetic.synchronous import synchronous
-from paceline.engines.replay.pushes import NextUpdate, ReplayedVersion, ServerReplayer
+from paceline.engines.replay.from_trace import NextUpdate, ReplayedVersion, ServerReplayer
 from paceline.engines.setup import Setup
 from paceline.gradients.fused_replica import by_one
 from paceline.gradients.payload import GradientSum
