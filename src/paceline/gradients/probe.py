@@ -27,7 +27,7 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # of the gradient's norm: roundi
 
 @dataclass(frozen=True)
 class Probe:
-    """What a probe has found."""
+    """The findings of `probe`."""
 
     moving: tuple[str, ...]  # buffers that a training step changes
     tables: tuple[str, ...]  # parameters whose gradient is sparse: some rows

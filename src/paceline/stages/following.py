@@ -1,4 +1,4 @@
-"""What torch.fx does not see while it traces: changes of a module to itself, regions without gradients, and autograd
+"""Guards what torch.fx cannot see in a trace: changes of a module to itself, regions without gradients, and autograd
 functions of the user's, of which it would trace the forward alone.
 """
 

@@ -1,5 +1,5 @@
-"""How much of its workspace oneDNN's LSTM uses: it allocates three times what its forward writes, and pages that are
-never written take no memory.
+"""Measures the workspace of oneDNN's LSTM: it allocates three times what its forward writes, and pages that are never
+written take no memory.
 
 The kernel is asked which pages are resident. Memory that is reused is resident from the start, so the layer is run
 again, and the pages of the run before are released in between.

@@ -63,7 +63,7 @@ def blueprint(
 
 @dataclass(frozen=True)
 class CutRequest:
-    """How the model is to be cut."""
+    """The cuts that are asked for."""
 
     cuts: tuple[str, ...]  # (): so that `by` is balanced
     stages: int

@@ -35,7 +35,7 @@ Message = list[Tensor | None]
 
 @dataclass(frozen=True)
 class Blueprint:
-    """How the model is cut: all that workers need to cut it in the same way."""
+    """The cuts of the model, with all that workers need to cut it in the same way."""
 
     call: Call
     exported: ExportedGraph | None  # the model's graph, where torch.fx cannot make it

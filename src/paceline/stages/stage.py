@@ -35,7 +35,7 @@ Values = list[Tensor]
 
 @dataclass
 class _Kept:
-    """What a forward keeps for its backward."""
+    """The values that a forward keeps for its backward."""
 
     chunk: Chunk
     weight: float
