@@ -1,12 +1,13 @@
-"""Workers under a coordinator: each computes its chunks and holds a slice of every vector.
+"""What workers do under a programme. Each is a learner and a shard: it computes its chunks, and holds a slice of every
+vector.
 
     parameters    | worker 0 | worker 1 | worker 2 |     whole in every replica while it evaluates
     gradient      |    .     |    .     |    .     |
     direction     |    .     |    .     |    .     |
     s0, y0, ...   |    .     |    .     |    .     |
 
-The bits of a product depend on where vectors are cut, so every worker cuts them by the same rule and adds up the parts
-in the order of one table.
+The bits of a product depend on where vectors are cut, so everybody cuts them by the same rule, and adds up the parts in
+the order of one table.
 """
 
 from __future__ import annotations
@@ -26,9 +27,8 @@ from paceline.parameters.worker_state import WorkerState
 
 
 class VectorSlice:
-    """One worker's replica and its slice of every vector.
-
-    All evaluations of an update start from the same moving buffers, and those that the first one leaves are kept.
+    """One worker. All evaluations of an update start from the same moving buffers; those that the first one leaves are
+    kept.
     """
 
     def __init__(self, learner: Learner, layout: Layout, coordinator: Coordinator, worker: int, workers: int) -> None:
@@ -41,37 +41,35 @@ class VectorSlice:
         self.vectors = {name: torch.zeros_like(self.whole[self.slice]) for name in coordinator.vectors}
         self.load(PARAMETERS, self.parameters)
         self.buffers = [b.clone() for b in learner.replica.moving]
-        #: The buffers after the update's first evaluation; None before it.
-        self.kept: list[Tensor] | None = None
+        self.kept: list[Tensor] | None = None  # none before the update's first evaluation
 
     def rewind(self) -> None:
-        """Restore the buffers to those before the update, as each evaluation needs them."""
+        """Before an evaluation: the buffers as the update found them."""
         self.learner.set_buffers(self.buffers)
 
     def settle(self, together: GradientSum) -> None:
-        """Keep this worker's slice of the batch's gradient."""
+        """Keep one's slice of the batch's gradient."""
         self.load(GRADIENT, self.learner.settle(together))
         if self.kept is None:
             self.kept = [b.clone() for b in self.learner.replica.moving]
 
     def load(self, name: str, tensors: Sequence[Tensor | None]) -> None:
-        """Keep this worker's slice of a whole vector; a parameter without a gradient has zeros there."""
+        """Keep one's slice of a whole vector; a parameter without a gradient has zeros there."""
         for view, tensor in zip(self.layout.parameter_views(self.whole), tensors, strict=True):
             view.zero_() if tensor is None else view.copy_(tensor)
         self.vectors[name].copy_(self.whole[self.slice])
 
     def offer(self, flat: Tensor) -> None:
-        """Write this worker's slice of the parameters and zeros elsewhere: all workers' vectors add up to the whole."""
+        """Lay down one's slice of the parameters, so that the sum of all workers' vectors is the whole."""
         flat.zero_()
         flat[self.slice] = self.vectors[PARAMETERS]
 
     def take(self, flat: Tensor) -> None:
-        """Copy the whole parameters into the replica."""
+        """Take the whole parameters into the replica."""
         for parameter, view in zip(self.parameters, self.layout.parameter_views(flat), strict=True):
             parameter.copy_(view)
 
     def perform(self, command: Algebra) -> None:
-        """Execute a command that needs no other worker."""
         target = self.vectors[command.target]
         if isinstance(command, Copy):
             target.copy_(self.vectors[command.source])
@@ -81,17 +79,17 @@ class VectorSlice:
             target.mul_(command.factor)
 
     def dot(self, command: Dot) -> float:
-        """Return this slice's part of the product, in float64 whatever the vectors' type."""
+        """Its part of the product, in float64 whatever the vectors are."""
         return float(torch.dot(self.vectors[command.one].double(), self.vectors[command.other].double()))
 
     def end(self) -> None:
-        """End the update: keep the buffers of its first evaluation."""
+        """The update is made."""
         assert self.kept is not None
         self.learner.set_buffers(self.kept)
         self.buffers, self.kept = self.kept, None
 
     def worker_state(self) -> WorkerState:
-        """Return the slices, between two updates. The replica is saved by its learner."""
+        """Between two updates: its slices; the replica itself is its learner's."""
         return WorkerState({f"vector.{name}": vector for name, vector in self.vectors.items()})
 
     def restore(self, worker_state: WorkerState) -> None:
@@ -128,7 +126,7 @@ class CommandExecutor:
         """Execute the commands of one update, up to its `Done`."""
         command = next(self.commands)
         while not isinstance(command, Done):
-            command = self.commands.send(self._execute(command))
+            command = self.commands.send(self._obey(command))
         self.remembers = command.remembers
         self._gather()
         for mine in self.slices:
@@ -138,7 +136,7 @@ class CommandExecutor:
         """Continue from where another coordinator ended."""
         self.remembers, self.commands = remembers, self.coordinator.commands(remembers)
 
-    def _execute(self, command: Evaluate | Dot | Algebra) -> float:
+    def _obey(self, command: Evaluate | Dot | Algebra) -> float:
         if isinstance(command, Evaluate):
             self._gather()
             return self.exchange.evaluate()

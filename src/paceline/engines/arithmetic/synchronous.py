@@ -96,7 +96,7 @@ class SteppedReplicas:
 OnExchange = Callable[[int, int, list[float]], None]
 
 
-class CommandedWorkers:
+class CoordinatedWorkers:
     """A coordinator commands the workers, each of which has a replica and a slice of every vector.
 
     `apply` is given the gradients of an update's first evaluation, as under any synchronous plan; `on_exchange` is
@@ -159,14 +159,14 @@ class CommandedWorkers:
         return all(bool(p.isfinite().all()) for p in self.slices[0].parameters)
 
 
-Synchronous = SharedParameters | SteppedReplicas | CommandedWorkers
+Synchronous = SharedParameters | SteppedReplicas | CoordinatedWorkers
 
 
 def synchronous(setup: Setup) -> Synchronous:
     """Return the arithmetic of a method without a server and without stages."""
     method = setup.plan.method
     if isinstance(method, Coordinated):
-        return CommandedWorkers(setup, method)
+        return CoordinatedWorkers(setup, method)
     return SteppedReplicas(setup, method) if isinstance(method, LocalSteps | Gossip) else SharedParameters(setup)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.collectives import Collective
 from paceline.core.rules import Averaging
-from paceline.engines.arithmetic.synchronous import CommandedWorkers, Synchronous
+from paceline.engines.arithmetic.synchronous import CoordinatedWorkers, Synchronous
 from paceline.engines.virtual.exchange import exchange
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
@@ -35,7 +35,7 @@ class _Run:
         self.compute_times, self.rows = ComputeTimes(world, plan.workers), list[Row]()
         #: When each worker is ready for what comes next, in seconds.
         self.ready = [0.0] * plan.workers
-        if isinstance(sums, CommandedWorkers):
+        if isinstance(sums, CoordinatedWorkers):
             sums.on_exchange = self._evaluate_again
 
     def make(self, update: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.backend import rendezvous
+from paceline.backend import group
 from paceline.engines.local.arena import Arena, ArenaShape
 from paceline.errors import MachineError
 from paceline.links.store_order import require_store_order
@@ -60,9 +60,9 @@ def test_what_is_refused_leaves_no_folder_and_the_virtual_engine_trains(
 
 
 def test_the_backend_asks_in_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rendezvous.unfit() == ""
+    assert group.unfit() == ""
     monkeypatch.setattr(platform, "machine", lambda: "ppc64le")
-    assert rendezvous.unfit() == "has a ppc64le processor, not an x86-64"
+    assert group.unfit() == "has a ppc64le processor, not an x86-64"
 
 
 def test_an_x86_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
