@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ COLLECTIVES = [Ring(), Tree(), HalvingDoubling(), Hierarchical(2), Hierarchical(
 LINKS = [(1e-5, 1e9), (1e-3, 1e9), (1e-7, 1e8), (0.0, 1e9)]  # latency, bandwidth
 
 
-def worlds(collective: Collective, sizes: Sequence[int]) -> list[int]:
+def worlds(collective: Collective, sizes: Iterable[int]) -> list[int]:
     return [n for n in sizes if not isinstance(collective, Hierarchical) or n % collective.groups == 0]
 
 
@@ -48,9 +48,7 @@ SIZES = (range(1, 21), pytest.param(range(21, 65), marks=pytest.mark.soak))
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("collective", COLLECTIVES, ids=str)
-def test_every_table_up_to_64_workers_is_proved_and_takes_its_closed_form(
-    collective: Collective, sizes: Sequence[int]
-) -> None:
+def test_every_table_up_to_64_workers_is_proved_and_takes_its_closed_form(collective: Collective, sizes: range) -> None:
     for workers in worlds(collective, sizes):
         prove(collective, workers)
         for link in LINKS:
@@ -174,7 +172,7 @@ def by_table(collective: Collective, came: list[float], size: float, world: Worl
 
 @pytest.mark.parametrize("collective", EVERY_COLLECTIVE, ids=str)
 def test_bytes_waiting_and_ends_of_every_worker_are_the_tables(collective: Collective) -> None:
-    for workers in worlds(collective, [*range(1, 65, 7), 63, 64, 66, 96]):
+    for workers in worlds(collective, [*range(1, 65, 7), 64, 66, 96]):
         chance = random.Random(workers)
         for latency, bandwidth in LINKS:
             came = [chance.expovariate(100) for _ in range(workers)]

@@ -24,7 +24,7 @@ FEW = 8  # samples that are named
 
 
 class Position(NamedTuple):
-    """How far a worker had come."""
+    """A worker's position in the training."""
 
     update: int = -1  # -1: before its first
     version: int = -1  # of the parameters it computed with

@@ -1,1 +1,1 @@
-"""How a worker computes its gradient, and what it sends of it."""
+"""A worker's gradients: how they are computed, and in which form they are sent."""

@@ -1,4 +1,4 @@
-"""The end of the wire at a worker: what its gradients are when they have travelled, and what its codec still owes."""
+"""A worker's end of the wire: its gradients as the codec transfers them, and what the codec has left out so far."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from paceline.gradients.payload import GradientSum
 
 
 class GradientEncoder:
+    """Encodes and decodes gradients with the memory of the codec."""
+
     def __init__(self, codec: Codec, parameters: Sequence[Tensor]) -> None:
         self.codec = codec
         self.carried = [codec.carries(parameter.detach()) for parameter in parameters]
 
     def sent(self, computed: GradientSum) -> GradientSum:
-        """The same, as it arrives where it is used."""
+        """Return the gradients as they arrive where they are used."""
         encode, decode, carried = self.codec.encode, self.codec.decode, self.carried
         gradients = [
             None if g is None else decode(encode(g, c)) for g, c in zip(computed.gradients, carried, strict=True)

@@ -1,4 +1,4 @@
-"""How good a module is on the test data."""
+"""Evaluation of a module on the test data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pair = tuple[Any, Any]  # (output, target)
 
 @torch.no_grad()
 def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device = CPU) -> dict[str, float]:
-    """test_loss, test_accuracy where the output is one score per class, and the job's own metrics."""
+    """Return test_loss, test_accuracy where the output is one score per class, and the job's own metrics."""
     if device != CPU:
         module = copy.deepcopy(module).to(device)
     was_training = module.training
@@ -28,7 +28,7 @@ def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device =
     for start in range(0, len(source), BATCH):
         indices = torch.arange(start, min(start + BATCH, len(source)))
         batch = to_device(source.batch(indices, 0), device)
-        loss, pair = _judged(job, module, batch)
+        loss, pair = _loss_and_pair(job, module, batch)
         found = {"test_loss": (loss, len(indices) if job.weight is None else float(job.weight(batch)))}
         if pair is not None:
             found.update({name: (value, len(indices)) for name, value in _accuracy(*pair).items()})
@@ -41,8 +41,8 @@ def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device =
     return {**{name: value / weights[name] for name, value in sums.items()}, **own}
 
 
-def _judged(job: Job, module: nn.Module, batch: Batch) -> tuple[float, Pair | None]:
-    """The loss of a batch, and its output and target where the job says what these are."""
+def _loss_and_pair(job: Job, module: nn.Module, batch: Batch) -> tuple[float, Pair | None]:
+    """Return the loss of a batch, and its output and target where the job defines them."""
     if job.evaluate is not None:
         pair = job.evaluate(module, batch)
         if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -57,7 +57,7 @@ def _judged(job: Job, module: nn.Module, batch: Batch) -> tuple[float, Pair | No
 
 
 class _Metrics:
-    """The job's own metrics in one evaluation: functions see the whole test set, objects each batch."""
+    """The job's own metrics in one evaluation: functions get the whole test set, objects each batch."""
 
     def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
         self._metrics = metrics
@@ -85,7 +85,7 @@ class _Metrics:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """What several batches gave, as one batch would have given it."""
+    """Return the outputs of several batches as one batch would have given them."""
     first = parts[0]
     if len(parts) == 1:
         return first

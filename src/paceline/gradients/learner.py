@@ -1,5 +1,6 @@
-"""A learner: a replica together with its data; what every worker of every plan does with its chunks of an update.
-Without data of its own, it is brought the gradients.
+"""A learner: a replica with its data, which computes a worker's chunks of an update under every plan.
+
+In a loop of the user's own it has no data, and is given the gradients.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ ROUNDING = 1e-6  # of the weights of an update's chunks, whose sum is 1
 
 
 class Learner:
+    """Computes a worker's gradients, and settles those of a whole batch."""
+
     def __init__(self, replica: Replica, reader: Reader | None = None) -> None:
         self.replica, self.reader = replica, reader
         self._moving = replica.moving
         self._dtype = replica.parameters[0].dtype
 
     def compute(self, chunks: list[Chunk]) -> GradientSum:
-        """The weighted sum over these chunks. Each starts from the same buffers, as if all were computed at once."""
+        """Return the weighted sum over these chunks. Each starts from the same buffers, as if all ran at once."""
         assert self.reader is not None
         replica, loss, total, samples = self.replica, 0.0, 0.0, 0
         on_nan = replica.job.on_nan
@@ -52,8 +55,9 @@ class Learner:
         return computed
 
     def settle(self, computed: GradientSum, alone: bool = False) -> list[Tensor | None]:
-        """The batch is complete: divide by its weight, take its buffers, clip; the gradients to apply. `alone`: it is
-        only a part of the batch, from which this worker takes a step of its own.
+        """Return the gradients to apply: divided by the batch's weight and clipped. The batch's buffers are taken over.
+
+        With `alone` the sums are a part of the batch, from which this worker makes a step of its own.
         """
         if not computed.weight:
             return [None] * len(computed.gradients)
@@ -64,5 +68,6 @@ class Learner:
         return clipped(computed.gradients, job.clip_norm)
 
     def set_buffers(self, values: list[Tensor]) -> None:
+        """Write the moving buffers; integers are rounded."""
         for buffer, value in zip(self._moving, values, strict=True):
             buffer.copy_(value if buffer.is_floating_point() else value.round())

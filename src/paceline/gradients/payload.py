@@ -19,7 +19,7 @@ from paceline.parameters.rows import numbers
 
 @dataclass
 class GradientSum:
-    """What a worker knows after its chunks of an update."""
+    """The sums of a worker's chunks of an update."""
 
     gradients: list[Tensor | None]
     buffers: list[Tensor]
@@ -29,27 +29,29 @@ class GradientSum:
 
     @property
     def mean(self) -> float:
-        """The mean loss; not a number where there were no samples."""
+        """The mean loss; NaN where there were no samples."""
         return self.loss / self.weight if self.weight else math.nan
 
     def scaled(self, factor: float) -> GradientSum:
-        """In new memory: what was read from a payload may lie where another worker still reads."""
+        """Return the sums times a factor, in new memory: another worker may still read that of a payload."""
         gradients = [None if g is None else g * factor for g in self.gradients]
         buffers = [b * factor for b in self.buffers]
         return GradientSum(gradients, buffers, self.loss * factor, self.weight * factor, self.samples)
 
     def finite(self) -> bool:
-        """Whether the loss and all gradients are."""
+        """Return whether the loss and all gradients are finite."""
         present = [numbers(g) for g in self.gradients if g is not None]
         return math.isfinite(self.loss) and all(bool(g.isfinite().all()) for g in present)
 
     def left_out(self) -> GradientSum:
-        """Of no weight in any sum."""
+        """Return the same without weight, which adds nothing to any sum."""
         nothing: list[Tensor | None] = [None] * len(self.gradients)
         return GradientSum(nothing, [torch.zeros_like(b) for b in self.buffers], 0.0, 0.0, self.samples)
 
 
 class Payload:
+    """A view of the vector by its parts."""
+
     def __init__(self, layout: Layout, flat: Tensor) -> None:
         (shard,) = layout.shards
         self.flat = flat
@@ -64,7 +66,7 @@ class Payload:
         return shard.length + len(shard.parameters) + 2
 
     def write(self, computed: GradientSum) -> None:
-        """Lay down what this worker computed; nothing at all when it had no samples, or they were left out."""
+        """Write what this worker computed; zeros where it had no samples, or they were left out."""
         if not computed.weight:
             self.flat.zero_()
             return
@@ -79,9 +81,9 @@ class Payload:
         self.tail.copy_(torch.tensor([*present, computed.loss, computed.weight], dtype=self.flat.dtype))
 
     def read(self, samples: int) -> GradientSum:
-        """What the whole batch says, after the sum."""
+        """Return the sums of the whole batch, after the all-reduce."""
         *present, loss, weight = self.tail.tolist()
         gradients: list[Tensor | None] = list(self.gradients)
         if not all(present):
-            gradients = [g if there else None for g, there in zip(gradients, present, strict=True)]
+            gradients = [g if given else None for g, given in zip(gradients, present, strict=True)]
         return GradientSum(gradients, self.buffers, loss, weight, samples)

@@ -1,7 +1,7 @@
-"""Jobs and models as bytes for another process, functions and classes of the user's by value (cloudpickle).
+"""Pickling of jobs and models for another process, with the user's functions and classes by value (cloudpickle).
 
-PyTorch refuses to pickle a module with parametrizations (weight norm, spectral norm), whose class it has made up. Here
-it goes as a module of the class that it was, and gets such a class again where it arrives.
+PyTorch refuses to pickle a module with parametrizations (weight norm, spectral norm), whose class is generated. Here it
+is pickled as a module of its original class, and gets a generated class again where it is loaded.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def _parametrized(usual: type[nn.Module], state: dict[str, Any]) -> nn.Module:
 
 
 def pack(thing: Any) -> bytes:
+    """Return the pickled bytes."""
     file = io.BytesIO()
     _Packer(file).dump(thing)
     return file.getvalue()

@@ -1,5 +1,5 @@
-"""What must be known of a job before it is trained: which buffers move, which gradients are sparse, and whether its
-loss is a mean over samples.
+"""Probing a job before it is trained: which buffers change, which gradients are sparse, and whether the loss is a mean
+over samples.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # of the gradient's norm: roundi
 
 @dataclass(frozen=True)
 class Probe:
+    """The findings of `probe`."""
+
     moving: tuple[str, ...]  # buffers that a training step changes
     tables: tuple[str, ...]  # parameters whose gradient is sparse: some rows
     restless: tuple[str, ...]  # parameters that the model itself changes while it computes
@@ -36,38 +38,39 @@ class Probe:
 def probe(
     job: Job, module: nn.Module, source: Source, parts: int = 1, by_rows: bool = False, device: torch.device = CPU
 ) -> Probe:
-    """One batch forward and backward on a copy of the module, whole and in two chunks. `by_rows`: the plan would gain
-    from sparse gradients.
+    """Run one batch forward and backward on a copy of the module, whole and in two chunks.
+
+    `by_rows` says that the plan would gain from sparse gradients.
     """
     agenda = Agenda(len(source), min(job.batch_size, len(source)), 1, parts=2)
     order = Order(len(source), job.seed, job.shuffle)
     whole = Chunk(0, 0, 0, 0, agenda.batch_size, 1.0)
-    twin = copy.deepcopy(module)
-    replica = Replica(job, twin.train(), (), device)
-    before = {name: buffer.clone() for name, buffer in twin.named_buffers()}
-    places = dict(twin.named_buffers())
-    writes = {name: parameter._version for name, parameter in trainable(twin).items()}
-    loss = replica.forward(twin, whole, source.batch(order.indices(whole), 0))
+    copied = copy.deepcopy(module)
+    replica = Replica(job, copied.train(), (), device)
+    before = {name: buffer.clone() for name, buffer in copied.named_buffers()}
+    original = dict(copied.named_buffers())
+    writes = {name: parameter._version for name, parameter in trainable(copied).items()}
+    loss = replica.forward(copied, whole, source.batch(order.indices(whole), 0))
     _check_loss(loss)
     loss.backward()
-    tables, notes = sparse_names(twin), advice(twin) if by_rows else []
+    tables, notes = sparse_names(copied), advice(copied) if by_rows else []
     moving = tuple(
         name
-        for name, buffer in twin.named_buffers()
+        for name, buffer in copied.named_buffers()
         if buffer.shape == before[name].shape and not torch.equal(buffer, before[name])
     )
     for name in moving:
-        if dict(twin.named_buffers())[name] is not places[name]:
+        if dict(copied.named_buffers())[name] is not original[name]:
             raise JobError(
-                f"the model puts another tensor in the place of its buffer {name}, and nobody else would know of that "
-                "one; change the buffer in place, as by .copy_() or .mul_()"
+                f"the model puts another tensor in the place of its buffer {name}, which other "
+                "workers would not see; change the buffer in place, as by .copy_() or .mul_()"
             )
-    restless = tuple(name for name, parameter in trainable(twin).items() if parameter._version != writes[name])
+    restless = tuple(name for name, parameter in trainable(copied).items() if parameter._version != writes[name])
     replica.take()
     _smallest_chunk(job, module, source, parts, device)
-    # Augmentation has its own chance in each chunk: the loss is asked about without it, where the model can do without.
-    replica = Replica(job.with_(transform=None), twin, (), device)
-    twin.eval()  # chunks have their own dropout and batch-norm statistics on purpose; the loss is what is asked about
+    # Augmentation draws by chunk, so the loss is checked without it, where the model can do without.
+    replica = Replica(job.with_(transform=None), copied, (), device)
+    copied.eval()  # chunks have their own dropout and batch-norm statistics on purpose; only the loss is checked
     gap = 0.0
     with contextlib.nullcontext() if job.transform is None else contextlib.suppress(Exception):
         gap = _gap(
@@ -95,7 +98,7 @@ def _check_loss(loss: object) -> None:
 
 
 def _smallest_chunk(job: Job, module: nn.Module, source: Source, parts: int, device: torch.device) -> None:
-    """The last batch of an epoch may leave a chunk of one sample, which batch normalisation refuses."""
+    """Raise `JobError` if the last batch of an epoch leaves one sample, which batch normalisation refuses."""
     agenda = Agenda(len(source), job.batch_size, 1, job.accumulate, parts)
     smallest = min(agenda.filled(agenda.updates - 1), key=lambda chunk: chunk.samples)
     if smallest.samples > 1 or not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
@@ -103,9 +106,9 @@ def _smallest_chunk(job: Job, module: nn.Module, source: Source, parts: int, dev
     order = Order(len(source), job.seed, job.shuffle)
     try:
         with torch.no_grad():
-            twin = copy.deepcopy(module)
-            replica = Replica(job, twin.train(), (), device)
-            replica.forward(twin, smallest, source.batch(order.indices(smallest), 0))
+            copied = copy.deepcopy(module)
+            replica = Replica(job, copied.train(), (), device)
+            replica.forward(copied, smallest, source.batch(order.indices(smallest), 0))
     except ValueError as error:
         raise JobError(
             f"the last batch of an epoch leaves a chunk of one sample, and the model refuses it ({error}); choose a "

@@ -1,8 +1,8 @@
-"""Chance as a function of (seed, update, chunk, module), never of the worker or of time.
+"""Randomness as a function of (seed, update, chunk, module), never of the worker or of time.
 
 Reseeding the default generator costs about a microsecond (torch.manual_seed, which visits every device, costs a
-hundred), so it is done at the start of every chunk and again before every module that draws: whoever computes a
-chunk, and in whichever part of the model, draws the same numbers.
+hundred), so it is done at the start of every chunk and again before every module that draws. So a chunk draws
+the same numbers at every worker, in every part of the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DRAWING = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn
 
 
 class Chance:
-    """Ties a module's randomness to the chunk named by `begin`."""
+    """Seeds a module's randomness by the chunk that `begin` names."""
 
     def __init__(self, module: nn.Module, seed: int, device: torch.device | None = None) -> None:
         self._start = mix(seed, 0)
@@ -29,6 +29,7 @@ class Chance:
                 part.register_forward_pre_hook(self._reseeder(number))
 
     def begin(self, update: int, chunk: int) -> None:
+        """Seed the generators for a chunk."""
         self._turn += 1
         self._chunk = mix(self._start, update, chunk)
         self._seed(self._chunk)
@@ -51,7 +52,7 @@ class Chance:
 
 
 def _seeder(device: torch.device | None) -> Callable[[int], object]:
-    """Seeds the generator of the CPU, and that of the device where the module lies elsewhere."""
+    """Return a function that seeds the CPU's generator, and the device's where the module is on a GPU."""
     host = torch.default_generator.manual_seed
     if device is None or device.type != "cuda":
         return host
@@ -65,13 +66,14 @@ def _seeder(device: torch.device | None) -> Callable[[int], object]:
 
 
 def draws(part: nn.Module) -> bool:
+    """Return whether a module draws random numbers in training."""
     if not isinstance(part, _DRAWING):
         return False
     dropout = getattr(part, "dropout", getattr(part, "p", 1.0))
     return isinstance(part, nn.RReLU) or dropout > 0
 
 
-def begin_anew(part: nn.Module, inputs: tuple[object, ...]) -> None:
-    """Its chance as if the module were called, where its parts are called instead of it."""
+def reseed(part: nn.Module, inputs: tuple[object, ...]) -> None:
+    """Seed as a call of the module would, where its parts are called instead of it."""
     for hook in part._forward_pre_hooks.values():
         hook(part, inputs)

@@ -24,7 +24,7 @@ NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
 
 class GradientMethod(Protocol):
-    """How a replica's gradients are computed."""
+    """Computes a replica's gradients."""
 
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""

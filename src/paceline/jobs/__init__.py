@@ -1,4 +1,4 @@
-"""Jobs: what is trained, a model with its data, a loss and an optimizer; and the built-in ones."""
+"""Jobs: a model with its data, a loss and an optimizer; and the built-in ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`built_in` and `BUILT_IN`, found when they are asked for: importing a job does not import torch's layers."""
+    """Import `built_in` and `BUILT_IN` on first use, so that importing a job does not import torch's layers."""
     if name in ("built_in", "BUILT_IN"):
         return getattr(importlib.import_module("paceline.jobs.built_ins"), name)
     raise AttributeError(f"module 'paceline.jobs' has no attribute {name!r}")

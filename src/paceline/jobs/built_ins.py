@@ -40,8 +40,9 @@ class IdxMissing(UserWarning):
 
 
 def digits(size: int, copies: int) -> tuple[Pair, Pair]:
-    """(train, test): a fifth of the images is kept for testing; the rest are shifted by up to a tenth, `copies`
-    times.
+    """Return scikit-learn's digits as (train, test).
+
+    A fifth of the images is for testing. The rest are shifted by up to a tenth, `copies` times.
     """
     from sklearn.datasets import load_digits
 
@@ -63,12 +64,13 @@ def digits(size: int, copies: int) -> tuple[Pair, Pair]:
 
 
 def idx_folder(given: str | None) -> Path | None:
-    places = [given, os.environ.get("PACELINE_DATA"), DEBIAN]
-    return next((Path(p) for p in places if p and _idx_file(Path(p), "train-images-idx3-ubyte")), None)
+    """Return the first folder with MNIST-format files, or None."""
+    folders = [given, os.environ.get("PACELINE_DATA"), DEBIAN]
+    return next((Path(p) for p in folders if p and _idx_file(Path(p), "train-images-idx3-ubyte")), None)
 
 
 def mnist(given: str | None) -> tuple[Pair, Pair]:
-    """(train, test) as 28x28 images from 0 to 1 and labels."""
+    """Return (train, test) as 28x28 images from 0 to 1 and labels."""
     folder = idx_folder(given)
     if folder is None:
         if given:
@@ -106,7 +108,7 @@ def _read_idx(folder: Path, name: str) -> np.ndarray:
 
 
 def patterns(samples: int, shape: tuple[int, ...], classes: int, noise: float) -> tuple[Pair, Pair]:
-    """(train, test): one fixed random pattern per class, under noise."""
+    """Return (train, test) of one fixed random pattern per class, under noise."""
     generator = torch.Generator().manual_seed(0)
     means = torch.randn(classes, *shape, generator=generator)
     y = torch.randint(classes, (samples,), generator=generator)

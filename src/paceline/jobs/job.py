@@ -1,4 +1,4 @@
-"""Job: what is trained. A job knows nothing of workers; a plan knows nothing of models."""
+"""The job: a model, its data and how to train it. A job knows nothing of workers, and a plan nothing of models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMPUTES = ("autograd", "fused")
 
 @dataclass
 class Job:
-    """One training.
+    """Describes a training.
 
     model       an nn.Module, or a function that makes one
     data        a tuple of tensors, a Dataset, or a function that makes either
@@ -33,12 +33,12 @@ class Job:
                 `lambda model: SGD([{"params": model.head.parameters(), "lr": 0.1}, ...], lr=0.01)`
     batch_size  samples of one update, of all workers together where they share a batch
     epochs      passes over the data
-    seed        of all chance: the model, the order of samples, dropout, augmentation
+    seed        of all randomness: the model, the order of samples, dropout, augmentation
     schedule    a function of the optimizer that makes a learning-rate schedule, stepped once per update
     accumulate  batches whose gradients are averaged before one update (bunch mode)
     device      "cpu", "cuda" (workers share the GPUs out), "cuda:1", or "auto": cuda where there is a GPU
     precision   "float32": as the model is; or "bfloat16": the same parameters, computed with by autocast
-    clip_norm   the gradient of an update is made no longer than this
+    clip_norm   the largest norm of an update's gradient; larger ones are scaled down
     shuffle     whether each epoch has an order of its own
     loader_workers  processes that load samples ahead for each worker, for a Dataset
     weight      weight(batch) -> number, for a loss that is not a mean over samples: what the loss divided by
@@ -132,7 +132,7 @@ class Job:
                 )
 
     def refuse_unused(self) -> None:
-        """Raise JobError for what is given about an evaluation that will never be made."""
+        """Raise `JobError` for fields about an evaluation that would never be used."""
         given = {"metrics": self.metrics, "evaluate": self.evaluate, "evaluate_every": self.evaluate_every}
         names = ", ".join(f"{name}=" for name, value in given.items() if value)
         if self.test is None and names:
@@ -142,15 +142,15 @@ class Job:
             )
 
     def untested(self) -> Job:
-        """The same job without test data and all that is about them."""
+        """Return the job without test data and the fields about them."""
         return self.with_(test=None, metrics={}, evaluate=None, evaluate_every=None)
 
     def with_(self, **changes: Any) -> Job:
-        """The same job with some fields changed."""
+        """Return the job with some fields changed."""
         return replace(self, **changes)
 
     def make_model(self) -> nn.Module:
-        """A fresh module with the parameters every run of this job starts from."""
+        """Return a new module with the parameters that every run of this job starts from."""
         if isinstance(self.model, nn.Module):
             import copy
 
@@ -164,6 +164,7 @@ class Job:
         return module
 
     def make_optimizer(self, module: nn.Module, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return a new optimizer for the module. Raise `JobError` for what is not a first-order torch optimizer."""
         with users_code("optimizer="):
             optimizer = self.optimizer(module if _wants_module(self.optimizer) else parameters)
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -178,7 +179,7 @@ class Job:
 
 @contextmanager
 def seeded_elsewhere(seed: int) -> Iterator[None]:
-    """Python's and NumPy's own chance, for functions of the user's that draw from them; afterwards as it was before."""
+    """Seed Python's and NumPy's generators for functions of the user's, and restore them afterwards."""
     kept = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
@@ -190,7 +191,7 @@ def seeded_elsewhere(seed: int) -> Iterator[None]:
 
 
 def goes_by_batches(metric: Any) -> bool:
-    """Whether a metric is an object that is updated batch by batch; otherwise it is a function of all outputs."""
+    """Return whether a metric is an object that is updated batch by batch, not a function of all outputs."""
     return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
 
 

@@ -1,4 +1,4 @@
-"""A layer of the literature that PyTorch lacks."""
+"""Layers of the literature that PyTorch lacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class Subsampling(nn.Module):
-    """A trainable pooling: one 4x4 kernel with stride 4, shared by all maps."""
+    """Pools by one trainable kernel, 4x4 with stride 4 by default, shared by all maps."""
 
     def __init__(self, size: int = 4) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Where parameters live: how they lie in memory, who steps them, and which version a worker sees."""
+"""Parameters: their layout in memory, the stores that step them, and the versions that workers see."""

@@ -1,13 +1,12 @@
-"""How parameters lie in flat memory.
+"""The layout of parameters in flat memory.
 
     shard 0                                   shard 1
     | weight ---- | bias - | moving buffers | | weight -------- | bias |
     ^             ^                           every tensor starts at a multiple of 64 bytes
 
 Whole parameters go to shards, balanced by size. Alignment makes the vectorised kernels fast and, as it is the same
-in every process, their bits the same. Buffers that training moves (batch-norm statistics) travel at the end of shard
-0: the server is their owner, and the last push wins. Their integers are kept as floating-point numbers and rounded
-on the way back.
+in every process, their bits the same. Buffers that training changes (batch-norm statistics) are at the end of shard 0:
+the server owns them, and the last push wins. Integers are kept as floating-point numbers and rounded on the way back.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ ALIGN = 64
 
 @dataclass(frozen=True)
 class ParameterSpan:
+    """The span of one parameter or buffer in a shard's flat memory."""
+
     name: str
     shape: tuple[int, ...]
     start: int  # in elements of the shard
@@ -35,6 +36,8 @@ class ParameterSpan:
 
 @dataclass(frozen=True)
 class ShardLayout:
+    """The layout of one shard."""
+
     parameters: tuple[ParameterSpan, ...]
     buffers: tuple[ParameterSpan, ...]
     length: int  # elements
@@ -48,6 +51,8 @@ class ShardLayout:
 
 @dataclass(frozen=True)
 class Layout:
+    """The layout of the whole model."""
+
     dtype: torch.dtype
     shards: tuple[ShardLayout, ...]
 
@@ -68,7 +73,7 @@ class Layout:
         return self.numbers * self.bytes_per_number
 
     def collect(self, flats: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
-        """The parameters and buffers so called, as views of every shard's flat run."""
+        """Return the named parameters and buffers as views of the shards' flat memory."""
         named = {}
         for shard, flat in zip(self.shards, flats, strict=True):
             views = [*shard.parameter_views(flat), *shard.buffer_views(flat)]
@@ -77,12 +82,12 @@ class Layout:
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that training may change, each once (tied weights share one)."""
+    """Return the parameters that training may change, each once (tied weights share one)."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def check_trainable(module: nn.Module) -> torch.dtype:
-    """Refuse a module with nothing to train, or with parameters of several types; else their type."""
+    """Return the parameters' type. Raise `JobError` for a module without any to train, or with several types."""
     parameters = trainable(module)
     if not parameters:
         raise JobError(f"{type(module).__name__} has no parameter that requires a gradient: nothing to train")
@@ -109,6 +114,7 @@ def check_trainable(module: nn.Module) -> torch.dtype:
 
 
 def lay_out(module: nn.Module, shards: int, moving: Sequence[str]) -> Layout:
+    """Lay out a module's parameters in at most `shards` shards, with the buffers that training changes."""
     dtype, parameters = check_trainable(module), trainable(module)
     buffers = dict(module.named_buffers())
     moved = [(name, tuple(buffers[name].shape)) for name in moving]
@@ -134,19 +140,19 @@ def _shard(
 
 
 def _balance(sizes: dict[str, int], count: int) -> list[list[str]]:
-    """Largest first into the lightest group; the model's own order within each."""
+    """Put the largest first into the lightest group; keep the model's own order within each."""
     groups: list[list[str]] = [[] for _ in range(count)]
     weights = [0] * count
     for name in sorted(sizes, key=lambda n: -sizes[n]):
         lightest = min(range(count), key=lambda g: weights[g])
         groups[lightest].append(name)
         weights[lightest] += sizes[name]
-    place = {name: number for number, name in enumerate(sizes)}
-    return [sorted(group, key=place.__getitem__) for group in groups]
+    order = {name: number for number, name in enumerate(sizes)}
+    return [sorted(group, key=order.__getitem__) for group in groups]
 
 
 def sha256(module: nn.Module) -> str:
-    """Of every parameter and buffer, by name."""
+    """Return the SHA-256 of every parameter and buffer, by name."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         if isinstance(tensor, Tensor):

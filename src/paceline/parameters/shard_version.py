@@ -119,7 +119,7 @@ def _up(size: int) -> int:
 
 @dataclass(frozen=True)
 class VersionShape:
-    """What every version of a shard holds, in this order: values, optimizer state, the rule's memory."""
+    """The contents of every version of a shard, in this order: values, optimizer state, the rule's memory."""
 
     layout: ShardLayout
     dtype: torch.dtype

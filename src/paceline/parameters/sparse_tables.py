@@ -1,4 +1,4 @@
-"""Embedding tables: what is refused, and what is advised, before the first update."""
+"""Checks of embedding tables before the first update, and advice about them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGE, FEW = 1 << 20, 0.1  # advice is for tables of more bytes, of whose rows a
 
 
 def sparse_names(module: nn.Module) -> tuple[str, ...]:
-    """The parameters whose gradient came sparse; a kind that is not made of whole rows is refused."""
+    """Return the parameters whose gradient is sparse. Raise `JobError` for one that is not made of whole rows."""
     found = []
     for name, parameter in trainable(module).items():
         gradient = parameter.grad
@@ -31,28 +31,29 @@ def sparse_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def check_optimizer(optimizer: Optimizer, module: nn.Module, tables: tuple[str, ...], shared: bool) -> None:
-    """Refuse an optimizer that does not take these tables' gradients, learnt by letting a copy of it take steps on
-    copies. `shared`: rows travel by themselves, so no other rows may change, and memory must be able to hold the state.
+    """Raise `JobError` for an optimizer that does not take these tables' gradients, found by stepping copies.
+
+    With `shared`, only touched rows travel, so no other rows may change, and the state must fit into shared memory.
     """
     kind = type(optimizer).__name__
     for name, parameter in trainable(module).items():
-        twin_of = nn.Parameter(parameter.detach().clone())
-        twin, table = optimizer_over(optimizer, {parameter: twin_of}), name in tables
-        twin_of.grad = one_row(twin_of.detach(), 0) if table else torch.zeros_like(twin_of)
+        copy = nn.Parameter(parameter.detach().clone())
+        stepped, table = optimizer_over(optimizer, {parameter: copy}), name in tables
+        copy.grad = one_row(copy.detach(), 0) if table else torch.zeros_like(copy)
         try:
-            twin.step()
+            stepped.step()
         except RuntimeError as error:
             raise JobError(
                 f"{kind} does not take the {'sparse' if table else 'dense'} gradient of parameter {name}: "
                 f"{str(error).splitlines()[0]}. Sparse gradients are taken by {THAT_CAN}"
             ) from error
         if table and shared:
-            _check_rows(twin, twin_of, name)
+            _check_rows(stepped, copy, name)
 
 
-def _check_rows(twin: Optimizer, table: nn.Parameter, name: str) -> None:
-    """The twin has touched the first row. It touches the last one: nothing else may change."""
-    kind, state = type(twin).__name__, twin.state.get(table, {})
+def _check_rows(optimizer: Optimizer, table: nn.Parameter, name: str) -> None:
+    """Touch the last row, after the first step has touched the first: nothing else may change."""
+    kind, state = type(optimizer).__name__, optimizer.state.get(table, {})
     sparse = [key for key, value in state.items() if isinstance(value, Tensor) and value.layout != torch.strided]
     if sparse:
         raise JobError(
@@ -66,7 +67,7 @@ def _check_rows(twin: Optimizer, table: nn.Parameter, name: str) -> None:
 
     before = rowwise()
     table.grad = one_row(table.detach(), len(table) - 1)
-    twin.step()
+    optimizer.step()
     if not all(torch.equal(a, b) for a, b in zip(before, rowwise(), strict=True)):
         raise JobError(
             f"{kind} changes rows of parameter {name} that a batch did not touch, and only touched rows travel; "
@@ -75,7 +76,7 @@ def _check_rows(twin: Optimizer, table: nn.Parameter, name: str) -> None:
 
 
 def advice(module: nn.Module) -> list[str]:
-    """On large embedding tables whose dense gradient, as it stands, is zero in nearly all rows."""
+    """Return advice for large embedding tables whose dense gradient is zero in nearly all rows."""
     found, names = [], {id(p): name for name, p in trainable(module).items()}
     for part in module.modules():
         if not isinstance(part, nn.Embedding | nn.EmbeddingBag) or part.sparse or id(part.weight) not in names:

@@ -1,7 +1,7 @@
-"""Belongings: what is one worker's own, and what it takes to go on with it: its replica, its optimizer's memory, what a
-rule, a codec or a programme has it remember.
+"""The state of one worker that a checkpoint saves: its replica, its optimizer's state, and the memory of rules, codecs
+and coordinators.
 
-Tensors have names such as `values.3` or `optimizer.3.momentum_buffer`, by the parameter's number; what is not a tensor
+Tensors have names such as `values.3` or `optimizer.3.momentum_buffer`, by the parameter's number. What is not a tensor
 is a fact.
 """
 
@@ -22,6 +22,8 @@ SETTING = (int, float, str, tuple, list, type(None))  # of a parameter group; an
 
 @dataclass
 class WorkerState:
+    """A worker's state as named tensors and facts."""
+
     tensors: dict[str, Tensor] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)  # as JSON has them
 
@@ -29,14 +31,14 @@ class WorkerState:
         return WorkerState(self.tensors | other.tensors, self.facts | other.facts)
 
     def many(self, kind: str) -> list[Tensor]:
-        """The tensors `kind.0`, `kind.1`, ..."""
+        """Return the tensors `kind.0`, `kind.1`, ..."""
         found: list[Tensor] = []
         while (tensor := self.tensors.get(f"{kind}.{len(found)}")) is not None:
             found.append(tensor)
         return found
 
     def remembered(self, kind: str, count: int) -> list[Memory]:
-        """What is remembered of each parameter."""
+        """Return the entries of this kind for each of `count` parameters."""
         found: list[Memory] = [{} for _ in range(count)]
         for name, tensor in self.tensors.items():
             first, _, rest = name.partition(".")
@@ -57,6 +59,7 @@ def state_of_memories(kind: str, memories: Sequence[Memory]) -> WorkerState:
 
 
 def copy_into(targets: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+    """Copy saved tensors into the targets; floating-point values of integer tensors are rounded."""
     with torch.no_grad():
         for target, value in zip(targets, kept, strict=True):
             target.copy_(value if target.is_floating_point() or not value.is_floating_point() else value.round())
@@ -69,18 +72,18 @@ def restore_memories(memories: Sequence[Memory], worker_state: WorkerState, kind
 
 
 def state_of_optimizer(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> WorkerState:
-    """Its memory, and the settings of its groups, which some change as they go."""
+    """Return the optimizer's state, and the settings of its groups, which some optimizers change."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, dict[str, Any]] = {}
-    elsewhere: list[str] = []  # what lies on another device than the CPU
-    for place, parameter in enumerate(parameters):
+    elsewhere: list[str] = []  # tensors on another device than the CPU
+    for number, parameter in enumerate(parameters):
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"optimizer.{place}.{key}"] = value
+                tensors[f"optimizer.{number}.{key}"] = value
                 if value.device.type != "cpu":
-                    elsewhere.append(f"{place}.{key}")
+                    elsewhere.append(f"{number}.{key}")
             else:
-                numbers.setdefault(str(place), {})[key] = value
+                numbers.setdefault(str(number), {})[key] = value
     groups: list[dict[str, Any]] = []
     for number, group in enumerate(optimizer.param_groups):
         settings = {key: value for key, value in group.items() if key != "params"}
@@ -93,13 +96,13 @@ def restore_optimizer(
     optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], worker_state: WorkerState
 ) -> None:
     numbers, elsewhere = worker_state.facts["optimizer"], worker_state.facts["elsewhere"]
-    for place, memory in enumerate(worker_state.remembered("optimizer", len(parameters))):
-        device = parameters[place].device
+    for number, memory in enumerate(worker_state.remembered("optimizer", len(parameters))):
+        device = parameters[number].device
         state = {
-            key: value.to(device) if f"{place}.{key}" in elsewhere else value.clone() for key, value in memory.items()
+            key: value.to(device) if f"{number}.{key}" in elsewhere else value.clone() for key, value in memory.items()
         }
-        if state or str(place) in numbers:
-            optimizer.state[parameters[place]] = state | numbers.get(str(place), {})
+        if state or str(number) in numbers:
+            optimizer.state[parameters[number]] = state | numbers.get(str(number), {})
     groups = optimizer.param_groups
     tensors = worker_state.remembered("setting", len(groups))
     for group, settings, changed in zip(groups, worker_state.facts["settings"], tensors, strict=True):
@@ -109,7 +112,7 @@ def restore_optimizer(
 
 
 class TensorSlot(NamedTuple):
-    """Where a tensor lies in a run of bytes."""
+    """The slot of a tensor in a run of bytes."""
 
     name: str
     dtype: str
@@ -123,7 +126,7 @@ class TensorSlot(NamedTuple):
 
 
 def tensor_slots(tensors: dict[str, Tensor]) -> tuple[list[TensorSlot], int]:
-    """Where these tensors lie one after the other, and how many bytes they take."""
+    """Return the slots of tensors that are packed one after the other, and the bytes of all."""
     found, start = [], 0
     for name, tensor in tensors.items():
         found.append(TensorSlot(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), start))
@@ -132,18 +135,18 @@ def tensor_slots(tensors: dict[str, Tensor]) -> tuple[list[TensorSlot], int]:
 
 
 def pack(tensors: Sequence[Tensor], where: Sequence[TensorSlot], raw: Tensor) -> None:
-    """Put them where they belong. By NumPy: PyTorch would wake threads that workers need the cores of."""
+    """Copy tensors into their slots. NumPy does it in this thread; PyTorch would take cores from workers."""
     target = raw.numpy()
-    for tensor, place in zip(tensors, where, strict=True):
+    for tensor, slot in zip(tensors, where, strict=True):
         given = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        target[place.start : place.start + len(given)] = given
+        target[slot.start : slot.start + len(given)] = given
 
 
 def copied(raw: Tensor) -> Tensor:
-    """A copy of a run of bytes, in one thread."""
+    """Return a copy of a run of bytes, made in one thread."""
     return torch.from_numpy(raw.numpy().copy())
 
 
 def unpacked(raw: Tensor, where: Sequence[TensorSlot]) -> dict[str, Tensor]:
-    """The tensors that lie there, as views."""
-    return {place.name: place.view(raw) for place in where}
+    """Return the tensors in these slots, as views."""
+    return {slot.name: slot.view(raw) for slot in where}

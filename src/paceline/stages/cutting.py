@@ -4,10 +4,10 @@
     stages   |  ---- 0 ----  |     --- 1 ---     |  --- 2 ---  |
                     relu ----------------> add                     a skip connection is carried along
 
-What an earlier stage makes and a later one needs goes with every message between them. A stage holds the modules and
+What an earlier stage computes and a later one needs goes with every message between them. A stage holds the modules and
 parameters that its pieces use, under the model's own names. A parameter that several stages use (an embedding that is
-also the last layer) lies with the first of them, which hands it on as what it has made: its gradient comes back with
-the others. What training does not change lies with everyone who uses it.
+also the last layer) belongs to the first of them, which sends it on with its results, so that its gradient comes back
+with the others. What training does not change is copied to every stage that uses it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from paceline.stages.tracing import Traced, attribute, modules_of
 
 @dataclass
 class Code:
-    """One stage: what it takes from the one before, what it computes, what it hands to the next."""
+    """The code of one stage: what it takes from the one before, computes, and gives to the next."""
 
     number: int
-    part: fx.GraphModule  # called with what it takes; gives a tuple of what it hands on, or the model's result
+    part: fx.GraphModule  # returns a tuple of what it gives to the next stage, or the model's result
     first: bool
     last: bool
     tied: tuple[nn.Parameter, ...]  # what comes from the stage before, or goes to the next
@@ -42,7 +42,7 @@ class Code:
 
 
 def name_of(traced: Traced, place: int) -> str:
-    """What a user calls the piece: its module's name where it is one that is called but once, else the graph's name."""
+    """Return a piece's name for users: its module's at the module's first call, else the graph's."""
     node = traced.pieces[place]
     if node.op != "call_module":
         return node.name
@@ -52,7 +52,7 @@ def name_of(traced: Traced, place: int) -> str:
 
 
 def find(traced: Traced, name: str) -> int:
-    """The piece of this name, or the first one in the module of this name."""
+    """Return the piece of this name, or the first one in the module of this name."""
     pieces = traced.pieces
     for place, node in enumerate(pieces):
         if name in modules_of(node) or name == name_of(traced, place):
@@ -65,7 +65,7 @@ def find(traced: Traced, name: str) -> int:
 
 
 def places_of(traced: Traced, cuts: Sequence[str]) -> tuple[int, ...]:
-    """Where stages begin, from their names; in order, and where a cut can be made."""
+    """Return where stages begin, from their names. Raise `JobError` where no cut can be made."""
     found = tuple(find(traced, name) for name in cuts)
     if list(found) != sorted(set(found)) or 0 in found:
         raise JobError(f"cuts {'+'.join(cuts)} are not in the order of the model, or cut before its first piece")
@@ -76,7 +76,7 @@ def places_of(traced: Traced, cuts: Sequence[str]) -> tuple[int, ...]:
 
 
 def obstacle(traced: Traced, place: int) -> str | None:
-    """Why no cut can be made before this piece."""
+    """Return why no cut can be made before this piece, or None."""
     after = set(traced.pieces[place:])
     for node in _crossing(traced, place):
         if not node.meta.get("tensor", True) and node.name not in traced.numbers:
@@ -91,7 +91,7 @@ def obstacle(traced: Traced, place: int) -> str | None:
 
 
 def tied(traced: Traced, places: Sequence[int]) -> dict[str, tuple[int, int]]:
-    """Parameters in several stages: the first and the last of these."""
+    """Return the parameters of several stages, with the first and the last of these."""
     names, found = trainable(traced.module), {}
     for what, pieces in traced.users.items():
         first, last = (sum(start <= piece for start in places) for piece in (pieces[0], pieces[-1]))
@@ -100,8 +100,8 @@ def tied(traced: Traced, places: Sequence[int]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def carried(traced: Traced) -> list[int]:
-    """For each piece, the bytes of what goes from one stage to the next where that begins with it."""
+def message_bytes(traced: Traced) -> list[int]:
+    """Return for each piece the bytes of a message to a stage that begins with it."""
     pieces, trained = range(len(traced.pieces)), trainable(traced.module)
     found = [sum(node.meta["bytes"] for node in _crossing(traced, place)) for place in pieces]
     for what, users in traced.users.items():
@@ -110,17 +110,18 @@ def carried(traced: Traced) -> list[int]:
     return found
 
 
-def alone(traced: Traced, moving: Collection[str]) -> dict[str, list[int]]:
-    """What can lie in only one stage, and by which pieces it is used: buffers that training moves, modules that draw
-    chance call by call.
+def indivisible(traced: Traced, moving: Collection[str]) -> dict[str, list[int]]:
+    """Return what must be in a single stage, with the pieces that use it.
+
+    These are buffers that training changes and modules that draw random numbers call by call.
     """
     still = {name for name, _ in (*traced.module.named_parameters(), *traced.module.named_buffers())} - {*moving}
     return {what: pieces for what, pieces in traced.users.items() if what not in still}
 
 
-def torn(traced: Traced, places: Sequence[int], moving: Collection[str]) -> str | None:
-    """Why stages cannot begin at all of these places."""
-    for what, pieces in alone(traced, moving).items():
+def cut_conflict(traced: Traced, places: Sequence[int], moving: Collection[str]) -> str | None:
+    """Return why stages cannot begin at all of these places, or None."""
+    for what, pieces in indivisible(traced, moving).items():
         if any(pieces[0] < place <= pieces[-1] for place in places):
             one, other = (name_of(traced, piece) for piece in (pieces[0], pieces[-1]))
             why = "training moves it" if what in moving else "it draws chance"
@@ -129,12 +130,12 @@ def torn(traced: Traced, places: Sequence[int], moving: Collection[str]) -> str 
 
 
 def _crossing(traced: Traced, place: int) -> list[fx.Node]:
-    """What is made before this piece, and needed by it or later: inputs of the model first, then in order."""
+    """Return the values made before this piece and needed by it or later: the model's inputs first."""
     return [node for node in (*traced.placeholders, *traced.pieces[:place]) if traced.needed[node] >= place]
 
 
 def cut(traced: Traced, places: Sequence[int]) -> list[Code]:
-    """The stages, over the model's own modules."""
+    """Return the stages, over the model's own modules."""
     bounds = [0, *places, len(traced.pieces)]
     ties = tied(traced, places)
     return [_stage(traced, number, bounds[number], bounds[number + 1], ties) for number in range(len(bounds) - 1)]
@@ -188,7 +189,7 @@ def _stage(traced: Traced, number: int, start: int, stop: int, ties: dict[str, t
 
 @contextlib.contextmanager
 def _quietly(graph: fx.Graph) -> Iterator[None]:
-    """Pieces that are computed without gradients."""
+    """Surround the pieces that are added by calls that turn gradients off and on again."""
     before = graph.call_function(torch.is_grad_enabled)
     graph.call_function(torch._C._set_grad_enabled, (False,))
     yield
@@ -196,8 +197,10 @@ def _quietly(graph: fx.Graph) -> Iterator[None]:
 
 
 def mark_tensors(traced: Traced, tensors: Sequence[Tensor]) -> None:
-    """Run the graph once, to see which values are tensors or whole numbers: these can be carried to another stage; and
-    how large they are, where they lie in memory, and what is changed in place: this must be computed where it was made.
+    """Run the graph once and mark each node with what it takes to decide where to cut.
+
+    Tensors and whole numbers can be sent to another stage. What is changed in place must be computed where it was made,
+    so the memory of values is marked too, and their size.
     """
 
     def mark(node: fx.Node, args: Any, kwargs: Any) -> Any:

@@ -1,5 +1,5 @@
-"""What torch.fx does not see of the code that it follows, and would lose: what a module changes about itself, regions
-without gradients, and autograd functions of the user's, of which it would write down the forward alone.
+"""Guards what torch.fx cannot see in a trace: changes of a module to itself, regions without gradients, and autograd
+functions of the user's, of which it would trace the forward alone.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from torch.utils.checkpoint import CheckpointFunction
 from paceline.errors import JobError
 
 
-class Unseen(JobError):
-    """Why a module's code cannot be followed."""
+class CannotTrace(JobError):
+    """A module's code cannot be traced; the message says why."""
 
 
 def region() -> bool:
-    """Whether gradients are off where the code stands."""
+    """Return whether gradients are off at this point of the traced code."""
     if torch.is_autocast_enabled("cpu"):
-        raise Unseen("it chooses its precision itself, by torch.autocast")
+        raise CannotTrace("it chooses its precision itself, by torch.autocast")
     if torch.is_inference_mode_enabled():
-        raise Unseen("it uses torch.inference_mode")
+        raise CannotTrace("it uses torch.inference_mode")
     return not torch.is_grad_enabled()
 
 
 # --- what a module changes about itself -----------------------------------------------------------------------------
 
 
-class AsItWas:
-    """A model before its code is followed."""
+class ModuleSnapshot:
+    """A snapshot of a model before its code is traced."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parts = {id(part): _Part(part) for part in model.modules()}
 
     def check(self, module: nn.Module) -> None:
-        """Refuse what a graph would do but once. What is only left behind for others to look at is no harm."""
+        """Raise for changes that a graph would make only once. Attributes that are only left behind do no harm."""
         for part in module.modules():
             self.parts[id(part)].check()
 
     def restore(self, module: nn.Module) -> None:
+        """Undo the changes to the module and its parts."""
         for part in module.modules():
             self.parts[id(part)].restore()
 
@@ -62,16 +63,16 @@ class _Part:
         moved = [b for (b, _), version in zip(self.kept, self.versions, strict=True) if b._version != version]
         for name, value in self.module._buffers.items():
             if value is not self.buffers.get(name) or any(value is each for each in moved):
-                raise Unseen(f"it changes its buffer {name}")
+                raise CannotTrace(f"it changes its buffer {name}")
         for name, value in vars(self.module).items():
             usual = self.attributes.get(name, getattr(type(self.module), name, value))
-            if name not in ("_buffers", "_modules") and value is not usual and not _stands_in(value):
-                raise Unseen(f"it changes its own {name}")
+            if name not in ("_buffers", "_modules") and value is not usual and not _holds_proxy(value):
+                raise CannotTrace(f"it changes its own {name}")
 
     def restore(self) -> None:
         found = vars(self.module)
         for name in [name for name in found if name not in (*self.attributes, "_buffers", "_modules")]:
-            if hasattr(type(self.module), name) or _stands_in(found[name]):
+            if hasattr(type(self.module), name) or _holds_proxy(found[name]):
                 del found[name]
         found.update(self.attributes)
         self.module._buffers.clear()
@@ -83,7 +84,7 @@ class _Part:
         self.versions = [b._version for b, _ in self.kept]
 
 
-def _stands_in(value: Any) -> bool:
+def _holds_proxy(value: Any) -> bool:
     return any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves(value))
 
 
@@ -92,7 +93,7 @@ def _stands_in(value: Any) -> bool:
 
 @contextlib.contextmanager
 def functions_whole() -> Iterator[None]:
-    """Autograd functions that are applied to stand-ins are pieces, in place of what their forwards consist of."""
+    """Trace an autograd function that is applied to proxies as one piece, instead of its forward's operations."""
     usual = Function.__dict__["apply"]
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +118,7 @@ def _applied(cls: type[Function]) -> Callable[..., Any]:
         return cls.apply(*args, **kwargs)
 
     applied.__name__, applied.__qualname__, applied.__module__ = cls.__name__, cls.__qualname__, cls.__module__
-    applied.draws = True  # type: ignore[attr-defined]  # for all that is known
+    applied.draws = True  # type: ignore[attr-defined]  # it may draw random numbers
     return applied
 
 
@@ -129,6 +130,6 @@ def tensors_of(*values: Any) -> list[Tensor]:
 
 
 def memory_of(value: Any) -> set[int]:
-    """Where its numbers lie."""
+    """Return the addresses of the storages of all tensors in a value."""
     dense = [t for t in tensors_of(value) if t.layout == torch.strided]
     return {t.untyped_storage().data_ptr() for t in dense} - {0}

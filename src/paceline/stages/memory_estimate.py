@@ -1,8 +1,8 @@
-"""What the stages of a pipeline weigh: bytes of tensors, counted while one micro-batch goes forward and backward.
+"""The memory of a pipeline's stages: bytes of tensors, counted while one micro-batch goes forward and backward.
 
-Counted is the memory behind tensors, as it is taken and let go (what PyTorch's allocator is asked for), and something
-for every operation that autograd remembers. What a worker takes besides, for its stages, was measured: 0.5 to 3 MiB,
-for the work space of MKL and oneDNN and for small objects.
+The count covers the storage of tensors, from allocation to release, and a constant for every operation that autograd
+keeps. What a worker takes besides for its stages was measured: 0.5 to 3 MiB, for the workspace of MKL and oneDNN and
+for small objects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPERATION = 1 << 10  # bytes that autograd keeps of each, besides tensors; measu
 
 
 class Live(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made while it is on, until they are let go."""
+    """Counts the bytes of all tensors that are made in its context, until they are released."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -67,9 +67,7 @@ class Live(TorchDispatchMode):
         self.most = max(self.most, self.bytes)
 
     def _grown(self, value: Any) -> None:
-        """A workspace of which the backward writes more; while it goes on, about all of it is needed in one place or
-        another.
-        """
+        """Count the part of a workspace that the backward writes; while it runs, about all of it is used."""
         if isinstance(value, Tensor) and (key := value.untyped_storage()._cdata) in self._known:
             known = self._known[key]
             self.most = max(self.most, self.bytes + value.nbytes - known)
@@ -80,32 +78,32 @@ class Live(TorchDispatchMode):
         self.bytes -= self._known.pop(key)
 
     def begin(self) -> int:
-        """From here on count the most anew; what lies there now."""
+        """Restart the count of the most from here; return the bytes at present."""
         self.most = self.bytes
         return self.bytes
 
     @contextlib.contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """What is made now is not counted: another's."""
+        """Do not count what is made in this context, which belongs to another worker."""
         self._counts = False
         yield
         self._counts = True
 
 
 def needed(table: Table, weighed: Sequence[Weighed]) -> list[int]:
-    """The most bytes of its own that each worker will take for its stages."""
+    """Return the most bytes that each worker will take for its stages."""
     return [BESIDES + each for each in peaks(table, weighed)]
 
 
 def weigh_all(job: Job, module: nn.Module, blueprint: Blueprint, reader: Reader, chunk: Chunk) -> list[Weighed]:
-    """Every stage of a blueprint; each worker's segment is made for it."""
+    """Weigh every stage of a blueprint, on segments that are made for it."""
     holdings = blueprint.holdings(module)
     twins = [skeleton(module, mine) for mine in holdings]
     return weigh(job, [Segment(w, job, twin, blueprint, reader) for w, twin in enumerate(twins)], chunk)
 
 
 def weigh(job: Job, segments: Sequence[Segment], chunk: Chunk) -> list[Weighed]:
-    """Every stage, by two micro-batches like this one: the second finds gradients to add to."""
+    """Weigh every stage by two micro-batches like this one: the second finds gradients to add to."""
     live, stages = Live(), [s for segment in segments for s in segment.stages.values()]
     stages = sorted(stages, key=lambda stage: stage.code.number)
     with live:
@@ -118,8 +116,9 @@ def weigh(job: Job, segments: Sequence[Segment], chunk: Chunk) -> list[Weighed]:
 
 
 def _there_and_back(live: Live, segment: Segment, stages: Sequence[Stage], chunk: Chunk) -> list[tuple[int, int, Back]]:
-    """Of each stage: what its forward keeps, the most in it, and its backward. What comes is a copy, as a message is;
-    what goes is gone when it is sent.
+    """Return for each stage what its forward keeps, the most during it, and its backward.
+
+    What arrives is a copy, as a message is, and what is sent is released.
     """
     message: list[Tensor] = []
     forwards, found = list[tuple[int, int, int]](), list[tuple[int, int, Back]]()
@@ -137,20 +136,20 @@ def _there_and_back(live: Live, segment: Segment, stages: Sequence[Stage], chunk
     gradients: list[Tensor | None] = []
     for stage, (kept, forward, graph) in zip(reversed(stages), reversed(forwards), strict=True):
         before = live.begin() - kept
-        back = stage.inputs(0, [None if g is None else g.clone() for g in gradients], 0)
+        back = stage.backward_inputs(0, [None if g is None else g.clone() for g in gradients], 0)
         most = live.most - before + graph
         with live.elsewhere():
             gradients = [None if g is None else g.clone() for g in back]
         del back
         left = live.begin() - before
-        stage.pay(0)
+        stage.backward_weights(0)
         lies = 0 if stage.recompute else graph
         found.append((kept + lies, forward + lies, Back(most, left, live.most - before, live.bytes - before)))
     return found[::-1]
 
 
 def _always(live: Live, stage: Stage) -> tuple[int, int]:
-    """What lies there all the time; and what an update needs for a moment."""
+    """Return the bytes held all the time, and those that an update needs for a moment."""
     weights = stage.weights
     state, moment = _step(live, weights.store.optimizer, weights.versions.masters)
     values = sum(p.nbytes for p in weights.parameters) * weights.versions.copies
@@ -160,18 +159,18 @@ def _always(live: Live, stage: Stage) -> tuple[int, int]:
 
 
 def _step(live: Live, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[int, int]:
-    """What the optimizer remembers of these parameters, and what a step needs for a moment; by steps on copies."""
+    """Return the bytes of the optimizer's state, and those that a step needs for a moment, by steps on copies."""
     copies = {p: nn.Parameter(p.detach().clone()) for p in parameters}
     if not copies:
         return 0, 0
-    twin = optimizer_over(optimizer, copies)
+    stepped = optimizer_over(optimizer, copies)
     with live:
         for copied in copies.values():
             copied.grad = torch.zeros_like(copied)
         before = live.begin()
-        twin.step()
+        stepped.step()
         state = live.bytes - before
         before = live.begin()
-        twin.step()
+        stepped.step()
         moment = live.most - before
     return state, moment

@@ -1,5 +1,6 @@
-"""Making the blueprint of a pipeline: tracing the model, choosing where to cut it, and a rehearsal to see what travels,
-and that the stages together compute what the model does.
+"""Making the blueprint of a pipeline: the model is traced, cut, and rehearsed.
+
+The rehearsal shows what travels between stages, and that they compute together what the model does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from paceline.core.splits.by_depth import balanced
 from paceline.errors import JobError, PlanError
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
-from paceline.stages.cutting import alone, carried, mark_tensors, name_of, obstacle, places_of, torn
+from paceline.stages.cutting import cut_conflict, indivisible, mark_tensors, message_bytes, name_of, obstacle, places_of
 from paceline.stages.exporting import CannotExport
 from paceline.stages.rehearsal import Example, fresh, rehearse
 from paceline.stages.segment import Blueprint
@@ -36,13 +37,14 @@ def blueprint(
     job: Job, module: nn.Module, examples: Sequence[Example], table: Table, moving: tuple[str, ...],
     cuts: Sequence[str], by: str, recompute: Sequence[int], flushes: bool,
 ) -> Blueprint:  # fmt: skip
-    """`examples`: micro-batches of every size that there is, the largest first; `by`: what is balanced where no
-    cuts are given.
+    """Return the blueprint of a pipeline.
+
+    `examples` are micro-batches of every size, the largest first; `by` is what is balanced where no cuts are given.
     """
     twin = copy.deepcopy(module).train()
     replica = Replica(job, twin, ())
     call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
-    traced, places = _traced_and_cut(twin, call, tensors, Wanted(tuple(cuts), table.stages, by, moving))
+    traced, places = _traced_and_cut(twin, call, tensors, CutRequest(tuple(cuts), table.stages, by, moving))
     travels = rehearse(job, module, traced, places, examples)
     names = tuple(name_of(traced, place) for place in places)
     carries = traced.draws
@@ -60,8 +62,8 @@ def blueprint(
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """How to cut."""
+class CutRequest:
+    """The cuts that are asked for."""
 
     cuts: tuple[str, ...]  # (): so that `by` is balanced
     stages: int
@@ -70,9 +72,9 @@ class Wanted:
 
 
 def _traced_and_cut(
-    twin: nn.Module, call: Call, tensors: Sequence[Tensor], wanted: Wanted
+    twin: nn.Module, call: Call, tensors: Sequence[Tensor], wanted: CutRequest
 ) -> tuple[Traced, tuple[int, ...]]:
-    """By torch.fx; what it cannot follow, by torch.export."""
+    """Trace by torch.fx, and by torch.export where that fails; return the graph and where stages begin."""
     whole = {"": "its own forward cannot be followed"}
     try:
         traced = trace(twin, call)
@@ -88,23 +90,23 @@ def _traced_and_cut(
     return traced, _places(traced, tensors, wanted)
 
 
-def _places(traced: Traced, tensors: Sequence[Tensor], wanted: Wanted) -> tuple[int, ...]:
+def _places(traced: Traced, tensors: Sequence[Tensor], wanted: CutRequest) -> tuple[int, ...]:
     mark_tensors(traced, tensors)
     if not wanted.cuts:
         return _choose(traced, tensors, wanted)
     places = places_of(traced, wanted.cuts)
-    if why := torn(traced, places, wanted.moving):
+    if why := cut_conflict(traced, places, wanted.moving):
         raise JobError(f"the model cannot be cut before {' and '.join(wanted.cuts)}: {why}")
     return places
 
 
 def splits(table: Table) -> bool:
-    """Whether backwards come in two halves."""
+    """Return whether backwards come in two halves."""
     return any(work.what == WEIGHTS for line in table.lines for work in line)
 
 
 def agrees(job: Job) -> bool:
-    """Whether an update needs to know something of the whole gradient."""
+    """Return whether an update needs the norm of the whole gradient."""
     return job.clip_norm is not None or job.on_nan == "skip"
 
 
@@ -115,14 +117,14 @@ def _bytes(values: Sequence[Tensor]) -> int:
 # --- where to cut ---------------------------------------------------------------------------------------------------
 
 
-def _choose(traced: Traced, tensors: Sequence[Tensor], wanted: Wanted) -> tuple[int, ...]:
-    """So that the dearest stage is as cheap as can be, also in what it is handed and hands on."""
+def _choose(traced: Traced, tensors: Sequence[Tensor], wanted: CutRequest) -> tuple[int, ...]:
+    """Return the cuts that make the most expensive stage as cheap as possible, messages included."""
     count, by_time = len(traced.pieces), wanted.by == "time"
     able = [place > 0 and not obstacle(traced, place) for place in range(count)]
-    for users in alone(traced, wanted.moving).values():
+    for users in indivisible(traced, wanted.moving).values():
         able[users[0] + 1 : users[-1] + 1] = [False] * (users[-1] - users[0])
     price = CARRIED if by_time else 1.0
-    prices = [price * size if fine else math.inf for size, fine in zip(carried(traced), able, strict=True)]
+    prices = [price * size if fine else math.inf for size, fine in zip(message_bytes(traced), able, strict=True)]
     pieces = _seconds(traced, tensors) if by_time else _memory(traced, tensors)
     places = balanced(pieces, wanted.stages, prices) if wanted.stages <= count else ()
     if len(places) + 1 == wanted.stages:
@@ -136,13 +138,13 @@ def _choose(traced: Traced, tensors: Sequence[Tensor], wanted: Wanted) -> tuple[
 
 
 def _apart(values: Any, changing: bool) -> Any:
-    """Cut off from the pieces before, as a stage's first would be."""
+    """Detach values from the pieces before, as those that a stage takes are."""
 
     def one(value: Any) -> Any:
         if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
             return value
         alone = value.detach().requires_grad_(value.is_floating_point())
-        return alone.clone() if changing else alone  # autograd lets nobody change a leaf
+        return alone.clone() if changing else alone  # autograd refuses changes of a leaf in place
 
     return tree_map(one, values)
 
@@ -152,7 +154,7 @@ def _ended(result: Any) -> Any:
 
 
 def _seconds(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
-    """Of each piece, forward and backward."""
+    """Measure the seconds of each piece, forward and backward."""
     found: list[float] = []
 
     def clock(node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -174,8 +176,9 @@ def _seconds(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
 
 
 def _memory(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
-    """Bytes of each piece: weights that it is the first to use, their gradients and one momentum; and what it keeps for
-    its backward.
+    """Return the bytes of each piece: its weights, their gradients, one momentum, and what it keeps for backward.
+
+    Weights count for the first piece that uses them.
     """
     found, known = list[float](), set[nn.Parameter]()
     weights = {p.untyped_storage().data_ptr() for p in traced.module.parameters()}

@@ -1,5 +1,6 @@
-"""Before the start: micro-batches of every size through all stages and through the model itself, one after the other.
-Losses, gradients and running statistics must be the same, or somebody would train another model than he wrote.
+"""A rehearsal before the start: micro-batches of every size go through all stages and through the model itself.
+
+Losses, gradients and running statistics must be the same, or the stages would train another model than the user's.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import trainable
 from paceline.stages.cutting import Code, cut
 from paceline.stages.exporting import check_sizes
-from paceline.stages.tracing import Answered, Call, Traced, again
+from paceline.stages.tracing import Call, KnownResult, Traced, retrace
 
-ROUNDING = 100  # roundings that a loss may be off by
-APART = 1e-4  # what a gradient may be off by, of itself, and a hundredth of that of all gradients
+ROUNDING = 100  # machine epsilons by which a loss may differ
+APART = 1e-4  # the share of its norm by which a gradient may differ, and a hundredth of that of all gradients
 
 Example = tuple[Chunk, Batch]  # a micro-batch
 
 
 def fresh(example: Example) -> Example:
-    """For whoever may change it in place."""
+    """Return a copy of an example, which may then be changed in place."""
     chunk, batch = example
     return chunk, tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, batch)
 
@@ -37,12 +38,12 @@ def fresh(example: Example) -> Example:
 def rehearse(
     job: Job, module: nn.Module, traced: Traced, places: Sequence[int], examples: Sequence[Example]
 ) -> list[list[Tensor]]:
-    """What each stage takes of the first of the examples."""
+    """Compare the stages with the model; return what each stage takes for the first example."""
     whole, twin = (Replica(job, copy.deepcopy(module).train(), ()) for _ in range(2))
-    rewritten = again(twin.module, traced.call, traced.exported)
+    rewritten = retrace(twin.module, traced.call, traced.exported)
     rewritten.numbers = traced.numbers
     codes, travels = cut(rewritten, places), list[list[Tensor]]()
-    for example in (*examples, examples[-1]):  # twice: whoever changes himself does so in the first
+    for example in (*examples, examples[-1]):  # twice: a model that changes itself does so in the first
         loss = whole.forward(whole.module, *fresh(example))
         loss.backward()
         taken, found = _through(codes, twin, traced, example)
@@ -56,12 +57,12 @@ def rehearse(
 def _through(
     codes: Sequence[Code], replica: Replica, traced: Traced, example: Example
 ) -> tuple[list[list[Tensor]], Tensor]:
-    """What each stage takes, and the loss, when a micro-batch goes through all of them, forward and backward."""
+    """Run a micro-batch through all stages and back; return what each stage takes, and the loss."""
     seen = replica.prepared(*fresh(example))
     tensors = Call.of(replica.loss, fresh((example[0], seen))[1])[1]
     if traced.exported is not None:
         check_sizes(traced.exported, tensors)
-    travels, results, values, answered = list[list[Tensor]](), list[Any](), tensors, Answered()
+    travels, results, values, answered = list[list[Tensor]](), list[Any](), tensors, KnownResult()
     for code in codes:
         travels.append([t.detach().requires_grad_(t.requires_grad) for t in values])
         with replica.precision():
@@ -85,14 +86,14 @@ def _compare(
 ) -> None:  # fmt: skip
     expected, found = losses
     if not torch.allclose(found, expected, rtol=ROUNDING * torch.finfo(found.dtype).eps, atol=0.0):
-        raise _otherwise(module, traced, f"a loss of {float(found)}, not {float(expected)}")
+        raise _difference(module, traced, f"a loss of {float(found)}, not {float(expected)}")
     norms = [float(g.norm()) for g in gradients[0] if g is not None]
     total = math.hypot(*norms)
     if not math.isfinite(total):
         return
     for name, one, other in zip(trainable(module), *gradients, strict=True):
         if (one is None) != (other is None) or not (one is None or _near(one, other, total)):  # type: ignore[arg-type]
-            raise _otherwise(module, traced, f"the gradient of {name} differs")
+            raise _difference(module, traced, f"the gradient of {name} differs")
 
 
 def _near(one: Tensor, other: Tensor, total: float) -> bool:
@@ -110,7 +111,7 @@ def _compare_buffers(whole: nn.Module, cut: nn.Module) -> None:
             )
 
 
-def _otherwise(module: nn.Module, traced: Traced, what: str) -> JobError:
+def _difference(module: nn.Module, traced: Traced, what: str) -> JobError:
     if traced.exported is not None:
         return JobError(
             f"torch.export, which is needed to follow {type(module).__name__}'s code, writes down something else: "

@@ -1,7 +1,7 @@
-"""A segment: the stages of one worker, and what lies between them and its neighbours.
+"""A segment: the stages of one worker, with the messages between them and its neighbours.
 
-It is told one piece of work after the other, from the worker's program (core.schedules). What goes to another worker is
-fetched from it and handed to it; what goes from one of its stages to another stays inside.
+It executes the work of the worker's program (core.schedules). Messages to another worker are fetched from it, and those
+from another worker handed to it. What goes from one of its stages to another stays inside.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paceline.parameters.worker_state import WorkerState, copy_into
 from paceline.stages.cutting import Code, cut
 from paceline.stages.exporting import ExportedGraph
 from paceline.stages.stage import Stage, Sums
-from paceline.stages.tracing import Call, again
+from paceline.stages.tracing import Call, retrace
 from paceline.stages.weight_versions import weights_of
 
 Message = list[Tensor | None]
@@ -35,11 +35,11 @@ Message = list[Tensor | None]
 
 @dataclass(frozen=True)
 class Blueprint:
-    """How the model is cut: all that workers need, to cut it in the same way."""
+    """The cuts of the model, with all that workers need to cut it in the same way."""
 
     call: Call
     exported: ExportedGraph | None  # the model's graph, where torch.fx cannot make it
-    numbers: tuple[str, ...]  # what travels as a tensor and is a whole number
+    numbers: tuple[str, ...]  # values that travel as tensors and are whole numbers
     places: tuple[int, ...]  # where stages begin, in pieces
     names: tuple[str, ...]  # the same, as users know them
     needs: tuple[tuple[bool, ...], ...]  # per stage: which of what it takes wants a gradient
@@ -52,17 +52,18 @@ class Blueprint:
     flushes: bool
     recompute: tuple[bool, ...]
     splits: bool  # whether backwards come in two halves
-    agrees: bool  # whether all meet over the norm of the gradient before an update
+    agrees: bool  # whether workers all-reduce the norm of the gradient before an update
     bytes_on: tuple[int, ...]  # of the largest message from each stage to the next
     bytes_back: tuple[int, ...]  # and back from that one
 
     def codes(self, module: nn.Module) -> list[Code]:
-        traced = again(module.train(), self.call, self.exported)
+        """Return the code of every stage, over this module."""
+        traced = retrace(module.train(), self.call, self.exported)
         traced.numbers = set(self.numbers)
         return cut(traced, self.places)
 
     def holdings(self, module: nn.Module) -> list[list[str]]:
-        """Per worker, the names of the parameters and buffers that it holds."""
+        """Return, per worker, the names of the parameters and buffers that it holds."""
         found: list[list[str]] = [[] for _ in range(max(self.stage_to_worker) + 1)]
         for worker, names in zip(self.stage_to_worker, held(self.codes(module), module), strict=True):
             found[worker] += names
@@ -70,7 +71,7 @@ class Blueprint:
 
 
 def skeleton(module: nn.Module, names: Sequence[str]) -> nn.Module:
-    """A copy of the module in which only these parameters and buffers have memory."""
+    """Return a copy of the module in which only these parameters and buffers have memory."""
     real, memo = set(names), dict[int, object]()
     for name, parameter in module.named_parameters():
         if name not in real:
@@ -82,8 +83,9 @@ def skeleton(module: nn.Module, names: Sequence[str]) -> nn.Module:
 
 
 def held(codes: Sequence[Code], module: nn.Module) -> list[list[str]]:
-    """Per stage, the names of its parameters and buffers, in the module's order: what is trained lies with the first
-    that uses it, the rest with everyone, and the last one has what nobody uses.
+    """Return, per stage, the names of its parameters and buffers, in the module's order.
+
+    A trained parameter belongs to the first stage that uses it, the rest to every one, and the last has the unused.
     """
     tensors, trained = dict((*module.named_parameters(), *module.named_buffers())), trainable(module)
     used = [{id(t) for t in (*code.part.parameters(), *code.part.buffers())} for code in codes]
@@ -94,8 +96,10 @@ def held(codes: Sequence[Code], module: nn.Module) -> list[list[str]]:
 
 
 class Segment:
+    """The stages of one worker."""
+
     def __init__(self, worker: int, job: Job, module: nn.Module, blueprint: Blueprint, reader: Reader) -> None:
-        """`module`: the whole, of which only what this worker holds need have memory."""
+        # Only the parameters and buffers that this worker holds need memory in the module.
         self.worker, self.job, self.blueprint, self.reader = worker, job, blueprint, reader
         codes = blueprint.codes(module)
         optimizer = job.make_optimizer(module, list(trainable(module).values()))
@@ -106,8 +110,10 @@ class Segment:
             for code, names in zip(codes, held(codes, module), strict=True)
             if blueprint.stage_to_worker[code.number] == worker
         }
-        self.scale, self.good = 1.0, True  # of the gradients of an update, as was agreed
-        self.inside: dict[tuple[bool, int, int], Message] = {}  # (onward?, stage that needs it, micro-batch)
+        #: The factor of an update's gradients, and whether they are applied, as all workers agreed.
+        self.scale, self.good = 1.0, True
+        #: Values between stages, by (whether it is an activation, stage that needs it, micro-batch).
+        self.inside: dict[tuple[bool, int, int], Message] = {}
 
     def _stage(
         self, code: Code, names: list[str], job: Job, module: nn.Module, optimizer: Optimizer, chance: Chance
@@ -125,11 +131,11 @@ class Segment:
         )  # fmt: skip
 
     def begin(self, passing: Pass) -> None:
-        """A new table."""
+        """Begin a new table."""
         self.passing = passing
 
     def do(self, work: Work) -> Sums | None:
-        """Something of the table that is not a message; of an update: what its micro-batches added up to."""
+        """Execute work that is not a message; return the sums of an update's micro-batches."""
         stage = self.stages[work.stage]
         version = self.passing.first + work.version
         if work.what == UPDATE:
@@ -147,10 +153,10 @@ class Segment:
             if not stage.code.last:
                 self.inside[True, work.stage + 1, work.micro] = gives
         elif work.what == WEIGHTS:
-            stage.pay(work.micro)
+            stage.backward_weights(work.micro)
         else:
             gradients = [] if stage.code.last else self._taken(False, work)
-            backward = stage.backward if work.what == BACKWARD else stage.inputs
+            backward = stage.backward if work.what == BACKWARD else stage.backward_inputs
             back = backward(work.micro, gradients, version)
             if not stage.code.first:
                 self.inside[False, work.stage - 1, work.micro] = back
@@ -165,11 +171,11 @@ class Segment:
         return [n for chunk in chunks for n in self.reader.order.indices(chunk).tolist()]
 
     def squares(self) -> float:
-        """Of the norm of its gradients, when all of an update's are made."""
+        """Return the squared norm of the worker's gradients, once all of an update's are there."""
         return sum(stage.squares() for stage in self.stages.values())
 
     def agree(self, squares: float) -> None:
-        """All have met: this is the sum over all workers. Clip the gradient by it, or leave it out."""
+        """Clip the gradient, or leave it out, by the sum of all workers' squares."""
         job = self.job
         scale = 1.0 if job.clip_norm is None else job.clip_norm / (math.sqrt(squares) + 1e-6)
         self.scale = 1.0 if scale > 1.0 else scale
@@ -179,20 +185,20 @@ class Segment:
         return self.inside.pop((onward, work.stage, work.micro))
 
     def fetch(self, work: Work) -> Message:
-        """What is to be sent."""
+        """Return the message to be sent."""
         onward = work.what == SEND_ON
         return self.inside.pop((onward, work.stage + (1 if onward else -1), work.micro))
 
     def hand(self, work: Work, message: Message) -> None:
-        """What was taken."""
+        """Accept a message."""
         self.inside[work.what == TAKE_ON, work.stage, work.micro] = message
 
     def named(self, stage: int) -> Iterator[tuple[str, Tensor]]:
-        """A stage's newest parameters and its moving buffers."""
+        """Yield a stage's newest parameters and its moving buffers, with their names."""
         return zip(self.names[stage], self.stages[stage].values(), strict=True)
 
     def worker_state(self) -> WorkerState:
-        """All that it takes to go on, each stage's under its number."""
+        """Return the state to resume from, each stage's under its number."""
         found = WorkerState(dict(each for number in self.stages for each in self.named(number)))
         for number, stage in self.stages.items():
             kept = state_of_store(stage.weights.store)

@@ -2,13 +2,12 @@
 
     forward(micro)    what comes from the stage before -> what goes to the next; keeps what backward needs
     backward(micro)   gradients of what went out -> gradients of what came in; those of weights add up
-    inputs(micro), pay(micro)       the same in two halves
-    update()          what has added up makes the next version of the weights
+    backward_inputs(micro), backward_weights(micro)   the same in two halves
+    update()          the sum of the gradients makes the next version of the weights
 
-With `recompute` a forward keeps only what came in, and the backward runs it again. Running statistics (batch-norm):
-where an update is made of several micro-batches and then all is quiet, each begins from the same ones and their mean
-is taken, as if all had been computed at once; in a pipeline that is never flushed each goes on from those of the one
-before.
+With `recompute` a forward keeps only its inputs, and the backward runs it again. Running statistics (batch-norm): in a
+pipeline that flushes, all micro-batches of an update begin from the same ones and their mean is taken, as if all had
+been computed at once; in one that never flushes, each continues from those of the one before.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch
 from paceline.parameters.rows import numbers
 from paceline.stages.cutting import Code
-from paceline.stages.deferred_gradients import Debt, defer
+from paceline.stages.deferred_gradients import DeferredGradient, defer
 from paceline.stages.exporting import ExportedGraph, check_sizes
-from paceline.stages.tracing import Answered, Call
+from paceline.stages.tracing import Call, KnownResult
 from paceline.stages.weight_versions import Weights
 
 Values = list[Tensor]
@@ -36,20 +35,20 @@ Values = list[Tensor]
 
 @dataclass
 class _Kept:
-    """What a forward leaves for its backward."""
+    """The values that a forward keeps for its backward."""
 
     chunk: Chunk
     weight: float
     batch: Batch  # of the first and of the last stage, where it is computed again
     takes: Values
-    chance: Tensor | None  # the generator's state, where it came along
+    chance: Tensor | None  # the generator's state, where it was sent along
     began: Values  # running statistics as its forward found them
     roots: list[Tensor] = field(default_factory=list)
 
 
 @dataclass
 class Sums:
-    """What the micro-batches of an update add up to, besides gradients."""
+    """The sums over the micro-batches of an update, besides gradients."""
 
     loss: float = 0.0
     weight: float = 0.0
@@ -58,23 +57,25 @@ class Sums:
 
 
 class Moving:
-    """A stage's running statistics. Every forward moves tensors of its own: autograd keeps those that it saw."""
+    """A stage's running statistics. Every forward changes new tensors, since autograd keeps those that it saw."""
 
     def __init__(self, part: nn.Module, names: Sequence[str]) -> None:
         split = [name.rpartition(".") for name in names]
-        self.places = [(part.get_submodule(path), name) for path, _, name in split]
+        self.buffers = [(part.get_submodule(path), name) for path, _, name in split]
 
     @property
     def values(self) -> list[Tensor]:
-        return [owner.get_buffer(name) for owner, name in self.places]
+        return [owner.get_buffer(name) for owner, name in self.buffers]
 
     def begin(self, values: Sequence[Tensor]) -> None:
-        """Go on from these, elsewhere."""
-        for (owner, name), value in zip(self.places, values, strict=True):
+        """Continue from copies of these values."""
+        for (owner, name), value in zip(self.buffers, values, strict=True):
             owner._buffers[name] = value.clone()
 
 
 class Stage:
+    """One stage of the model at its worker."""
+
     def __init__(
         self, code: Code, replica: Replica, call: Call, needs: Sequence[bool], weights: Weights, moving: Sequence[str],
         flushes: bool, recompute: bool, carries_chance: bool, splits: bool, exported: ExportedGraph | None,
@@ -89,16 +90,16 @@ class Stage:
         self.kept: dict[int, _Kept] = {}
         self.sums = Sums()
         self.gradients: list[Tensor | None] = []  # of a whole update, for a moment
-        self.answered = Answered()
-        self.debts: list[Debt] = []  # of the first half of a backward
-        self.owed: dict[int, list[Debt]] = {}
+        self.answered = KnownResult()
+        self.pending: list[DeferredGradient] = []  # of the first half of a backward
+        self.deferred: dict[int, list[DeferredGradient]] = {}
         if splits and replica.autocast is None:
-            defer(code.part, {*replica.parameters} - {*code.tied}, lambda debt: self.debts.append(debt))
+            defer(code.part, {*replica.parameters} - {*code.tied}, lambda gradient: self.pending.append(gradient))
 
     # --- forward ----------------------------------------------------------------------------------------------------
 
     def forward(self, micro: int, chunk: Chunk, values: Values, batch: Batch, version: int, ahead: int) -> Values:
-        """What goes to the next stage; [] of the last one."""
+        """Run a micro-batch forward; return what goes to the next stage, [] from the last one."""
         weight = self.replica.chunk_weight(chunk, batch)
         began = self.start if self.flushes else self.moving.values
         kept = _Kept(chunk, weight, batch if self.recompute else None, values, None, began)
@@ -112,19 +113,19 @@ class Stage:
         self._count(kept, gives)
         if self.recompute:
             kept.roots = []
-            kept.takes = [] if self.code.first else kept.takes  # copied anew from the batch
+            kept.takes = [] if self.code.first else kept.takes  # copied again from the batch
         if self.code.last:
             return []
         found = [self._sent(value) for value in gives]
         return [*found, torch.get_rng_state()] if self.carries_chance else found
 
     def _sent(self, value: Tensor) -> Tensor:
-        """A parameter may be changed before the stage that it goes to is done with it, if that is here too."""
+        """Return a value as it is sent: a parameter as a copy, if it may change before the next stage is done."""
         changes = isinstance(value, nn.Parameter) and not self.flushes
         return value.detach().clone() if changes else dense(value.detach())
 
     def _run(self, kept: _Kept, batch: Batch) -> list[Tensor]:
-        """Once through the stage: what it gives; the last one: the loss."""
+        """Run the stage once; return what it gives, or the loss from the last one."""
         replica, code = self.replica, self.code
         if code.first or code.last:
             batch = replica.prepared(kept.chunk, batch)
@@ -154,7 +155,7 @@ class Stage:
             )
         if self.exported is not None:
             check_sizes(self.exported, tensors)
-        if self.recompute:  # whoever changes his inputs in place does so twice
+        if self.recompute:  # a model that changes its inputs in place does so twice
             return [tensor.clone() for tensor in tensors]
         return tensors
 
@@ -171,7 +172,7 @@ class Stage:
     # --- backward ---------------------------------------------------------------------------------------------------
 
     def backward(self, micro: int, gradients: Sequence[Tensor | None], version: int) -> list[Tensor | None]:
-        """Gradients of what it took, None where there is none; those of weights add up in `parameter.grad`."""
+        """Return the gradients of what the stage took; those of weights add up in `parameter.grad`."""
         kept = self.kept.pop(micro)
         self.weights.look(version, 0)
         if self.recompute:
@@ -187,20 +188,20 @@ class Stage:
             torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
         return [] if self.code.first else [_gradient(value) for value in kept.takes]
 
-    def inputs(self, micro: int, gradients: Sequence[Tensor | None], version: int) -> list[Tensor | None]:
-        """The first half of `backward`: those of weights are made later."""
+    def backward_inputs(self, micro: int, gradients: Sequence[Tensor | None], version: int) -> list[Tensor | None]:
+        """Run the first half of `backward`, and defer the gradients of weights."""
         found = self.backward(micro, gradients, version)
-        self.owed[micro], self.debts = self.debts, []
+        self.deferred[micro], self.pending = self.pending, []
         return found
 
-    def pay(self, micro: int) -> None:
-        """The second half."""
-        for debt in self.owed.pop(micro):
-            debt()
+    def backward_weights(self, micro: int) -> None:
+        """Run the second half of `backward`."""
+        for gradient in self.deferred.pop(micro):
+            gradient()
 
     @contextlib.contextmanager
     def _buffers_as(self, began: Values) -> Iterator[None]:
-        """As the first forward found them, in which they have moved: it is not to happen twice."""
+        """Use the running statistics from before the first forward, so that recomputing does not move them twice."""
         before = self.moving.values
         self.moving.begin(began)
         yield
@@ -213,7 +214,7 @@ class Stage:
         return self.weights.parameters
 
     def whole(self) -> list[Tensor | None]:
-        """The gradients as they are to be applied: all micro-batches are in."""
+        """Return the gradients of the whole update, as they are applied."""
         if not self.gradients:
             self.gradients = take_gradients(self.parameters)
             if self.replica.job.weight is not None and self.sums.weight:
@@ -222,13 +223,13 @@ class Stage:
         return self.gradients
 
     def squares(self) -> float:
-        """Of the gradient's norm, as far as it is this stage's; not finite where it or the loss is not."""
+        """Return the squared norm of this stage's gradient; not finite where it or the loss is not."""
         present = [numbers(g) for g in self.whole() if g is not None]
         norm = float(nn.utils.get_total_norm(present)) if present else 0.0
         return norm * norm + 0.0 * self.sums.loss
 
     def update(self, scale: float, good: bool) -> Sums:
-        """Make the next version, with the gradient scaled, or left out; what its micro-batches added up to."""
+        """Make the next version with the gradient scaled, or left out; return the sums of its micro-batches."""
         gradients = self.whole()
         sums, self.sums, self.gradients = self.sums, Sums(), []
         if not good:
@@ -241,7 +242,7 @@ class Stage:
         return sums
 
     def values(self) -> list[Tensor]:
-        """Its parameters, then its moving buffers."""
+        """Return the parameters, then the moving buffers."""
         return self.weights.values() + (self.start if self.flushes else self.moving.values)
 
 
@@ -250,5 +251,5 @@ def _gradient(value: Tensor) -> Tensor | None:
 
 
 def dense(value: Tensor) -> Tensor:
-    """As it can travel: without gaps. In which order its numbers lie is kept: dropout draws them in that order."""
+    """Return a value without gaps, as it can be sent, in the same memory order, since dropout draws in that order."""
     return value if value.is_contiguous() else value.clone()

@@ -24,10 +24,12 @@ State = tuple[Tensor, ...]
 
 
 class ThroughTime(nn.Module):
+    """A recurrent layer over a cell, which keeps at most `memory` hidden states at one time.
+
+    `cell(x, state)` returns the next state: a tensor, or a tuple whose first entry is the output, as nn.LSTMCell does.
+    """
+
     def __init__(self, cell: nn.Module, memory: int) -> None:
-        """`cell(x, state)` gives the next state: a tensor, or a tuple of which the first is the output, as nn.LSTMCell
-        does. `memory`: hidden states that are kept at one time.
-        """
         super().__init__()
         if memory < 1:
             raise JobError(f"memory={memory}: at least one hidden state must be kept, the first")
@@ -35,7 +37,7 @@ class ThroughTime(nn.Module):
         self.chance = any(draws(part) for part in cell.modules())
 
     def forward(self, x: Tensor, state: Tensor | State | None = None) -> tuple[Tensor, Tensor | State]:
-        """All outputs, time x batch x features, and the last state."""
+        """Return all outputs, time x batch x features, and the last state."""
         begin = self._begin(x) if state is None else state if isinstance(state, tuple) else (state,)
         seed = int(torch.randint(2**62, ())) if self.chance and self.training else None
         run = _Run(self.cell, isinstance(state, tuple) or self._makes_tuples, seed)
@@ -59,13 +61,13 @@ class ThroughTime(nn.Module):
 
 
 class _Run:
-    """The cell, one step at a time; a step that is computed again draws the same chance."""
+    """Runs the cell one step at a time; a recomputed step draws the same random numbers."""
 
     def __init__(self, cell: nn.Module, tuples: bool, seed: int | None) -> None:
         self.cell, self.tuples, self.seed = cell, tuples, seed
 
     def step(self, at: int, x: Tensor, state: State) -> State:
-        """`x`: of this time."""
+        """Run one step; `x` is the input at this time."""
         if self.seed is not None:
             torch.default_generator.manual_seed(mix(self.seed, at))
         found = self.cell(x, state if self.tuples else state[0])
@@ -80,7 +82,7 @@ class _Run:
 class _Bounded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: _Run, memory: int, width: int, x: Tensor, *rest: Tensor) -> Any:
-        """Through all of time once, keeping what the plan keeps before its first gradient."""
+        """Run all steps once, keeping the states that the plan keeps before its first gradient."""
         begin, steps = rest[:width], len(x)
         plan = list(orders(steps, memory))
         first = next((place for place, order in enumerate(plan) if isinstance(order, Back)), 0)
@@ -106,7 +108,7 @@ class _Bounded(torch.autograd.Function):
 
 
 class _Along:
-    """Back through time: gradients as they have come so far."""
+    """The backward pass, with the gradients so far."""
 
     def __init__(
         self, run: _Run, x: Tensor, parameters: Sequence[Tensor], outputs: Tensor, last: list[Tensor], wants_x: bool
@@ -117,7 +119,7 @@ class _Along:
         self.steps: dict[int, Tensor] = {}
 
     def follow(self, plan: Sequence[Order], kept: dict[int, State], where: int) -> None:
-        """`where`: the forward pass has not stopped there, so the way to the plan's first gradient is walked again."""
+        """Execute the plan. The forward pass ended elsewhere, so the steps to `where` are run again first."""
         nearest = max(kept)
         state = self.run.advance(nearest, where, self.x, kept[nearest])
         for order in plan:

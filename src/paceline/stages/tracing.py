@@ -1,9 +1,9 @@
-"""What a model does, as a graph: what a pipeline cuts.
+"""Tracing a model into the graph that a pipeline cuts.
 
-By torch.fx, which runs the model's own code on stand-ins. A module whose code cannot be run so (it branches on what a
-tensor holds, or changes the module itself) stays whole, as a piece of its own, and is remembered with the reason.
-PyTorch's own containers whose code cannot are unfolded by the rules of compute.unfolding. Pieces under `torch.no_grad`
-are marked `quiet`; a user's autograd function is one piece, with its own backward (compute.following).
+torch.fx runs the model's own code on proxies. A module whose code cannot be traced (it branches on what a tensor holds,
+or changes the module itself) stays whole, as a piece of its own, and the reason is kept. PyTorch's own containers that
+cannot be traced are unfolded by the rules of stages.unfolding. Pieces under `torch.no_grad` are marked `quiet`. A
+user's autograd function is one piece, with its own backward (stages.following).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paceline.errors import JobError, users_code
 from paceline.gradients.randomness import draws
 from paceline.jobs.job import Batch
 from paceline.stages.exporting import ExportedGraph, export_graph, graph_of
-from paceline.stages.following import AsItWas, Unseen, functions_whole, region
+from paceline.stages.following import CannotTrace, ModuleSnapshot, functions_whole, region
 from paceline.stages.unfolding import rule_of
 
 DRAWING = {
@@ -35,14 +35,14 @@ DRAWING = {
     F.gumbel_softmax, F.scaled_dot_product_attention, torch.dropout, torch.bernoulli, torch.rand_like,
     torch.randn_like, torch.normal, torch.rrelu,
 }  # fmt: skip
-IDLE = {operator.getitem, torch.cat}  # left out where nobody uses what it makes: states after the last step, say
+IDLE = {operator.getitem, torch.cat}  # left out where the result is not used, such as the states after the last step
 
 
 class _Called(Exception):
-    """The model was called: its arguments are known."""
+    """The model was called, so its arguments are known."""
 
 
-class Asked(nn.Module):
+class CallRecorder(nn.Module):
     """Stands in for the model to learn how `step` calls it."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ class Asked(nn.Module):
         raise _Called
 
 
-class Answered(nn.Module):
+class KnownResult(nn.Module):
     """Stands in for the model where its result is known already."""
 
     result: Any
@@ -63,44 +63,46 @@ class Answered(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             raise JobError(
-                f"step= uses model.{name}, and under a pipeline nobody has the whole model; use only what model(...) "
-                "returns, or a plan that does not cut the model"
+                f"step= uses model.{name}, and under a pipeline no worker has the whole model; use only what "
+                "model(...) returns, or a plan that does not cut the model"
             ) from None
 
 
-class Here(Enum):
-    """Where a tensor stands."""
+class Argument(Enum):
+    """Marks the place of a tensor among the arguments of a call."""
 
     TENSOR = 0
 
 
 @dataclass(frozen=True)
 class Call:
-    """How the model is called: which of its arguments are tensors, and what the others are."""
+    """A call of the model: which of its arguments are tensors, and the values of the others."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @staticmethod
     def of(step: Callable[[nn.Module, Batch], Tensor], batch: Batch) -> tuple[Call, list[Tensor]]:
-        """How `step` calls the model for this batch, and with which tensors."""
-        asked = Asked()
+        """Return how `step` calls the model for this batch, and the tensors that it passes."""
+        asked = CallRecorder()
         with contextlib.suppress(_Called):
             step(asked, batch)
             raise JobError("step= never calls the model, so there is nothing to cut into stages")
         flat, spec = tree_flatten(asked.found)
         tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
-        args, kwargs = tree_unflatten([Here.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat], spec)
+        args, kwargs = tree_unflatten([Argument.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat], spec)
         return Call(args, kwargs), tensors
 
     @property
     def tensors(self) -> int:
-        return sum(leaf is Here.TENSOR for leaf in tree_flatten((self.args, self.kwargs))[0])
+        """The number of tensors among the arguments."""
+        return sum(leaf is Argument.TENSOR for leaf in tree_flatten((self.args, self.kwargs))[0])
 
     def filled(self, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of the call with these tensors."""
         rest = iter(tensors)
         flat, spec = tree_flatten((self.args, self.kwargs))
-        args, kwargs = tree_unflatten([next(rest) if leaf is Here.TENSOR else leaf for leaf in flat], spec)
+        args, kwargs = tree_unflatten([next(rest) if leaf is Argument.TENSOR else leaf for leaf in flat], spec)
         return args, kwargs
 
 
@@ -117,12 +119,12 @@ class Traced:
 
     @cached_property
     def pieces(self) -> list[fx.Node]:
-        """What is computed, in order."""
+        """The nodes that compute, in order."""
         return [node for node in self.graph.nodes if node.op in ("call_module", "call_function", "call_method")]
 
     @cached_property
     def needed(self) -> dict[fx.Node, int]:
-        """The last piece that needs it; what the model gives is needed to the end."""
+        """The last piece that needs each value; the model's result is needed to the end."""
         places = {node: place for place, node in enumerate((*self.pieces, self.output))}
         return {
             node: max((places[user] for user in node.users), default=-1) for node in (*self.placeholders, *self.pieces)
@@ -138,7 +140,7 @@ class Traced:
         return found
 
     def run(self, tensors: Sequence[Tensor], piece: Callable[[fx.Node, Any, Any], Any]) -> None:
-        """Node by node, each piece run as `piece(node, args, kwargs)` says."""
+        """Run the graph node by node; `piece(node, args, kwargs)` computes each piece."""
         made = dict(zip(self.placeholders, tensors, strict=True))
         for node in self.graph.nodes:
             if node.op == "get_attr":
@@ -159,7 +161,7 @@ class Traced:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def parameters(self, node: fx.Node) -> list[nn.Parameter]:
-        """That a piece uses."""
+        """Return the parameters that a piece uses."""
         if node.op == "call_module":
             return list(self.module.get_submodule(str(node.target)).parameters())
         read = (attribute(self.module, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr")
@@ -167,7 +169,7 @@ class Traced:
 
     @cached_property
     def users(self) -> dict[str, list[int]]:
-        """By which pieces parameters, buffers, and modules that draw chance call by call are used."""
+        """The pieces that use each parameter, each buffer, and each module that draws random numbers call by call."""
         names = {id(p): name for name, p in (*self.module.named_parameters(), *self.module.named_buffers())}
         found = defaultdict[str, list[int]](list)
         for place, node in enumerate(self.pieces):
@@ -183,12 +185,12 @@ class Traced:
 
     @property
     def draws(self) -> bool:
-        """Whether chance is drawn outside of the modules that are seeded one by one."""
+        """Whether random numbers are drawn outside of the modules that are seeded one by one."""
         return any(self._draws(node) for node in self.pieces)
 
     def _draws(self, node: fx.Node) -> bool:
         if node.op == "call_function":
-            if isinstance(node.target, torch._ops.OpOverload):  # written down by torch.export
+            if isinstance(node.target, torch._ops.OpOverload):  # from torch.export
                 return torch.Tag.nondeterministic_seeded in node.target.tags
             return node.target in DRAWING or getattr(node.target, "draws", False)
         if node.op == "call_method":
@@ -198,6 +200,7 @@ class Traced:
 
 
 def attribute(module: nn.Module, path: str) -> Any:
+    """Return the attribute at a dotted path."""
     found: Any = module
     for word in path.split("."):
         found = getattr(found, word)
@@ -205,7 +208,7 @@ def attribute(module: nn.Module, path: str) -> Any:
 
 
 class _Tracer(fx.Tracer):
-    def __init__(self, call: Call, state: AsItWas) -> None:
+    def __init__(self, call: Call, state: ModuleSnapshot) -> None:
         super().__init__()
         self.call, self.state, self.whole = call, state, dict[str, str]()
 
@@ -235,7 +238,7 @@ class _Tracer(fx.Tracer):
             result = super().call_module(m, forward if rule is None else _bound(rule, m), args, kwargs)
             self.state.check(m)
             return result
-        except Exception as error:  # whatever the model's own code does with a stand-in
+        except Exception as error:  # the model's own code may raise anything for a proxy
             if self.path_of_module(m) == "":
                 raise
             self.state.restore(m)
@@ -250,24 +253,24 @@ def _bound(rule: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
 
 
 def export(module: nn.Module, call: Call, tensors: Sequence[Tensor]) -> Traced:
-    """The same by torch.export, for these inputs."""
-    # With one sample torch.export would take it that there is always one.
+    """Return the graph by torch.export, for inputs like these."""
+    # With one sample torch.export would assume that there is always one.
     alone = all(t.shape[0] == 1 for t in tensors if t.dim())
     several = [torch.cat([t, t]) if alone and t.dim() else t for t in tensors]
     exported = export_graph(copy.deepcopy(module), *call.filled(several))
     return Traced(module, graph_of(exported), call, exported=exported)
 
 
-def again(module: nn.Module, call: Call, exported: ExportedGraph | None) -> Traced:
-    """The graph of another copy of the module."""
+def retrace(module: nn.Module, call: Call, exported: ExportedGraph | None) -> Traced:
+    """Return the graph of another copy of the module."""
     if exported is None:
         return trace(module, call)
     return Traced(module, graph_of(exported), call, exported=exported)
 
 
 def trace(module: nn.Module, call: Call) -> Traced:
-    """The graph of a module that is in training mode."""
-    state = AsItWas(module)
+    """Return the graph of a module that is in training mode."""
+    state = ModuleSnapshot(module)
     tracer = _Tracer(call, state)
     name, remedy = type(module).__name__, "into a module of its own, which then stays whole"
     outside = (
@@ -278,7 +281,7 @@ def trace(module: nn.Module, call: Call) -> Traced:
         with users_code(outside), torch.enable_grad(), functions_whole():
             graph = tracer.trace(module)
             state.check(module)
-    except Unseen as why:
+    except CannotTrace as why:
         raise JobError(f"the forward of {name} cannot be followed: {why}; put that part {remedy}") from why
     finally:
         state.restore(module)
@@ -289,7 +292,7 @@ def trace(module: nn.Module, call: Call) -> Traced:
 
 
 def modules_of(node: fx.Node) -> Iterator[str]:
-    """The names of the modules that a piece lies in, the outermost first."""
+    """Yield the names of the modules that a piece is in, the outermost first."""
     yield from (path for path, _ in (node.meta.get("nn_module_stack") or {}).values())
     if node.op == "call_module":
         yield str(node.target)

@@ -1,10 +1,10 @@
-"""PyTorch's own containers as what they are made of, where torch.fx does not look into them, or cannot.
+"""PyTorch's own containers as their parts, where torch.fx does not look into them, or cannot.
 
     nn.TransformerEncoder, nn.TransformerEncoderLayer    their layers; attention, norms, linear layers
     nn.LSTM, nn.GRU, nn.RNN of several layers            one layer after the other, dropout in between
 
-A rule is called instead of the module, with stand-ins, and does the same by parts: the same numbers to the bit, the
-same chance. Parameters stay where they are, under the model's names. A layer of a recurrent net is a piece of its own,
+A rule is called instead of the module, with proxies, and does the same by parts: the same numbers to the bit, from the
+same seeds. Parameters stay where they are, under the model's names. A layer of a recurrent net is a piece of its own,
 called as the module with the layer's number: `lstm_l1` is the second one of `lstm`.
 """
 
@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.gradients.randomness import begin_anew
+from paceline.gradients.randomness import reseed
 
 Rule = Callable[..., Any]
 
 
 class _Whole(Exception):
-    """Called in a way that the rule does not cover."""
+    """The module is called in a way that the rule does not cover."""
 
 
 def rule_of(module: nn.Module) -> Rule | None:
-    """How this module is unfolded; None where it is not."""
+    """Return the rule that unfolds a module, or None."""
     if isinstance(module, nn.RNNBase) and module.num_layers == 1:
         return None
     return UNFOLDED.get(type(module))
@@ -94,7 +94,7 @@ def one_layer(
     x: Tensor, before: tuple[Tensor, ...] | None, weights: tuple[Tensor, ...], mode: str, bias: bool, training: bool,
     bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """What a recurrent module does in one of its layers: outputs, and the state after the last step."""
+    """Run one layer of a recurrent module; return the outputs and the state after the last step."""
     where, alone = 0 if batch_first else 1, x.dim() == 2  # a single sample, without a batch
     x = x.unsqueeze(where) if alone else x
     if before is None:
@@ -108,17 +108,17 @@ def one_layer(
 
 
 def _sizes(mode: str, weights: tuple[Tensor, ...]) -> tuple[int, ...]:
-    """Of the state: what a layer hands on, and of an LSTM its cell."""
+    """Return the sizes of the state: of the output, and of an LSTM's cell."""
     hidden = weights[1].shape[1]  # with proj_size smaller than the cell
     return (hidden, weights[1].shape[0] // 4) if mode == "LSTM" else (hidden,)
 
 
 def _between(module: nn.RNNBase) -> Rule:
-    """The dropout between two layers; the first one in a call begins the module's chance."""
+    """Return the dropout between two layers; the first one in a call seeds the module."""
 
     def between(x: Tensor, first: bool) -> Tensor:
         if first:
-            begin_anew(module, (x,))
+            reseed(module, (x,))
         return F.dropout(x, module.dropout)
 
     between.draws = True  # type: ignore[attr-defined]

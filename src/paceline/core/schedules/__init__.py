@@ -40,7 +40,7 @@ class Work(NamedTuple):
 
 
 class StageLayout(NamedTuple):
-    """Where the stages of a pipeline are, and how many versions of its weights each of them holds."""
+    """The worker of each stage, and how many versions of its weights the stage holds."""
 
     stage_to_worker: tuple[int, ...]
     versions: tuple[int, ...]  # held at once, per stage
@@ -56,7 +56,7 @@ def one_stage_each(workers: int) -> StageLayout:
 class Schedule(Protocol):
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name that messages use."""
 
     @property
     def span(self) -> int:

@@ -1,4 +1,4 @@
-"""How much memory a table takes: what each worker holds, walked through in the order of its work.
+"""The memory that a table takes: what each worker holds, walked through in the order of its work.
 
 always           weights in all their versions, the optimizer's state
 in an update     gradients, from the first backward to the update

@@ -38,7 +38,7 @@ from paceline.narrative import Scene, Wait, format_story, format_waits
 
 @dataclass
 class Figures:
-    """What the walk counts."""
+    """The counts of a walk."""
 
     works: int = 0
     messages: int = 0
@@ -79,7 +79,7 @@ def ticks_of(table: Table) -> tuple[int, float]:
 
 
 class _Stage:
-    """What one stage has done so far."""
+    """The progress of one stage."""
 
     def __init__(self) -> None:
         self.newest = 0
