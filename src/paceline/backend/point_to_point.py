@@ -68,7 +68,7 @@ class Transfer(PendingWork):
         return [self.other] if self.other >= 0 else [other for other, _ in self.engine.memory.others]
 
     def counterpart(self) -> str:
-        """With whom: ` to rank 1 (tag 0)`."""
+        """The other rank and the tag, as in ` to rank 1 (tag 0)`."""
         whom = f"rank {self.other}" if self.other >= 0 else "any rank"
         word = "to" if self.call >> calls.OPERATION & 31 == calls.SEND else "from"
         return f" {word} {whom} (tag {self.tag})"

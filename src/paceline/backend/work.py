@@ -63,7 +63,7 @@ class PendingWork(_Work):  # type: ignore[misc]
 
     @abstractmethod
     def counterpart(self) -> str:
-        """For messages: with which rank alone it deals, if there is one."""
+        """The one rank that a message is sent to or received from, if there is one."""
         raise NotImplementedError
 
     def describe(self) -> str:

@@ -107,7 +107,7 @@ class Fused:
         return loss, made.gradients
 
     def explain(self) -> str:
-        """Which path was taken, the plan, and how fast the last epoch was."""
+        """Say which path was taken, the plan, and how fast the last epoch was."""
         if not self._compiled:
             return "not compiled yet: the first samples show the shape"
         return "\n\n".join(self._explained(made) for made in self._compiled.values())

@@ -44,7 +44,7 @@ class Processor(Protocol):
         ...
 
     def arenas(self, plan: Plan, batch: int) -> int:
-        """For how many groups of samples there has to be memory at once."""
+        """The number of groups of samples that need memory at once."""
         ...
 
     def run(self, made: Compiled, call: Call) -> None:
@@ -60,7 +60,7 @@ class Processor(Protocol):
         ...
 
     def explain(self, made: Compiled) -> list[str]:
-        """Which compiler made the code, where its text lies, how samples are shared out."""
+        """Say which compiler made the code, where its text lies, and how samples are shared out."""
         ...
 
     def share(self, gflops: float) -> str:

@@ -89,7 +89,7 @@ class VectorSlice:
         self.buffers, self.kept = self.kept, None
 
     def worker_state(self) -> WorkerState:
-        """Between two updates: its slices; the replica itself is its learner's."""
+        """Its slices between two updates; the replica itself belongs to the learner."""
         return WorkerState({f"vector.{name}": vector for name, vector in self.vectors.items()})
 
     def restore(self, worker_state: WorkerState) -> None:

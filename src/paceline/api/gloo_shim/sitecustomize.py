@@ -89,7 +89,7 @@ if "PACELINE_STEPS" in os.environ:
         0, AfterImport({"torch.distributed.distributed_c10d": stand_in, "torch.optim.optimizer": count_steps})
     )
 
-# Whoever was to be found under this name without us.
+# Run the sitecustomize that Python would have found without this one.
 _others = [place for place in sys.path if Path(place or ".").resolve() != Path(__file__).parent]
 _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
 if _spec is not None and _spec.loader is not None:

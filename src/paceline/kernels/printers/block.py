@@ -209,7 +209,7 @@ def dealt_out(loops: Loops, spans: tuple[Span, ...] | None = None) -> list[str]:
 
 
 def decoded(loops: Loops, name: str, spans: tuple[Span, ...] | None = None) -> list[str]:
-    """Which round of each loop a number stands for."""
+    """The round of each loop that a number stands for."""
     spans = spans or tuple((0, loop.extent, 1) for loop in loops)
     lines, step = [], 1
     for number, (loop, (first, count, factor)) in reversed(list(enumerate(zip(loops, spans, strict=True)))):
