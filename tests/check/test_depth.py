@@ -100,3 +100,24 @@ def test_a_lock_is_held_in_helpers_of_any_depth(helpers: int) -> None:
     assert check_text("account.py", begin + locked + chain + last) == []
     assert check_text("account.py", begin + last + chain + locked) == []
     assert [f.rule for f in check_text("account.py", begin + loose + chain + last)] == ["PC402"]
+
+
+@pytest.mark.parametrize("wrappers", range(9))
+def test_a_collective_of_some_ranks_is_found_behind_any_number_of_wrappers(wrappers: int) -> None:
+    """Whatever else calls them: here a chain of functions as long, which stands before them in the file."""
+
+    def call(name: str, callee: str) -> str:
+        return f"\ndef {name}():\n    {callee}()\n"
+
+    outside = [call(f"outer_{n}", f"outer_{n + 1}") for n in range(wrappers)] + [call(f"outer_{wrappers}", "step_0")]
+    chain = [call(f"step_{n}", f"step_{n + 1}") for n in range(2)] + [call("step_2", "dist.barrier")]
+    some = "\ndef train():\n    if dist.get_rank() == 0:\n        step_0()\n"
+    for body in ([*outside, *chain, some], [*reversed(chain), *reversed(outside), some], [some, *outside, *chain]):
+        text = "import torch.distributed as dist\n" + "".join(body)
+        assert [f.rule for f in check_text("train.py", text)] == ["PC501"]
+
+
+def test_calls_that_double_at_each_level_end() -> None:
+    levels = "".join(f"\ndef step_{n}():\n    step_{n - 1}()\n    step_{n - 1}()\n" for n in range(1, 60))
+    text = f"import torch.distributed as dist\n\ndef step_0():\n    dist.barrier()\n{levels}"
+    assert check_text("train.py", text) == []

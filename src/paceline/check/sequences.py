@@ -16,10 +16,11 @@ from paceline.check.declarations import Function
 from paceline.check.effects import runs_now
 from paceline.check.module import Module
 from paceline.check.names import parent, short_name
+from paceline.check.propagation import reached
 from paceline.check.ranks import Collective, Condition, collective, condition
 from paceline.check.walk import Walker
 
-DEPTH = 4
+MOST = 1_000  # operations kept of a function: those of two callees may double at each call
 
 
 class Item(NamedTuple):
@@ -57,13 +58,18 @@ class Sequences:
         self._index: dict[int, dict[int, list[tuple[ast.expr, Collective | None, Function | None]]]] = {}
         self._differences: dict[int, list[Difference]] = {}
 
-    def whole(self, fn: Function, depth: int = 0) -> Sequence:
+    def whole(self, fn: Function) -> Sequence:
         """The sequence of a function without any assumption."""
-        if id(fn) not in self._whole:
-            self._whole[id(fn)] = Sequence((), "")
-            if depth < DEPTH:
-                self._whole[id(fn)] = self.body(fn.body, fn, None, depth)
+        order = reached(fn, self.callees, self._whole)
+        self._whole |= {id(each): Sequence((), "") for each in order}  # a cycle of calls adds nothing to itself
+        for each in order:
+            items, left = self.body(each.body, each, None)
+            self._whole[id(each)] = Sequence(items[:MOST], left)
         return self._whole[id(fn)]
+
+    def callees(self, fn: Function) -> list[Function]:
+        """The functions of this file that a function calls, other than as a collective."""
+        return [callee for calls in self.index(fn).values() for _, found, callee in calls if callee and found is None]
 
     def operations(self, fn: Function) -> list[Item]:
         """Every collective of a function, whatever it depends on."""
@@ -75,63 +81,63 @@ class Sequences:
             self._found[id(call)] = collective(call, fn, self.module)
         return self._found[id(call)]
 
-    def body(self, statements: list[ast.stmt], fn: Function, assumed: Assumption, depth: int = 0) -> Sequence:
+    def body(self, statements: list[ast.stmt], fn: Function, assumed: Assumption) -> Sequence:
         """The sequence of statements up to the first one that certainly leaves."""
         items: list[Item] = []
         for statement in statements:
-            more, left = self.statement(statement, fn, assumed, depth)
+            more, left = self.statement(statement, fn, assumed)
             items += more
             if left:
                 return Sequence(tuple(items), left)
         return Sequence(tuple(items), "")
 
-    def statement(self, node: ast.stmt, fn: Function, assumed: Assumption, depth: int) -> Sequence:
+    def statement(self, node: ast.stmt, fn: Function, assumed: Assumption) -> Sequence:
         """The sequence of one statement."""
         if isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue):
-            return Sequence(self.calls(node, fn, depth), type(node).__name__.lower())
+            return Sequence(self.calls(node, fn), type(node).__name__.lower())
         if isinstance(node, ast.If):
-            return self.branch(node, fn, assumed, depth)
+            return self.branch(node, fn, assumed)
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
-            head = self.calls(node, fn, depth)
-            inner = self.body(node.body, fn, assumed, depth)
+            head = self.calls(node, fn)
+            inner = self.body(node.body, fn, assumed)
             effect = (Item(inner.exit, node),) if inner.exit in ("break", "return") and inner.items else ()
             loop = (Item("loop", node, inner.items + effect),) if inner.items else ()
-            return Sequence(head + loop + self.body(node.orelse, fn, assumed, depth).items, "")
+            return Sequence(head + loop + self.body(node.orelse, fn, assumed).items, "")
         if isinstance(node, ast.With | ast.AsyncWith):
-            head = self.calls(node, fn, depth)
+            head = self.calls(node, fn)
             if any(
                 isinstance(c := item.context_expr, ast.Call) and short_name(c.func) in RANK_ZERO_FIRST
                 for item in node.items
             ):
                 return Sequence(head, "")
-            inner = self.body(node.body, fn, assumed, depth)
+            inner = self.body(node.body, fn, assumed)
             return Sequence(head + inner.items, inner.exit)
         if isinstance(node, ast.Try):
             if assumed == (f"except {node.lineno}", True):
-                inner, caught = self.body(node.body, fn, None, depth), self.body(node.handlers[0].body, fn, None, depth)
-                end = self.body(node.finalbody, fn, None, depth)
+                inner, caught = self.body(node.body, fn, None), self.body(node.handlers[0].body, fn, None)
+                end = self.body(node.finalbody, fn, None)
                 return Sequence(inner.items + caught.items + end.items, caught.exit)
-            inner = self.body(node.body, fn, assumed, depth)
-            end = self.body(node.finalbody, fn, assumed, depth)
-            after = Sequence((), inner.exit) if inner.exit else self.body(node.orelse, fn, assumed, depth)
+            inner = self.body(node.body, fn, assumed)
+            end = self.body(node.finalbody, fn, assumed)
+            after = Sequence((), inner.exit) if inner.exit else self.body(node.orelse, fn, assumed)
             return Sequence(inner.items + after.items + end.items, after.exit or end.exit)
         if isinstance(node, ast.Match):
-            cases = [self.body(case.body, fn, assumed, depth).items for case in node.cases]
+            cases = [self.body(case.body, fn, assumed).items for case in node.cases]
             return Sequence((Item("match", node, tuple(i for c in cases for i in c)),) if any(cases) else (), "")
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             return Sequence((), "")
-        return Sequence(self.calls(node, fn, depth), "")
+        return Sequence(self.calls(node, fn), "")
 
-    def branch(self, node: ast.If, fn: Function, assumed: Assumption, depth: int) -> Sequence:
+    def branch(self, node: ast.If, fn: Function, assumed: Assumption) -> Sequence:
         """The sequence of an `if`: one branch under an assumption, else both as one item."""
-        head = self.calls(node, fn, depth)
+        head = self.calls(node, fn)
         side = None if assumed is None else self.leads_to(node, assumed)
         if side is None and assumed is not None:
             side = self.decide(node.test, fn, assumed)
         if side is not None:
-            chosen = self.body(node.body if side else node.orelse, fn, assumed, depth)
+            chosen = self.body(node.body if side else node.orelse, fn, assumed)
             return Sequence(head + chosen.items, chosen.exit)
-        yes, no = self.body(node.body, fn, assumed, depth), self.body(node.orelse, fn, assumed, depth)
+        yes, no = self.body(node.body, fn, assumed), self.body(node.orelse, fn, assumed)
         both = yes.exit if yes.exit == no.exit else ""
         if self.conditions(node.test, fn):  # the ranks differ here; `differences` reports it at this test
             longer = max((yes, no), key=lambda s: len(s.items))
@@ -176,14 +182,14 @@ class Sequences:
             return None
         return asked.sign == assumed[1]
 
-    def calls(self, node: ast.stmt, fn: Function, depth: int) -> tuple[Item, ...]:
+    def calls(self, node: ast.stmt, fn: Function) -> tuple[Item, ...]:
         """The collectives that a statement evaluates itself, with those of the functions that it calls."""
         items: list[Item] = []
         for call, found, callee in self.index(fn).get(id(node), ()):
             if found is not None:
                 items.append(Item(found.name, call, (), found.group, found.root))
             elif callee is not None:
-                items += [i._replace(at=call) for i in self.whole(callee, depth + 1).items]
+                items += [i._replace(at=call) for i in self.whole(callee).items]
         return tuple(items)
 
     def index(self, fn: Function) -> dict[int, list[tuple[ast.expr, Collective | None, Function | None]]]:
