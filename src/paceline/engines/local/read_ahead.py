@@ -24,6 +24,8 @@ class ReadAhead:
     def __init__(self, reader: Reader, runner: PlanRunner) -> None:
         self.reader, self.agenda, self.lease = reader, runner.agenda, -1
         self.forecast: Forecast | None = None
+        if not reader.ahead:
+            return  # no loader processes: batches are read when they are asked for
         if (desk := runner.arena.desk) is None:
             reader.announce(_known(runner))
             return
