@@ -145,17 +145,11 @@ def test_imports_stay_in_their_room(name: str) -> None:
     assert not faults, "\n".join(faults)
 
 
-# Modules that still lie in a cycle, of lazy imports or of those for the type checker. The list only becomes shorter.
-KNOWN_CYCLES: set[str] = set()
-
-
 def test_no_import_cycles() -> None:
     """Neither at import, nor through imports inside functions, nor through those for the type checker."""
     graph = {name: {each.module for each in _imports(tree) if each.ours} - {name} for name, tree in TREES.items()}
-    cycles = _cycles(graph)
-    found = set().union(*cycles)
-    assert not found - KNOWN_CYCLES, [" <-> ".join(sorted(each)) for each in cycles if each - KNOWN_CYCLES]
-    assert not KNOWN_CYCLES - found, "these are in no cycle any more: take them out of KNOWN_CYCLES"
+    cycles = [" <-> ".join(sorted(each)) for each in _cycles(graph)]
+    assert not cycles, cycles
 
 
 def _cycles(graph: dict[str, set[str]]) -> list[set[str]]:
@@ -191,10 +185,6 @@ def test_the_cycle_check_sees_lazy_and_typing_imports() -> None:
     assert _cycles(graph) == [{"a", "b", "c"}]
 
 
-# Functions above 60 lines that are still to be divided. This list may only become shorter.
-KNOWN_LONG: set[str] = set()
-
-
 def test_functions_are_short() -> None:
     long = {
         f"{name}.{node.name}"
@@ -202,8 +192,7 @@ def test_functions_are_short() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60
     }
-    assert not long - KNOWN_LONG, "functions above 60 lines"
-    assert not KNOWN_LONG - long, "no longer above 60 lines: take them out of KNOWN_LONG"
+    assert not long, "functions above 60 lines"
 
 
 def test_tests_mirror_the_tree() -> None:

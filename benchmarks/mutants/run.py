@@ -1,7 +1,7 @@
 """Draws mutants of the code, and finds which tests kill them.
 
 python benchmarks/mutants/run.py FOLDER --mutants 200 --select tests
-python benchmarks/mutants/run.py FOLDER --mutants 200 --select 'tests -m "not slow"' --then tests
+python benchmarks/mutants/run.py FOLDER --mutants 200 --select 'tests -m "not soak"' --then tests
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Plan:
     @property
     def results(self) -> int:
         """The number of workers whose replicas make the trained model."""
-        return self.method.results(self.workers)
+        return self.division.results
 
     @property
     def shards(self) -> int:

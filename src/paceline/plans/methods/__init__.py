@@ -78,6 +78,8 @@ class Division:
     shares: int = 1
     #: Parts of the data that each train a replica of their own; 0 if a lease is simply the next batch.
     data_parts: int = 0
+    #: Workers whose replicas make the trained model: 1 where all agree at the end, 0 where a server holds it.
+    results: int = 1
 
 
 class Method(Protocol):
@@ -91,6 +93,3 @@ class Method(Protocol):
 
     def prove(self, workers: int) -> None:
         """Raise `PlanError` if a table of the method would deadlock or compute a wrong result."""
-
-    def results(self, workers: int) -> int:
-        """Return the number of workers whose replicas make the trained model: 1 if all agree at the end."""

@@ -31,6 +31,3 @@ class Coordinated:
 
     def prove(self, workers: int) -> None:
         prove(self.collective, workers)
-
-    def results(self, workers: int) -> int:
-        return 1

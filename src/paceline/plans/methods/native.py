@@ -26,6 +26,3 @@ class NativeDdp:
 
     def prove(self, workers: int) -> None:
         """Do nothing: PyTorch's collectives have no table."""
-
-    def results(self, workers: int) -> int:
-        return 1

@@ -56,9 +56,6 @@ class Pipeline:
     def prove(self, workers: int) -> None:
         """Do nothing: tables depend on the batches of a training; `engines.setup` proves those that will be used."""
 
-    def results(self, workers: int) -> int:
-        return 1
-
     def stages(self, workers: int) -> int:
         return len(self.schedule.layout(workers).stage_to_worker)
 

@@ -40,13 +40,10 @@ class ParameterServer:
         )
 
     def division(self, workers: int, chunks: int) -> Division:
-        return Division(chunks)
+        return Division(chunks, results=0)
 
     def prove(self, workers: int) -> None:
         """Gates are proved by walking every interleaving (`core.server.explore`), which takes too long for a start."""
-
-    def results(self, workers: int) -> int:
-        return 0
 
     def machine(self, workers: int, ghosts: int = 0) -> Shard:
         return Shard(workers, ghosts)
@@ -74,13 +71,10 @@ class GatheringServer:
     )
 
     def division(self, workers: int, chunks: int) -> Division:
-        return Division(self.gathers, shares=self.gathers)
+        return Division(self.gathers, shares=self.gathers, results=0)
 
     def prove(self, workers: int) -> None:
         """See `ParameterServer.prove`."""
-
-    def results(self, workers: int) -> int:
-        return 0
 
     def machine(self, workers: int, ghosts: int = 0) -> Gathering:
         return Gathering(workers, self.gathers)
@@ -105,13 +99,10 @@ class CentreServer:
         return Traits(keeps_step=False, needs_train=parts)
 
     def division(self, workers: int, chunks: int) -> Division:
-        return Division(chunks, block=self.exchange.every, data_parts=self.exchange.parts)
+        return Division(chunks, block=self.exchange.every, data_parts=self.exchange.parts, results=0)
 
     def prove(self, workers: int) -> None:
         """See `ParameterServer.prove`."""
-
-    def results(self, workers: int) -> int:
-        return 0
 
     def machine(self, workers: int, ghosts: int = 0) -> Shard:
         return Shard(workers, ghosts)
@@ -129,13 +120,10 @@ class PairwiseGossip:
     traits = Traits(keeps_step=False, shares_parameters=True)
 
     def division(self, workers: int, chunks: int) -> Division:
-        return Division(chunks)
+        return Division(chunks, results=0)
 
     def prove(self, workers: int) -> None:
         """See `ParameterServer.prove`."""
-
-    def results(self, workers: int) -> int:
-        return 0
 
     def machine(self, workers: int, ghosts: int = 0) -> Shard:
         return Shard(workers, ghosts)
@@ -158,13 +146,10 @@ class Hogwild:
     )
 
     def division(self, workers: int, chunks: int) -> Division:
-        return Division(chunks)
+        return Division(chunks, results=0)
 
     def prove(self, workers: int) -> None:
         """See `ParameterServer.prove`."""
-
-    def results(self, workers: int) -> int:
-        return 0
 
     def machine(self, workers: int, ghosts: int = 0) -> Shard:
         return Shard(workers, ghosts)
