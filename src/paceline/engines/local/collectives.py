@@ -28,6 +28,13 @@ class Means(Protocol):
         """Run the collective of this number; return (the mean, nanoseconds waited, bytes sent)."""
 
 
+class Sums(Means, Protocol):
+    """A collective that gives each worker the sum over all workers."""
+
+    def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        """Run the collective of this number; return (the sum, nanoseconds waited, bytes sent)."""
+
+
 class _Move(NamedTuple):
     """One step of a table over this worker's vectors."""
 

@@ -13,6 +13,7 @@ from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.engines.local.arena import ABORT, Arena
 from paceline.engines.local.assignment import Assignment
+from paceline.engines.local.group import FixedGroup
 from paceline.engines.local.methods import walk_of
 from paceline.engines.local.methods.coordinated import train_coordinated
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
@@ -60,7 +61,7 @@ class LocalWorker:
         self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None,
         state_buffer: StateBuffer | None, notify: Callable[[], None],
     ) -> None:  # fmt: skip
-        self.given = given
+        self.given, self.arena = given, arena
         #: An object whose destructor must not run before the process ends.
         self.kept_alive: object = None
         job = given.job
@@ -75,15 +76,18 @@ class LocalWorker:
         order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
         repeats = isinstance(given.plan.method, Coordinated | GatheringServer)
         self.reader = Reader(source, order, job.loader_workers, die_with_parent, repeats)
+        host = WorkerProcess(arena, snapshots)
+        waiter = arena.waiter(given.number, host.cancelled, given.deadline, given.plan.threads)
+        group = FixedGroup(given.number, arena, given.agenda, waiter, given.placement.library, replica.device)
         self.runner = PlanRunner(
-            given.number, arena, given.plan, given.agenda, Learner(replica, self.reader), optimizer, given.deadline,
-            replace(given.resume_point, state_buffer=state_buffer, notify=notify), WorkerProcess(arena, snapshots),
-            given.placement.library,
+            given.number, arena.of_worker(given.number), waiter, given.plan, given.agenda,
+            replace(given.resume_point, state_buffer=state_buffer, notify=notify), host,
+            Learner(replica, self.reader), optimizer, arena.shape.layout, group,
         )  # fmt: skip
         self.context: WorkerContext = self.runner
         whole = isinstance(given.plan.method, NativeDdp | Coordinated)
         #: The gradients that the method requests; None where it decides itself when to compute.
-        self.walk = None if whole else walk_of(self.runner)
+        self.walk = None if whole else walk_of(self.runner, arena)
         #: The gradient that is being computed, or was computed last.
         self.due = GradientRequest(-1, [], -1)
 
@@ -97,7 +101,7 @@ class LocalWorker:
     def train(self) -> None:
         """Train by the method of the plan."""
         given, method = self.given, self.given.plan.method
-        self.read_ahead = ReadAhead(self.reader, self.runner)
+        self.read_ahead = ReadAhead(self.reader, self.runner, self.arena.desk)
         if given.placement.library:
             from paceline.engines.local.process_group import join
 
@@ -106,9 +110,9 @@ class LocalWorker:
         if isinstance(method, NativeDdp):
             from paceline.engines.local.methods.ddp import train_by_ddp  # imports torch.distributed: half a second
 
-            self.kept_alive = train_by_ddp(self.runner, self.reader, given.deadline)
+            self.kept_alive = train_by_ddp(self.runner, self.reader, self.arena, given.deadline)
         elif isinstance(method, Coordinated):
-            train_coordinated(self.runner, method, self.compute)
+            train_coordinated(self.runner, method, self.arena, self.compute)
         else:
             assert self.walk is not None
             self._follow(self.walk)
@@ -127,7 +131,7 @@ class LocalWorker:
     def compute(self, update: int, chunks: list[Chunk], version: int, again: bool = False) -> GradientSum:
         """Compute the encoded gradient of these chunks; `again` where an update evaluates them once more."""
         runner = self.runner
-        runner.arena.doing[runner.number] = update // runner.agenda.shares
+        runner.doing(update // runner.agenda.shares)
         self.due = GradientRequest(update, chunks, version)
         start = now()
         computed = runner.encoder.sent(runner.learner.compute(chunks))
