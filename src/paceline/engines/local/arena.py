@@ -53,7 +53,7 @@ from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.server import Server
 from paceline.plans.plan import Plan
-from paceline.runs.trace import TraceRing
+from paceline.runs.trace import Columns, TraceRing
 from paceline.stages.segment import Blueprint
 
 CONTROL = 4
@@ -150,6 +150,14 @@ class Arena:
     def link(self, vectors: SharedVectors, number: int, waiter: Waiter) -> Link:
         """Return one worker's end of a link to all others."""
         return SharedMemoryLink(vectors, number, self.doorbells, waiter)
+
+    def drain(self) -> list[Columns]:
+        """Take the rows that each worker has written since the last call."""
+        return [ring.drain() for ring in self.traces]
+
+    def asleep(self, worker: int) -> bool:
+        """Whether a worker sleeps until another one rings."""
+        return self.doorbells[worker].asleep
 
     def offers(self, worker: int) -> int:
         """Return the parts of vectors that a worker has offered to one peer: how far it is in its collectives."""

@@ -14,7 +14,7 @@ from paceline.core.agenda import Agenda, Chunk
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.engines.local.arena import Arena
-from paceline.engines.local.collectives import Means, NeighbourMixing, PayloadReduction, Sums
+from paceline.engines.local.collectives import Means, NeighbourMixing, PayloadReduction, Reduction, Sums, payloads_of
 from paceline.links.waiting import Waiter
 
 if TYPE_CHECKING:
@@ -66,11 +66,12 @@ class FixedGroup:
             assert self.device is not None
             return GroupReduction(workers, layout, self.device)
         link = self.arena.link(self.arena.payloads, self.number, self.waiter)
-        return PayloadReduction(link, collective, workers, layout)
+        return PayloadReduction(Reduction(link, collective, workers), payloads_of(link, layout))
 
     def mixing(self, graph: Neighbours) -> NeighbourMixing:
+        workers, layout = self.arena.shape.workers, self.arena.shape.layout
         link = self.arena.link(self.arena.payloads, self.number, self.waiter)
-        return NeighbourMixing(link, graph, self.arena.shape.workers, self.arena.shape.layout)
+        return NeighbourMixing(link, graph, workers, layout, payloads_of(link, layout))
 
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from paceline.core.agenda import Chunk
 from paceline.engines.local.arena import Arena
-from paceline.engines.local.collectives import PayloadReduction, Reduction
+from paceline.engines.local.collectives import PayloadReduction, Reduction, payloads_of
 from paceline.engines.local.methods.runner import PlanRunner
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
@@ -46,7 +46,7 @@ class CoordinatorClient:
         self.slice = VectorSlice(runner.learner, runner.layout, method.coordinator, number, workers)
         self.executor = CommandExecutor(method.coordinator, [self.slice], self)
         link = arena.link(arena.payloads, number, runner.waiter)
-        self.whole = PayloadReduction(link, collective, workers, runner.layout)
+        self.whole = PayloadReduction(Reduction(link, collective, workers), payloads_of(link, runner.layout))
         numbers = arena.link(arena.numbers, number, runner.waiter)
         self.numbers, self.single = numbers.vectors, Reduction(numbers, collective, workers)
         #: The update that is being made, and the number of collectives so far.
