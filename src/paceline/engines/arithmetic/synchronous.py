@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.agenda import Chunk
+from paceline.core.cluster.epochs import Epochs
+from paceline.core.cluster.shares import fitting
 from paceline.core.collectives import Collective, Part, segment_cuts
 from paceline.core.rules import Arrival
 from paceline.core.rules.plain import Plain
@@ -25,7 +27,8 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_afte
 class SharedParameters:
     """The arithmetic of `Alone` and `AllReduce`, whose workers hold the same parameters."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, epochs: Epochs) -> None:
+        self.epochs = epochs
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         self.learner, optimizer = make_learner(setup)
         parameters, method = self.learner.replica.parameters, setup.plan.method
@@ -42,7 +45,7 @@ class SharedParameters:
         return computed
 
     def apply(self, update: int, shares: list[GradientSum]) -> None:
-        """Add the shares up, then let the optimizer apply the whole batch's gradient."""
+        """Add the shares of all ranks up, then let the optimizer apply the whole batch's gradient."""
         whole = shares[0] if self.payloads is None else self.payloads.sum(shares)
         Plain().update(self.store, Arrival(self.learner.settle(whole)))
 
@@ -56,8 +59,10 @@ class SharedParameters:
 class SteppedReplicas:
     """The arithmetic of `LocalSteps` and `Gossip`: each worker steps its own replica, and replicas are averaged."""
 
-    def __init__(self, setup: Setup, method: LocalSteps | Gossip) -> None:
-        self.setup, self.snapshots = setup, Snapshots(setup, self.values)
+    def __init__(self, setup: Setup, method: LocalSteps | Gossip, epochs: Epochs) -> None:
+        self.setup, self.snapshots, self.epochs = setup, Snapshots(setup, self.values), epochs
+        #: The number of averages so far.
+        self.averages = 0
         self.averaging = method.averaging
         self.payloads = Payloads(setup, method.collective if isinstance(method, LocalSteps) else method.graph)
         self.mean = self.payloads.mean if isinstance(method, LocalSteps) else self.payloads.mixtures
@@ -71,22 +76,25 @@ class SteppedReplicas:
         return self.replicas[worker].learner.compute(chunks)
 
     def apply(self, update: int, shares: list[GradientSum]) -> None:
-        """Step every replica and, if it is due, average them."""
+        """Step the replica of every rank that shares out the update and, if it is due, average them."""
         due = averages_after(self.averaging, update, self.setup.agenda.updates)
         if due and self.averaging.mixes_first:
             self._average()
-        for replica, share in zip(self.replicas, shares, strict=True):
-            replica.step(share)
+        for rank, share in zip(self.epochs.ranks(update), shares, strict=True):
+            self.replicas[rank].step(share)
         if due and not self.averaging.mixes_first:
             self._average()
 
     def _average(self) -> None:
-        means = self.mean([replica.contribution() for replica in self.replicas])
-        for replica, mean in zip(self.replicas, means, strict=True):
-            replica.apply_mean(mean)
+        number, self.averages = self.averages, self.averages + 1
+        ranks = self.epochs.exchanging(number)
+        means = self.mean([self.replicas[rank].contribution() for rank in ranks])
+        for rank, mean in zip(ranks, means, strict=True):
+            if self.epochs.made(rank, number):
+                self.replicas[rank].apply_mean(mean)
 
     def values(self) -> list[Tensor]:
-        return mean_of([replica.result() for replica in self.replicas[: self.setup.plan.results]])
+        return mean_of([self.replicas[rank].result() for rank in self.epochs.last[: self.setup.plan.results]])
 
     def finite(self) -> bool:
         return all(bool(v.isfinite().all()) for replica in self.replicas for v in replica.store.values)
@@ -163,12 +171,14 @@ class CoordinatedWorkers:
 Synchronous = SharedParameters | SteppedReplicas | CoordinatedWorkers
 
 
-def synchronous(setup: Setup) -> Synchronous:
-    """Return the arithmetic of a method without a server and without stages."""
-    method = setup.plan.method
+def synchronous(setup: Setup, epochs: Epochs | None = None) -> Synchronous:
+    """Return the arithmetic of a method without a server and without stages, in these groups of its workers."""
+    method, epochs = setup.plan.method, epochs or Epochs(setup.plan.workers)
     if isinstance(method, Coordinated):
         return CoordinatedWorkers(setup, method)
-    return SteppedReplicas(setup, method) if isinstance(method, LocalSteps | Gossip) else SharedParameters(setup)
+    if isinstance(method, LocalSteps | Gossip):
+        return SteppedReplicas(setup, method, epochs)
+    return SharedParameters(setup, epochs)
 
 
 class Payloads:
@@ -182,7 +192,7 @@ class Payloads:
 
     def sum(self, shares: list[GradientSum]) -> GradientSum:
         self._write(shares)
-        execute(self.collective, self.flats)
+        execute(fitting(self.collective, len(shares)), self.flats[: len(shares)])
         return self.payloads[0].read(sum(share.samples for share in shares))
 
     def mean(self, shares: list[GradientSum]) -> list[GradientSum]:
@@ -201,7 +211,7 @@ class Payloads:
         return found
 
     def _write(self, shares: list[GradientSum]) -> None:
-        for payload, share in zip(self.payloads, shares, strict=True):
+        for payload, share in zip(self.payloads, shares, strict=False):  # a group may have lost workers
             payload.write(share)
 
 
