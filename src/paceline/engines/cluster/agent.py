@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -26,11 +26,13 @@ from paceline.engines.cluster.control import (
     Result,
     Rows,
     Snapshot,
+    Wanted,
+    state_message,
 )
 from paceline.engines.cluster.seat import Ticket
 from paceline.engines.cluster.worker_main import main
 from paceline.engines.local import messages
-from paceline.engines.local.arena import Arena, ArenaShape
+from paceline.engines.local.arena import TAKEN, WANTED, Arena, ArenaShape
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.diagnosis import Ending
 from paceline.engines.local.forkserver import short_folder
@@ -61,6 +63,8 @@ class Agent:
     snapshots: SnapshotFile | None
     #: Whether the head reads the snapshots from this node's own file.
     leads: bool
+    #: The update from which the worker trains, with its state then, if the run keeps checkpoints.
+    resume: ResumePoint
 
     def __post_init__(self) -> None:
         setup = self.setup
@@ -77,18 +81,20 @@ class Agent:
         #: How the worker has ended, if it has.
         self.ending = ""
         self._doing = -1
+        self.arena.control[TAKEN] = self.resume.updates
 
     def start(self) -> None:
         """Start the worker."""
-        self.worker = self.children.start(
-            main, ([self._assignment()], self.ticket, self.arena, self.tensors, self.snapshots, None)
-        )
+        given, buffer = [self._assignment()], self.resume.state_buffer
+        self.worker = self.children.start(main, (given, self.ticket, self.arena, self.tensors, self.snapshots, buffer))
 
     def hear(self, message: Message) -> None:
         """Take a message of the head."""
         if isinstance(message, Regrouped | CallOff | Dismiss):
             if self.worker is not None:
                 self.worker.send(message)
+        elif isinstance(message, Wanted):
+            self.arena.control[WANTED] = message.update
         elif isinstance(message, Deliver):
             self.to_head(Result(), [raw(self.arena.results[0])])
 
@@ -108,12 +114,16 @@ class Agent:
             self.tensors.memory.close()
         if self.scratch is not None:
             self.scratch.cleanup()
+        if self.resume.state_buffer is not None:
+            self.resume.state_buffer.close()
 
     def _pass(self, message: Reported | Accuse | messages.Message) -> None:
         if isinstance(message, Reported | Accuse):
             self.to_head(message)
         elif isinstance(message, messages.Finished):
             self.to_head(Finished(message.core_wait, message.peak_memory, self.arena.ended[0]))
+        elif isinstance(message, messages.StateLeft):
+            self._send_states()
         elif isinstance(message, messages.Failed):
             self.to_head(_failed(message.report))
         elif isinstance(message, messages.Died):
@@ -121,6 +131,15 @@ class Agent:
             ending = Ending.of(self.worker.process, self.oom_kills)
             self.worker, self.ending = None, f"died ({ending.how}) in update {self.arena.doing[0]}"
             self.to_head(Ended(ending.how, ending.out_of_memory, self.arena.doing[0]))
+
+    def _send_states(self) -> None:
+        """Send the states that the worker has left since the last call."""
+        assert self.resume.state_buffer is not None
+        for slot in sorted(self.resume.state_buffer.slots, key=lambda slot: slot.tag):
+            if slot.tag > self.arena.control[TAKEN]:
+                state, content = state_message(slot.tag, slot.read())
+                self.to_head(state, [raw(content)])
+                self.arena.control[TAKEN] = slot.tag  # the worker may overwrite it
 
     def _pass_rows(self) -> None:
         """Send new rows of the trace, and the snapshots that they tell of."""
@@ -139,7 +158,8 @@ class Agent:
         given = Assignment(
             self.ticket.rank, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving,
             setup.placement, job.data if self.tensors is None else None, len(setup.source), setup.initial_sha256,
-            Path(self.scratch.name) if self.scratch else None, self.ticket.deadline, ResumePoint(),
+            Path(self.scratch.name) if self.scratch else None, self.ticket.deadline,
+            replace(self.resume, state_buffer=None),
         )  # fmt: skip
         return given.pack()
 

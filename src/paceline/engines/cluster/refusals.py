@@ -28,13 +28,17 @@ REFUSED: dict[type, tuple[str, str]] = {
 }
 
 
-def check(plan: Plan, roster: Roster) -> None:
-    """Raise PlanError if a cluster cannot run the plan, or not with so many nodes."""
+def check(plan: Plan, roster: Roster, resumed: bool = False) -> None:
+    """Raise PlanError if a cluster cannot run the plan, or not with so many nodes.
+
+    A run can be resumed by fewer nodes where all workers hold the same: they compute the chunks of those that are gone.
+    """
     method = plan.method
     if not isinstance(method, AllReduce | LocalSteps | Gossip):
         why, instead = REFUSED[type(method)]
         raise PlanError(f"plan {plan.name} does not run on a cluster: {why}; {instead}")
-    if plan.workers != roster.nodes:
+    fewer = resumed and plan.traits.agrees and roster.nodes < plan.workers
+    if plan.workers != roster.nodes and not fewer:
         raise PlanError(
             f"plan {plan} has {plan.workers} workers, and {roster.launcher} has started {roster.nodes} nodes, which "
             "have a worker each: leave the number of workers out, or start as many nodes"

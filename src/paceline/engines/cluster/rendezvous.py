@@ -9,7 +9,6 @@ begins <------------------------------- the name of the run, when every rank is 
 
 from __future__ import annotations
 
-import secrets
 import socket
 import time
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ from paceline.errors import MachineError, PacelineError, RunFailed, RunOver, Usa
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address, Door, listen
 from paceline.links.tcp.frame import Limits
-from paceline.links.tcp.handshake import JOB_BYTES, RUN_BYTES, Identity, Peer
+from paceline.links.tcp.handshake import JOB_BYTES, Identity, Peer
 from paceline.links.tcp.hub import Arrived, Gone, Hub, Received, Unreached
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import Timing
@@ -106,10 +105,8 @@ def send(hub: Hub, peer: Peer, message: Message, content: Sequence[Buffer] = ())
     hub.post(peer, *pack(message, content))
 
 
-def gather(
-    hub: Hub, roster: Roster, terms: Terms, snapshots_every: int, deadline: float
-) -> tuple[bytes, dict[int, Node]]:
-    """Wait for every node; return the name of the run and the other nodes by their ranks.
+def gather(hub: Hub, roster: Roster, terms: Terms, deadline: float) -> dict[int, Node]:
+    """Wait for every node, and return the other ones by their ranks; they wait for their welcome.
 
     Raises:
         UsageError: a node would train something else; all nodes are told.
@@ -130,10 +127,7 @@ def gather(
     except (RunFailed, UsageError) as error:
         refuse(hub, roster, error)
         raise
-    run = secrets.token_bytes(RUN_BYTES)
-    for node in nodes.values():
-        send(hub, node.peer, Welcome(run.hex(), snapshots_every))
-    return run, nodes
+    return nodes
 
 
 def refuse(hub: Hub, roster: Roster, error: PacelineError) -> None:
@@ -174,8 +168,8 @@ def _missing(roster: Roster, nodes: dict[int, Node], deadline: float) -> str:
     )
 
 
-def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: float) -> tuple[Welcome, Peer]:
-    """Introduce this node to the head; return its welcome, and who it is.
+def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: float) -> tuple[Peer, Welcome, memoryview]:
+    """Introduce this node to the head; return who it is, its welcome, and what follows it.
 
     Raises:
         RunOver: the run cannot begin.
@@ -195,10 +189,10 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
                 case Gone():  # a head that ends now belongs to the run before; this run's is about to come
                     hub.dial(roster.head, max(1.0, end - time.monotonic()))
                 case Received(peer, kind, ints, body):
-                    message, _ = unpack(kind, ints, body)
+                    message, content = unpack(kind, ints, body)
                     if isinstance(message, Clock):
                         send(hub, peer, Clock(message.head, now()))
                     elif isinstance(message, Refused):
                         raise RunOver(message.why, message.exit_code)
                     elif isinstance(message, Welcome):
-                        return message, peer
+                        return peer, message, content
