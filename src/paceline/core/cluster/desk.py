@@ -150,7 +150,8 @@ class DeskMachine:
         if status.epoch < self.epoch:
             yield Send(_server(server), Poll(self.epoch))
             return
-        if server in self.statuses and self.statuses[server].count >= status.count:
+        before = self.statuses.get(server)
+        if status.epoch > self.epoch or (before is not None and before.count >= status.count):
             return
         self.statuses[server] = status
         for view in self.views:
@@ -158,7 +159,8 @@ class DeskMachine:
                 view.statuses.pop(server, None)
         if status.shard != NONE:
             yield from self._holder(now, server, status)
-        yield from self._look(now)
+        if before is None or self.phase != Phase.SERVING or _position(before) != _position(status):
+            yield from self._look(now)
 
     def _holder(self, now: float, server: int, status: Status) -> Iterator[Output]:
         """Take note of what a server holds; one that the shard has gone on without is dismissed."""
@@ -338,6 +340,11 @@ class DeskMachine:
             seat.answer = AllDone(self.epoch, seat.request.sequence)
         if seat.answer is not None:
             yield Send(seat.worker, seat.answer)
+
+
+def _position(status: Status) -> tuple[object, ...]:
+    """Return what views depend on: everything but the progress of the training."""
+    return status.shard, status.view, status.members, status.synced, status.fed
 
 
 def _server(number: int) -> Process:

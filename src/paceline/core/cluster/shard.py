@@ -158,7 +158,15 @@ class ShardMachine:
         return Send(
             DESK,
             Status(
-                self.epoch, self._statuses, self.shard, self.view, self.members, self.synced, self.version, mark, above,
+                self.epoch,
+                self._statuses,
+                self.shard,
+                self.view,
+                self.members,
+                self.synced,
+                self.version,
+                mark,
+                above,
                 fed,
             ),
         )

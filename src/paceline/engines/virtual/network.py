@@ -44,7 +44,17 @@ from paceline.narrative import Scene, format_story
 DESK = Process(Role.DESK, 0)
 QUIET = 25.0  # seconds of virtual time after which nothing goes wrong any more
 END = 150.0  # by when every history has ended
-FAULTS = ("kill worker", "pause worker", "kill server", "pause server", "kill desk", "replace desk", "cut", "join", "hint")
+FAULTS = (
+    "kill worker",
+    "pause worker",
+    "kill server",
+    "pause server",
+    "kill desk",
+    "replace desk",
+    "cut",
+    "join",
+    "hint",
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,8 @@ class Scenario:
     #: Chances that a message is lost, or comes twice.
     loss: float = 0.0
     double: float = 0.0
+    #: The chance that it comes seconds late.
+    late: float = 0.0
     #: When, and what.
     faults: tuple[tuple[float, str], ...] = ()
     #: A server is hurt only while its shard is fully replicated.
@@ -76,17 +88,22 @@ class Scenario:
 
     @staticmethod
     def draw(seed: int, workers: int = 3, shards: int = 2, gate: Gate | None = None) -> Scenario:
-        """Draw a scenario; three of four are gentle."""
+        """Draw a scenario; most are gentle."""
         chance = random.Random(seed)
-        faults = [(chance.uniform(0.0, 12.0), chance.choice(FAULTS)) for _ in range(chance.randrange(6))]
+        faults, when = [], 0.0
+        for _ in range(chance.randrange(8)):  # one soon after another, or anywhere
+            when = when + chance.uniform(0.0, 3.0) if chance.random() < 0.5 else chance.uniform(0.0, 12.0)
+            faults.append((when, chance.choice(FAULTS)))
         return Scenario(
             seed,
             workers,
             shards,
+            backups=chance.choice((1, 1, 1, 2)),
             loss=chance.choice((0.0, 0.02, 0.1)),
             double=chance.choice((0.0, 0.05)),
             faults=tuple(sorted(faults)),
-            gentle=chance.random() < 0.75,
+            late=chance.choice((0.0, 0.02)),
+            gentle=chance.random() < 0.6,
             gate=gate or Asynchronous(),
         )
 
@@ -97,7 +114,8 @@ class Actor:
     def __init__(self, machine: Any) -> None:
         self.machine = machine
         self.alive, self.paused_until = True, 0.0
-        #: A server's batches, in the order of its versions.
+        #: A server's shard, and its batches in the order of their versions.
+        self.shard: int = getattr(machine, "shard", NONE)
         self.content: list[int] = []
 
 
@@ -113,25 +131,29 @@ class History:
         #: Messages are lost, doubled and cut until then.
         self.cuts: list[tuple[float, float, frozenset[Process]]] = []
         self.actors: dict[Process, Actor] = {}
-        #: Views that such a desk has made afterwards.
+        #: Desks that were replaced although they are alive, and until when; and the views that they have made since.
+        self.old_desks: list[tuple[Actor, float]] = []
         self.stray: set[int] = set()
         self.acknowledged: list[set[int]] = [set() for _ in range(scenario.shards)]
         self.fault: str | None = None
         self.scenes: list[Scene] | None = [] if tell else None
-        self.lossy = self.given_up = False
+        #: A change of view was lossy; a shard was given up; the history has ended.
+        self.lossy = self.given_up = self.over = False
         self._next_server, self._next_worker, self._epoch = 0, 0, 1
 
     def run(self) -> str | None:
         """Run the history to its end; return the promise that was broken, or None."""
         scenario = self.scenario
-        members = [tuple(self._new_server(shard) for _ in range(1 + scenario.backups)) for shard in range(scenario.shards)]
+        members = [
+            tuple(self._new_server(shard) for _ in range(1 + scenario.backups)) for shard in range(scenario.shards)
+        ]
         self._new_server(NONE)
         self._new_desk(1, members)
         for _ in range(scenario.workers):
             self._new_worker()
         for when, what in scenario.faults:
             self._at(when, self._fault, what)
-        while self._queue and self.fault is None and not self._done():
+        while self._queue and self.fault is None and not self.over:
             self.now, _, action, arguments = heapq.heappop(self._queue)
             if self.now > END:
                 self.fault = f"after {END:.0f} s it has not ended: " + ", ".join(self._unfinished())
@@ -140,7 +162,9 @@ class History:
 
     def tell(self) -> str:
         """Return the story of the history, which must have been made with `tell`."""
-        return format_story(f"The history of seed {self.scenario.seed}:", self.scenes or [], self.fault or "it ends well")
+        return format_story(
+            f"The history of seed {self.scenario.seed}:", self.scenes or [], self.fault or "it ends well"
+        )
 
     # Processes
 
@@ -163,7 +187,14 @@ class History:
         if epoch < self._epoch:
             return  # a later one was started meanwhile
         machine = self.machines.desk(
-            epoch, scenario.workers + 3, scenario.batches, scenario.gate, 1 + scenario.backups, self.timing, members, self.now
+            epoch,
+            scenario.workers + 3,
+            scenario.batches,
+            scenario.gate,
+            1 + scenario.backups,
+            self.timing,
+            members,
+            self.now,
         )
         actor = Actor(machine)
         self._start(DESK, actor)
@@ -195,31 +226,39 @@ class History:
             return
         for _ in range(2 if troubled and chance.random() < self.scenario.double else 1):
             delay = 0.002 + chance.expovariate(1 / 0.02 if troubled else 1 / 0.002)
+            if troubled and chance.random() < self.scenario.late:
+                delay += chance.uniform(0.0, 5.0)
             self._at(self.now + delay, self._deliver, sender, to, message, body)
 
     def _deliver(self, sender: Process, to: Process, message: Message | None, body: Any) -> None:
         for start, end, side in self.cuts:
             if start <= self.now < end and (sender in side) != (to in side):
                 return
+        for old, until in self.old_desks if to == DESK else ():
+            if self.now < until and self.chance.random() < 0.5:
+                self._handle(to, old, sender, message, body)
         actor = self.actors.get(to)
         if actor is None or not actor.alive:
             return
         if actor.paused_until > self.now:
             self._at(actor.paused_until + 1e-6, self._deliver, sender, to, message, body)
             return
+        self._handle(to, actor, sender, message, body)
+
+    def _handle(self, to: Process, actor: Actor, sender: Process, message: Message | None, body: Any) -> None:
+        """Let a machine handle a message, and do what it asks for."""
         if message is None:
             if isinstance(actor.machine, DeskMachine):
                 actor.machine.alive_sign(self.now, sender)
             return
-        self._tell(str(to), f"gets {_say(message)} from {sender}")
+        if self.scenes is not None:
+            self._tell(str(to), f"gets {_say(message)} from {sender}")
         was_primary_of = actor.machine.view if to.role is Role.SERVER and actor.machine.primary else 0
-        self._perform(to, actor, actor.machine.handle(self.now, sender, message), body, message)
+        self._perform(to, actor, actor.machine.handle(self.now, sender, message), body)
         if to.role is Role.SERVER and actor.machine.primary and actor.machine.view != was_primary_of:
             self._check_primary(to, actor)
 
-    def _perform(
-        self, process: Process, actor: Actor, outputs: list[Output], body: Any = None, message: Message | None = None
-    ) -> None:
+    def _perform(self, process: Process, actor: Actor, outputs: list[Output], body: Any = None) -> None:
         """Do what a machine has asked for; `body` came with the message that it handled."""
         for output in outputs:
             if isinstance(output, Send):
@@ -227,14 +266,13 @@ class History:
             elif isinstance(output, Apply):
                 self._apply(process, actor, output)
             elif isinstance(output, Restore):
-                actor.content = list(body)
+                actor.shard, actor.content = output.shard, list(body)
             elif isinstance(output, Forget):
-                actor.content = []
+                self._forget(process, actor)
             elif isinstance(output, Compute):
                 self._at(self.now + self.chance.uniform(0.05, 0.4), self._computed, process, actor)
             elif isinstance(output, Changed | Again | Finished | Lost):
-                self._tell(str(process), _say(output))
-                self._note(actor, output)
+                self._note(process, actor, output)
 
     def _send(self, process: Process, actor: Actor, send: Send) -> None:
         message = send.message
@@ -249,13 +287,23 @@ class History:
         elif actor.content.count(apply.batch) > 1:
             self.fault = f"{process} applies batch {apply.batch} twice"
 
-    def _note(self, actor: Actor, output: Changed | Again | Finished | Lost) -> None:
+    def _forget(self, process: Process, actor: Actor) -> None:
+        others = [a for a in self.actors.values() if a.alive and a is not actor and isinstance(a.machine, ShardMachine)]
+        if self.scenario.gentle and not any(other.machine.shard == actor.shard for other in others):
+            self.fault = f"{process} forgets shard {actor.shard}, and no other server holds it"
+        actor.content = []
+
+    def _note(self, process: Process, actor: Actor, output: Changed | Again | Finished | Lost) -> None:
+        """Take note of what a machine reports for the record of the run."""
+        self._tell(str(process), _say(output))
         if isinstance(actor.machine, DeskMachine) and actor is not self.actors[DESK]:  # it was replaced, and is alive
             self.stray |= {output.view} if isinstance(output, Changed) else set()
         elif isinstance(output, Changed):
             self.lossy |= output.lossy
+        elif isinstance(output, Finished):
+            self._look_for_the_end()
         elif isinstance(output, Lost):
-            self.given_up = True
+            self.given_up = self.over = True
             if self.scenario.gentle:
                 self.fault = f"shard {output.shard} is given up"
 
@@ -323,6 +371,7 @@ class History:
             actor.paused_until = self.now + self.chance.uniform(0.5, 10.0)
             return
         actor.alive = False
+        self._look_for_the_end()
         self._hint(victim)
         if victim.role is Role.SERVER:
             self._at(self.now + self.chance.uniform(0.2, 3.0), self._new_server, NONE)
@@ -338,30 +387,29 @@ class History:
             self._perform(process, actor, actor.machine.lost(self.now, victim))
 
     def _replace_desk(self, kill: bool) -> None:
-        """Start another desk; the old one is dead, or only paused and wakes up later."""
+        """Start another desk; the old one is dead, or some still reach it for a while, and it decides what it can."""
         old = self.actors[DESK]
-        old.alive = not kill
-        if not kill:  # its messages still reach others, but none reaches it
-            self._at(self.now + self.chance.uniform(0.5, 5.0), self._old_desk, old)
-        delay = self.chance.uniform(0.1, 2.0)
-        self.actors.pop(DESK)
-        placeholder = self.actors[DESK] = Actor(old.machine)
-        placeholder.alive = False
+        if old.alive and not kill:
+            until = self.now + self.chance.uniform(0.5, 8.0)
+            self.old_desks.append((old, until))
+            self._at(self.now + 0.5, self._old_desk, old, until)
+        self.actors[DESK] = Actor(old.machine)
+        self.actors[DESK].alive = False
         self._epoch += 1
-        self._at(self.now + delay, self._new_desk, self._epoch, [() for _ in range(self.scenario.shards)])
+        members = [() for _ in range(self.scenario.shards)]
+        self._at(self.now + self.chance.uniform(0.1, 2.0), self._new_desk, self._epoch, members)
 
-    def _old_desk(self, actor: Actor) -> None:
-        """Let a desk that was replaced act on what it believes: every process is silent."""
-        for _ in range(3):
-            self._perform(DESK, actor, actor.machine.tick(self.now + 1.0))
+    def _old_desk(self, actor: Actor, until: float) -> None:
+        """Let a desk that was replaced do what is due, until it ends."""
+        self._perform(DESK, actor, actor.machine.tick(self.now))
+        if self.now < until:
+            self._at(self.now + 0.5, self._old_desk, actor, until)
 
     # The end
 
-    def _done(self) -> bool:
-        if self.given_up:
-            return True
-        workers = [a for p, a in self.actors.items() if p.role is Role.WORKER and a.alive]
-        return all(actor.machine.stage is Stage.FINISHED for actor in workers)
+    def _look_for_the_end(self) -> None:
+        workers = (a for p, a in self.actors.items() if p.role is Role.WORKER and a.alive)
+        self.over = self.over or all(actor.machine.stage is Stage.FINISHED for actor in workers)
 
     def _unfinished(self) -> list[str]:
         return [
@@ -375,7 +423,9 @@ class History:
             return
         missing = self.acknowledged[actor.machine.shard] - set(actor.content)
         if missing and self.scenario.gentle:
-            self.fault = f"{process} becomes the primary of shard {actor.machine.shard} without acknowledged {sorted(missing)}"
+            self.fault = (
+                f"{process} becomes the primary of shard {actor.machine.shard} without acknowledged {sorted(missing)}"
+            )
         self.acknowledged[actor.machine.shard] -= missing
 
     def _final_fault(self) -> str | None:
@@ -406,5 +456,3 @@ def first_fault(seeds: range, machines: Machines | None = None, **settings: Any)
         if fault := History(Scenario.draw(seed, **settings), machines).run():
             return seed, fault
     return None
-
-
