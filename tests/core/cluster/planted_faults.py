@@ -8,7 +8,6 @@ from typing import Any
 from paceline.core.cluster.applied import Applied
 from paceline.core.cluster.desk import DeskMachine
 from paceline.core.cluster.messages import (
-    Copy,
     Enrol,
     InSync,
     Process,
@@ -92,14 +91,6 @@ class EntersOlderViews(ShardMachine):
         return super()._obey(now, message)
 
 
-class TakesOldCopies(ShardMachine):
-    """Takes every copy, also one that is older than what it has."""
-
-    def _copy(self, sender: Process, message: Copy) -> Iterator[Output]:
-        self.follows = 0
-        return super()._copy(sender, message)
-
-
 class ForgetsTheLog(ShardMachine):
     """Drops what it has applied without asking what its followers lack."""
 
@@ -118,17 +109,17 @@ class ConfirmsOnce(ShardMachine):
 class _OtherViews(DeskMachine):
     """A desk whose views are of another class."""
 
-    views_class: type[ShardViews]
+    Views: type[ShardViews]
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.views = [self.views_class(view.shard, view.copies, view.since) for view in self.views]
+        self.views = [self.Views(view.shard, view.copies, view.since) for view in self.views]
 
 
 class SpareIsSafe(_OtherViews):
     """Counts a spare as safe as soon as it has entered the view."""
 
-    class views_class(ShardViews):
+    class Views(ShardViews):
         def settle(self) -> bool:
             news = super().settle()
             self.safe |= frozenset(self.view.members) if news else frozenset()
@@ -138,7 +129,7 @@ class SpareIsSafe(_OtherViews):
 class OneShardIsEnough(_OtherViews):
     """Rebuilds its leases as if a batch that any server has were finished."""
 
-    class views_class(ShardViews):
+    class Views(ShardViews):
         @property
         def durable(self) -> Applied:
             return Applied(self.end)
@@ -171,7 +162,7 @@ def _server(number: int) -> Process:
 
 SHARDS = (
     KnowsBatchesByWorker, AcknowledgesFirst, AcknowledgesRepeats, BackupKnowsNoViews, BackupSkipsGaps, AlwaysInSync,
-    EntersOlderViews, TakesOldCopies, ForgetsTheLog, ConfirmsOnce,
+    EntersOlderViews, ForgetsTheLog, ConfirmsOnce,
 )  # fmt: skip
 DESKS = (SpareIsSafe, OneShardIsEnough, CountsViewsFromOne)
 WORKERS = (ForgetsItsBatch,)

@@ -5,8 +5,8 @@
     serving       workers get batches; views change when servers die; after a lossy change it is rebuilding again
 
 The desk is soft state. A batch is finished if every shard has it, so the shards know all that matters: which batches
-were finished, which are under way. A worker that still computes one says so when it enters. What the desk decides wrongly
-(a batch leased twice, since a worker was silent) costs time, and is refused by the shards.
+were finished, which are under way. A worker that still computes one says so when it enters. What the desk decides
+wrongly (a batch leased twice, since a worker was silent) costs time, and is refused by the shards.
 
 The epoch fences earlier desks: servers and workers ignore messages of an epoch that is older than one they have seen.
 """
@@ -151,7 +151,7 @@ class DeskMachine:
             yield Send(_server(server), Poll(self.epoch))
             return
         before = self.statuses.get(server)
-        if status.epoch > self.epoch or (before is not None and before.count >= status.count):
+        if status.epoch > self.epoch or (before is not None and before.serial >= status.serial):
             return
         self.statuses[server] = status
         for view in self.views:

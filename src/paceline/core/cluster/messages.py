@@ -209,7 +209,7 @@ class Status(NamedTuple):
 
     epoch: int
     #: Grows with each status of a server, so that a late one is not taken for news.
-    count: int
+    serial: int
     shard: int
     view: int
     members: tuple[int, ...]
@@ -304,7 +304,7 @@ def _reader(hint: Any) -> Reader:
         return next
     if get_origin(hint) is tuple:
         element = _reader(get_args(hint)[0])
-        return lambda source: tuple(element(source) for _ in range(_length(next(source))))
+        return lambda source: tuple([element(source) for _ in range(_length(next(source)))])
     fields = [_reader(each) for each in get_type_hints(hint).values()]
     return lambda source: hint(*[field(source) for field in fields])
 

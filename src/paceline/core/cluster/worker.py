@@ -6,8 +6,8 @@
                                           FINISHED <------- ASKING      +--- Pushed by all --- PUSHING
 
 It pushes to all shards at once, and takes the newest parameters of each with the answer. What is not answered is sent
-again, to the primary of the newest view: a shard that has the batch already says so. To a desk that it does not know the
-worker says which batch it holds, and goes on with it.
+again, to the primary of the newest view: a shard that has the batch already says so. To a desk that does not know it
+the worker says which batch it holds, and goes on with it.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class WorkerMachine:
 
     def handle(self, now: float, sender: Process, message: Message) -> list[Output]:
         """Take a message, and return what to do."""
+        if self.stage is Stage.FINISHED:
+            return []
         if isinstance(message, Entered | Unknown | Views | Leased | AllDone):
             if message.epoch < self.epoch:
                 return []

@@ -174,6 +174,9 @@ class History:
         self._start(Process(Role.SERVER, number), Actor(self.machines.shard(number, self.timing, shard)))
         return number
 
+    def _new_spare(self) -> None:
+        self._new_server(NONE)
+
     def _new_worker(self) -> None:
         number = self._next_worker
         self._next_worker += 1
@@ -188,7 +191,7 @@ class History:
             return  # a later one was started meanwhile
         machine = self.machines.desk(
             epoch,
-            scenario.workers + 3,
+            scenario.workers + len(scenario.faults),
             scenario.batches,
             scenario.gate,
             1 + scenario.backups,
@@ -374,7 +377,7 @@ class History:
         self._look_for_the_end()
         self._hint(victim)
         if victim.role is Role.SERVER:
-            self._at(self.now + self.chance.uniform(0.2, 3.0), self._new_server, NONE)
+            self._at(self.now + self.chance.uniform(0.2, 3.0), self._new_spare)
 
     def _hint(self, victim: Process) -> None:
         """Let some processes notice that their connection to a process has ended."""
