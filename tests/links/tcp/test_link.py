@@ -62,7 +62,7 @@ def over_tcp(ranks: int, numbers: int, do: Callable[[Link], None]) -> None:
     def run(rank: int) -> None:
         waiter, pump = SocketWaiter(rank, 60.0), Pump()
         me = Identity(Peer(1, rank, 3), RUN, JOB)
-        connections = meet(me, listeners[rank], addresses, Loopback(), waiter)
+        connections = meet(me, listeners[rank], addresses, Loopback(), waiter, pump)
         link = TcpLink(rank, connections, [torch.zeros(numbers) for _ in range(TURNS)], waiter, pump)
         do(link)
         link.close()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic_ns
 
-from paceline.errors import ConnectionFailed
+from paceline.errors import ConnectionFailed, PeerLost
 from paceline.links.tcp.candidate import Candidate, open_socket
 from paceline.links.tcp.connection import Connection
 from paceline.links.tcp.doors import Address, Door
@@ -64,7 +64,9 @@ class Entrance:
     """The handshakes of a process. Its owner polls the candidates, and says which of them are ready."""
 
     def __init__(self, me: Identity, door: Door, timing: Timing, tell: Callable[[str], None]) -> None:
-        self._me, self._door, self._timing = me, door, timing
+        self._me, self._door, self._timing, self._tell = me, door, timing, tell
+        #: Addresses whose process is not the right one, as was told.
+        self._complained: set[Address] = set()
         self.refusals = Refusals(tell)
         #: Those that were accepted, the oldest first.
         self._strangers: dict[int, Candidate] = {}
@@ -129,8 +131,12 @@ class Entrance:
         """Go on with a handshake; return who the peer is as soon as that is known."""
         try:
             found = candidate.advance()
+        except PeerLost as error:
+            self.refuse(candidate, error.why)
+            return None
         except ConnectionFailed as error:
-            self.refuse(candidate, getattr(error, "why", str(error)))
+            self.refuse(candidate, str(error))
+            self._complain(candidate, str(error))
             return None
         except OSError as error:
             self.refuse(candidate, f"cannot be reached ({error.strerror or error})")
@@ -173,6 +179,12 @@ class Entrance:
             self._postpone(dial, why)
         else:
             self._dials.remove(dial)
+
+    def _complain(self, candidate: Candidate, why: str) -> None:
+        """Tell once why the process at an address is not the right one: waiting for it may take long."""
+        if candidate.dialled is not None and candidate.dialled not in self._complained:
+            self._complained.add(candidate.dialled)
+            self._tell(f"dialled {candidate.dialled}: it {why}. It is dialled again until the deadline")
 
     def _postpone(self, dial: Dial, why: str) -> None:
         dial.candidate, dial.why = None, why

@@ -12,10 +12,10 @@ copied either: a span that was offered does not change before its taker is done 
 
 from __future__ import annotations
 
+import contextlib
 import select
 from collections import deque
 from collections.abc import Mapping, Sequence
-from time import monotonic
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +25,7 @@ from paceline.errors import PeerLost, ProtocolError
 from paceline.links import Span
 from paceline.links.tcp.connection import Connection
 from paceline.links.tcp.frame import CALL_OFF, LEAVE, SPAN, Frame
+from paceline.links.tcp.leaving import leave
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import SocketWaiter, Wait
 from paceline.links.waiting import Cancelled
@@ -157,27 +158,16 @@ class TcpLink:
     def call_off(self) -> None:
         """End every wait on this link, on all ranks: each raises `Cancelled`."""
         self._waiter.called_off.set()
-        self._finish(CALL_OFF)
+        for connection in self._connections.values():
+            with contextlib.suppress(PeerLost):
+                connection.post(CALL_OFF)
+                connection.finish()
 
     def close(self) -> None:
-        """Leave: send what is still queued, for at most the waiter's deadline, then close the connections."""
-        self._finish(LEAVE)
-        end = monotonic() + self._waiter.deadline
+        """Leave the link. What is still to be sent arrives first, if that takes no longer than the deadline."""
         for connection in self._connections.values():
-            poller = select.poll()
-            poller.register(connection, select.POLLOUT)
-            while connection.wants_write and monotonic() < end and not self._waiter.called_off.done:
-                poller.poll(50)  # the pump sends it
             self._pump.forget(connection)
-            connection.close()
-
-    def _finish(self, kind: int) -> None:
-        for connection in self._connections.values():
-            try:
-                connection.post(kind)
-                connection.finish()
-            except PeerLost:
-                continue
+        leave(list(self._connections.values()), 0.0 if self._waiter.called_off.done else self._waiter.deadline)
 
     def _wait(self, source: _Source) -> Frame:
         """Wait for a frame of one peer, and meanwhile notice when another one ends."""

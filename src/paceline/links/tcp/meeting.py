@@ -1,4 +1,7 @@
-"""How the ranks of a group come to have a connection each to each other: the higher rank dials the lower one."""
+"""How processes that wait for each other get connections: one to a server, or those of all ranks of a group.
+
+In a group the higher rank dials the lower one.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from paceline.errors import WaitedTooLong
 from paceline.links.tcp.connection import Connection
 from paceline.links.tcp.doors import Address, Door
 from paceline.links.tcp.frame import LIMITS, Limits
-from paceline.links.tcp.handshake import Identity
+from paceline.links.tcp.handshake import ROLES, Identity, Peer
 from paceline.links.tcp.hub import Arrived, Hub, Unreached
+from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import TIMING, SocketWaiter, Timing
 from paceline.links.waiting import Cancelled
 
@@ -24,6 +28,7 @@ def meet(
     addresses: Sequence[Address],
     door: Door,
     waiter: SocketWaiter,
+    pump: Pump,
     limits: Limits = LIMITS,
     timing: Timing = TIMING,
 ) -> dict[int, Connection]:
@@ -35,6 +40,7 @@ def meet(
         addresses: where every rank listens.
         door: what keeps strangers out.
         waiter: how long to wait for the others.
+        pump: sends heartbeats to those that are there, which may wait for this rank already.
         limits: what is accepted from them.
         timing: heartbeats and time limits.
 
@@ -43,7 +49,7 @@ def meet(
         Cancelled: it was called off meanwhile.
     """
     rank, end = me.peer.number, monotonic() + waiter.deadline
-    hub = Hub(me, door, listener, limits=limits, timing=timing, handed_over=(me.peer.role,))
+    hub = Hub(me, door, listener, limits=limits, timing=timing, handed_over=(me.peer.role,), describe=_worker)
     found: dict[int, Connection] = {}
     why: dict[Address, str] = {}
     try:
@@ -58,18 +64,57 @@ def meet(
                             connection.close()  # of a group that is no more
                             continue
                         if (before := found.pop(peer.number, None)) is not None:
-                            before.close()
+                            _drop(before, pump)
                         found[peer.number] = connection
+                        pump.watch(connection)
                     case Unreached(address, reason):
                         why[address] = reason
             _check(waiter, end, {r: a for r, a in enumerate(addresses) if r != rank and r not in found}, why)
     except BaseException:
         for connection in found.values():
-            connection.close()
+            _drop(connection, pump)
         raise
     finally:
         hub.close()
     return found
+
+
+def _worker(peer: Peer) -> str:
+    return f"worker {peer.number}"
+
+
+def connect(
+    me: Identity,
+    address: Address,
+    door: Door,
+    waiter: SocketWaiter,
+    limits: Limits = LIMITS,
+    timing: Timing = TIMING,
+) -> tuple[Peer, Connection]:
+    """Return who listens at an address, and a connection to it. Arguments and errors are those of `meet`."""
+    end, why = monotonic() + waiter.deadline, ""
+    hub = Hub(me, door, limits=limits, timing=timing, handed_over=range(ROLES))
+    try:
+        hub.dial(address, waiter.deadline)
+        while True:
+            for event in hub.poll(LOOK_SECONDS):
+                match event:
+                    case Arrived(peer):
+                        return peer, hub.take_over(peer)
+                    case Unreached(_, why):
+                        end = 0.0
+            if waiter.called_off.done:
+                raise Cancelled
+            if monotonic() >= end:
+                awaited = f"the process at {address} ({why})" if why else f"the process at {address}"
+                raise WaitedTooLong(waiter.worker, awaited, waiter.deadline, waiter.where())
+    finally:
+        hub.close()
+
+
+def _drop(connection: Connection, pump: Pump) -> None:
+    pump.forget(connection)
+    connection.close()
 
 
 def _check(waiter: SocketWaiter, end: float, missing: dict[int, Address], why: dict[Address, str]) -> None:
