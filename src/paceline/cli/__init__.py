@@ -40,7 +40,7 @@ def paceline(debug: bool = typer.Option(False, "--debug", help="Show the full tr
 @cache
 def register() -> None:
     """Add the commands to `app`; they are imported only now, so that importing this package stays cheap."""
-    from paceline.cli import bench, check, compare, draw, prove, replay, report, train
+    from paceline.cli import bench, check, compare, draw, keys, prove, replay, report, train
 
     app.command()(train.train)
     app.command()(compare.compare)
@@ -50,6 +50,7 @@ def register() -> None:
     app.command()(report.report)
     app.command()(check.check)
     app.command()(bench.bench)
+    app.command()(keys.keys)
 
 
 def main() -> None:

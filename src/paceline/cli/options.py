@@ -185,3 +185,12 @@ def numbers(given: str, option: str) -> tuple[int, ...]:
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise UsageError(f"{option}={given!r}: give positive whole numbers separated by commas, as in 1,2,4")
     return tuple(int(part) for part in parts)
+
+
+# --- many machines ---
+KeyFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to be made, or that has an authority.")]
+Hosts = Annotated[
+    str | None,
+    typer.Option(metavar="A,B,...", help="Names or addresses of the machines, as the others dial them."),
+]
+Days = Annotated[int, typer.Option(min=1, help="Days for which the certificates are valid.")]

@@ -5,7 +5,8 @@
     │   ├── PlanError           a plan's name, option or combination
     │   ├── JobError            a job's model, data, loss or optimizer
     │   ├── RunFolderError      a run's folder cannot be read or written
-    │   └── MachineError        this machine cannot run it
+    │   ├── MachineError        this machine cannot run it
+    │   └── SecurityError       nothing would keep strangers out, or others can read the keys
     ├── RunFailed               the run was started and did not finish                   (exit code 1)
     │   ├── Blamed              one worker failed first; `.failure` describes it
     │   │   ├── WorkerFailed    it raised an exception: the user's code, usually
@@ -13,10 +14,14 @@
     │   │   └── WorkerSilent    another waited for it, past the deadline
     │   ├── WaitedTooLong       a wait passed its deadline, as the waiting worker reports it
     │   ├── NotFinite           the loss was not a finite number, and the job says on_nan="stop"
-    │   └── CollectiveFailed    an operation of torch.distributed; also a RuntimeError, as in PyTorch
-    │       ├── CollectivesDiffer   two ranks called different operations
-    │       ├── RankGone            a rank that others wait for has ended, or has left the group
-    │       └── RankMissing         a rank did not call before the group's timeout
+    │   ├── CollectiveFailed    an operation of torch.distributed; also a RuntimeError, as in PyTorch
+    │   │   ├── CollectivesDiffer   two ranks called different operations
+    │   │   ├── RankGone            a rank that others wait for has ended, or has left the group
+    │   │   └── RankMissing         a rank did not call before the group's timeout
+    │   └── ConnectionFailed    a connection between two processes of a run
+    │       ├── FrameError          bytes arrived that are not a frame, or not one that is allowed
+    │       ├── PeerLost            the process at the other end has ended, is silent or does not read
+    │       └── PeerRefused         one of the two ends did not accept the other
     ├── RunStopped              Ctrl-C or SIGTERM: a checkpoint was written; --resume goes on  (exit code 130, 143)
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a state machine got an impossible event: a bug in Paceline
@@ -55,6 +60,10 @@ class RunFolderError(UsageError):
 
 
 class MachineError(UsageError):
+    pass
+
+
+class SecurityError(UsageError):
     pass
 
 
@@ -118,6 +127,26 @@ class RankGone(CollectiveFailed):
 
 
 class RankMissing(CollectiveFailed):
+    pass
+
+
+class ConnectionFailed(RunFailed):
+    pass
+
+
+class FrameError(ConnectionFailed):
+    def __init__(self, part: str, what: str) -> None:
+        self.part = part  # of the frame: magic, version, kind, number, integers, body
+        super().__init__(what)
+
+
+class PeerLost(ConnectionFailed):
+    def __init__(self, peer: str, why: str) -> None:
+        self.peer, self.why = peer, why
+        super().__init__(f"{peer} {why}")
+
+
+class PeerRefused(ConnectionFailed):
     pass
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter_ns as now
+from typing import TYPE_CHECKING
 
 from paceline.links import futex
-from paceline.links.memory import Memory
+
+if TYPE_CHECKING:
+    from paceline.links.memory import Memory
 
 ASLEEP, RINGS = 0, 1
 INTS = 2

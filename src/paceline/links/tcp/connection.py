@@ -1,0 +1,230 @@
+"""A connection that never blocks: frames in, frames out, and a queue of what the socket did not take at once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic_ns
+from typing import TypeAlias
+
+from paceline.errors import PeerLost
+from paceline.links.tcp.frame import HEARTBEAT, LIMITS, Decoder, Encoder, Frame, Limits, Place
+from paceline.links.tcp.stream import Stream
+
+FRAMES, READS = 64, 256  # of one connection before others have their turn
+#: What can be sent: bytes, an array, a memoryview.
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+
+
+class Connection:
+    """One end of a connection, for an event loop; `blocking.BlockingConnection` is its use by a thread that waits.
+
+    One thread receives. `post`, `flush` and `beat` may be called by several.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        name: str,
+        limits: Limits = LIMITS,
+        place: Place | None = None,
+    ) -> None:
+        """
+        Args:
+            stream: a connected socket.
+            name: the other end, for messages.
+            limits: what is accepted and kept.
+            place: where to receive a body; may be changed between two frames.
+        """
+        self.stream, self.name = stream, name
+        #: When bytes last came from the other end, and when some last went there: nanoseconds of the monotonic clock.
+        self.heard = self.sent = monotonic_ns()
+        #: Why the connection is of no use any longer.
+        self.lost: PeerLost | None = None
+        #: Why nothing can be sent any longer; what the other end has sent before can still be read.
+        self._mute: PeerLost | None = None
+        #: Whether the last `drain` left something.
+        self.unread = False
+        #: Bytes that wait in the queue.
+        self.queued = 0
+        #: Called when a frame could not be sent at once, by the thread that posted it.
+        self.on_queued: Callable[[], None] | None = None
+        self._encoder, self._decoder = Encoder(limits), Decoder(limits, place)
+        self._queue: deque[memoryview] = deque()
+        #: Whether the sending side is to be shut down as soon as the queue is empty.
+        self._finishing = False
+        #: Held while the queue or the socket's sending side is used, so that frames do not mix.
+        self._sending = threading.Lock()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether something waits until the socket can take it."""
+        return bool(self._queue)
+
+    def admit(self, name: str, limits: Limits, place: Place | None) -> None:
+        """Accept what a known peer may send; until then the limits are those of a stranger."""
+        self.name = name
+        self._encoder.limits = self._decoder.limits = limits
+        self._decoder.place = place
+
+    def receive_into(self, place: Place | None) -> None:
+        """Receive the bodies of the frames from the next one on where `place` says."""
+        self._decoder.place = place
+
+    # --- sending ---
+
+    def post(self, kind: int, ints: Sequence[int] = (), bodies: Sequence[Buffer] = (), copy: bool = True) -> None:
+        """Send a frame, as much of it as the socket takes at once; `flush` sends the rest.
+
+        Args:
+            kind: what the frame is.
+            ints: its integers.
+            bodies: buffers without gaps, which make the body one after another.
+            copy: copy what could not be sent at once, so that the caller may change its buffers from now on. If False,
+                the buffers must not change before all is sent.
+
+        Raises:
+            PeerLost: the connection has ended, or too much waits already. Only in the second case `lost` is set: what
+                the other end has sent before it ended can still be read.
+        """
+        views = [view for view in (memoryview(body) for body in bodies) if view.nbytes]
+        with self._sending:
+            if self.queued > self._encoder.limits.queue:
+                raise self._lose(f"does not read: {self.queued} bytes wait for it")
+            head = self._encoder.head(kind, ints, sum(view.nbytes for view in views))
+            unsent = [memoryview(head), *(view.cast("B") for view in views)]
+            if not self._queue:
+                unsent = self._send(unsent)
+            for view in unsent:
+                self._queue.append(memoryview(bytes(view)) if copy else view)
+                self.queued += len(view)
+        if unsent and self.on_queued is not None:
+            self.on_queued()
+
+    def flush(self) -> None:
+        """Send of the queue what the socket takes."""
+        with self._sending:
+            if self._queue:
+                self._queue = deque(self._send(list(self._queue)))
+                self.queued = sum(map(len, self._queue))
+            self._shut_down_if_finished()
+
+    def finish(self) -> None:
+        """Tell the other end, after all that waits in the queue, that nothing more is sent."""
+        with self._sending:
+            self._finishing = True
+            self._shut_down_if_finished()
+
+    def beat(self, now: int, interval: int) -> None:
+        """Send a heartbeat, if nothing was sent for `interval` nanoseconds and nothing waits to be sent."""
+        if now - self.sent >= interval and not self._queue and self.lost is self._mute is None:
+            self.post(HEARTBEAT)
+
+    def _shut_down_if_finished(self) -> None:
+        if self._finishing and not self._queue and self.lost is self._mute is None:
+            self._finishing = False
+            with contextlib.suppress(OSError):  # the other end has closed it
+                self.stream.finish()
+
+    def _send(self, buffers: list[memoryview]) -> list[memoryview]:
+        """Send until the socket takes no more, and return what is left."""
+        if (mute := self.lost or self._mute) is not None:
+            raise mute
+        while buffers:
+            try:
+                count = self.stream.send(buffers)
+            except OSError as error:
+                self._mute = PeerLost(self.name, f"cannot be reached any longer ({error.strerror or error})")
+                self._empty_queue()
+                raise self._mute from error
+            if count is None:
+                break
+            self.sent = monotonic_ns()
+            buffers = _after(buffers, count)
+        return buffers
+
+    # --- receiving ---
+
+    def next(self) -> Frame | None:
+        """Return the next frame, or None when no complete one has arrived. Heartbeats are left out.
+
+        Raises:
+            PeerLost: the other end has closed the connection.
+            FrameError: what arrived is not a frame that is allowed.
+        """
+        while (frame := self._decoded()) is None:
+            if not self._receive():
+                return None
+        return frame
+
+    def drain(self) -> Iterator[Frame]:
+        """Yield the frames that have arrived, but no more than a share, for the sake of other connections.
+
+        Afterwards `unread` says whether there may be more, of which the kernel need not know.
+        """
+        self.unread, frames, reads = True, FRAMES, READS
+        while frames and reads:
+            if (frame := self._decoded()) is not None:
+                yield frame
+                frames -= 1
+            elif self._receive():
+                reads -= 1
+            else:
+                self.unread = False
+                return
+
+    def _decoded(self) -> Frame | None:
+        """Return the next frame of what was received, without heartbeats."""
+        while (frame := self._decoder.next()) is not None:
+            if frame.kind != HEARTBEAT:
+                return frame
+        return None
+
+    def _receive(self) -> bool:
+        """Receive once; whether there was something."""
+        if self.lost is not None:
+            raise self.lost
+        try:
+            count = self.stream.receive(self._decoder.target())
+        except OSError as error:
+            raise self._lose(f"cannot be reached any longer ({error.strerror or error})") from error
+        if count is None:
+            return False
+        if not count:
+            where = "" if self._decoder.between_frames else " in the middle of a message"
+            raise self._lose(f"closed the connection{where}; its process has ended")
+        self._decoder.fed(count)
+        self.heard = monotonic_ns()
+        return True
+
+    # --- the end ---
+
+    def _lose(self, why: str) -> PeerLost:
+        self.lost = PeerLost(self.name, why)
+        self._empty_queue()
+        return self.lost
+
+    def _empty_queue(self) -> None:
+        self._queue.clear()
+        self.queued = 0
+
+    def close(self) -> None:
+        """Close the socket. What waits in the queue is not sent."""
+        with self._sending:
+            if self.lost is None:
+                self._lose("is not connected any longer: this end has closed the connection")
+            self.stream.close()
+
+
+def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
+    """Return what is left of some buffers after their first `count` bytes."""
+    for number, view in enumerate(buffers):
+        if count < len(view):
+            return [view[count:], *buffers[number + 1 :]]
+        count -= len(view)
+    return []

@@ -1,0 +1,84 @@
+"""A thread that sends while the main thread computes: heartbeats, and what a socket did not take at once.
+
+A process that is in a long backward pass sends nothing itself, and must not be taken for dead. PyTorch releases the
+interpreter's lock while it computes, and Python gives it away every few milliseconds, so this thread gets its turn. It
+stops with its process: one that was stopped by SIGSTOP, or whose machine sleeps, sends no heartbeats. An extension
+module that keeps the interpreter's lock for longer than `Timing.silence` makes its process look dead; whatever relies
+on heartbeats must bear that, since no failure detector is perfect.
+
+    main thread                                   pump
+    -----------                                   ----
+    connection.post(...)  sends what it can
+                          the rest is queued ---> woken, polls, connection.flush()
+    computes                                      every `heartbeat`: connection.beat()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from time import monotonic_ns
+
+from paceline.errors import ConnectionFailed
+from paceline.links.tcp.connection import Connection
+from paceline.links.tcp.waiting import SECOND, TIMING
+
+
+class Pump:
+    """The sending thread of a process, for all connections that were given to `watch`."""
+
+    def __init__(self, heartbeat: float = TIMING.heartbeat) -> None:
+        self._interval = int(heartbeat * SECOND)
+        self._nap = max(1, int(heartbeat * 1000 / 4))  # milliseconds
+        self._watched: set[Connection] = set()
+        #: Held while `_watched` is used.
+        self._lock = threading.Lock()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._ends = False
+        self._thread = threading.Thread(target=self._run, name="paceline-pump", daemon=True)
+        self._thread.start()
+
+    def watch(self, connection: Connection) -> None:
+        """Send for a connection from now on."""
+        connection.on_queued = self._kick
+        with self._lock:
+            self._watched.add(connection)
+        self._kick()
+
+    def forget(self, connection: Connection) -> None:
+        """Send no longer for a connection; to be called before it is closed."""
+        with self._lock:
+            self._watched.discard(connection)
+        connection.on_queued = None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ends = True
+        self._kick()
+        self._thread.join()
+        os.close(self._wake)
+
+    def _kick(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def _run(self) -> None:
+        while not self._ends:
+            # 1. Sleep until a socket takes more, a connection has queued something, or a heartbeat may be due.
+            poller = select.poll()
+            poller.register(self._wake, select.POLLIN)
+            with self._lock:
+                for connection in self._watched:
+                    if connection.wants_write and (descriptor := connection.fileno()) >= 0:
+                        poller.register(descriptor, select.POLLOUT)
+            for descriptor, _ in poller.poll(self._nap):
+                if descriptor == self._wake:
+                    os.eventfd_read(self._wake)
+            # 2. Send. Under the lock, so that none is closed meanwhile; no call here blocks.
+            now = monotonic_ns()
+            with self._lock:
+                for connection in self._watched:
+                    with contextlib.suppress(ConnectionFailed):  # the main thread gets it from its next call
+                        connection.flush()
+                        connection.beat(now, self._interval)
