@@ -69,6 +69,7 @@ def pod(training: Training, containers: Sequence[Value], volumes: Sequence[Value
     spec: dict[str, Value] = {
         **more,
         "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # a Service called master would set MASTER_PORT
         "terminationGracePeriodSeconds": GRACE,
         "topologySpreadConstraints": [spread],
         "securityContext": security,

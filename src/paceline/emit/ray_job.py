@@ -1,7 +1,7 @@
 """A RayJob for KubeRay, with the volume that keeps its runs.
 
-KubeRay starts a cluster for the job, submits the training to it and removes it afterwards. A node that dies is replaced;
-with the head the whole attempt is lost, and the next one, in a new cluster, resumes the run.
+KubeRay starts a cluster for the job, submits the training to it and removes it afterwards. A node that dies is
+replaced; with the head the whole attempt is lost, and the next one, in a new cluster, resumes the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def ray_job(training: Training, place: Place, version: str) -> str:
     """Return the manifest; `version` is that of Ray in the image."""
     comment = [
         f"Trains {training.summary}.",
-        "KubeRay, 1.6 or later, makes a cluster of Ray for it, and the token without which nobody may use that cluster.",
+        "KubeRay, 1.6 or later, makes a cluster of Ray for it, and a token without which nobody may use the cluster.",
         "    kubectl apply -f FILE",
         f"    kubectl logs -f -l job-name={training.name}",
     ]
