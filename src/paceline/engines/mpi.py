@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from paceline.core.cluster.launchers import from_mpiexec
 from paceline.data.source import TensorSource
 from paceline.engines.arithmetic.fused_team import Team
 from paceline.engines.outcome import Outcome, Snapshot
@@ -30,16 +31,14 @@ from paceline.runs.trace import Kind, Row, Trace
 
 def rank() -> int:
     """Return the rank of this process as `mpiexec` has set it, without loading MPI."""
-    return _from_environment("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK") or 0
+    started = from_mpiexec(os.environ)
+    return started.rank if started else 0
 
 
 def ranks() -> int:
     """Return the number of processes that `mpiexec` started; 1 without it."""
-    return _from_environment("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE") or 1
-
-
-def _from_environment(*names: str) -> int | None:
-    return next((int(os.environ[name]) for name in names if name in os.environ), None)
+    started = from_mpiexec(os.environ)
+    return started.nodes if started else 1
 
 
 def check(job: Job, plan: Plan) -> None:
