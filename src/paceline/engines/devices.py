@@ -38,6 +38,10 @@ class Placement:
     #: The library that adds gradients up if no table does: nccl or gloo.
     library: str = ""
 
+    def stored_on(self, worker: int) -> torch.device:
+        """Return the device that a worker's parameters are stored on."""
+        return self.devices[worker] if self.on_device else CPU
+
     def replica(self, worker: int, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
         """Return a worker's replica, whose gradients are computed on its device."""
         device = self.devices[worker]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +31,19 @@ from paceline.core.server.desk import Desk
 from paceline.core.server.gathering import Gathering
 from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.local.channels import mail_of
+from paceline.engines.local.worker_context import KEPT, REQUESTED, WorkerMemory
 from paceline.engines.servers.open_ports import put_version_0, restore, version_shapes
 from paceline.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
 from paceline.gradients.payload import Payload
+from paceline.links import Link
 from paceline.links.doorbell import Doorbell
 from paceline.links.double_buffer import DoubleBuffer
-from paceline.links.locks import Locks
+from paceline.links.locks import Locks, RecordLock
 from paceline.links.mailbox import MailShape, MailSlots
 from paceline.links.memory import Memory
-from paceline.links.shared_memory_link import SharedVectors
+from paceline.links.shared_memory_link import SharedMemoryLink, SharedVectors
 from paceline.links.store_order import require_store_order
+from paceline.links.waiting import Waiter
 from paceline.parameters.layout import Layout
 from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.replicas import mean_of
@@ -50,12 +53,13 @@ from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.server import Server
 from paceline.plans.plan import Plan
-from paceline.runs.trace import TraceRing
+from paceline.runs.trace import Columns, TraceRing
 from paceline.stages.segment import Blueprint
 
 CONTROL = 4
 ABORT, GO = 0, 1
-WANTED, TAKEN = 2, 3  # the update after which a checkpoint is requested; the newest that the parent has taken
+CHECKPOINTS = 2  # the first of the integers of checkpoints
+WANTED, TAKEN = (CHECKPOINTS + place for place in (REQUESTED, KEPT))
 DESK_LOCK = 0  # shard s has lock s + 1
 
 
@@ -125,6 +129,35 @@ class Arena:
         self.slots = [memory.tensor(length, shape.layout.dtype) for _ in range(sum(held))]
         self.mail = {mail.channel: MailSlots(memory, mail) for mail in shape.mail}
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
+
+    def of_worker(self, number: int) -> WorkerMemory:
+        """Return what one worker shares with its parent alone."""
+        result = self.results[number] if number < len(self.results) else None
+        return WorkerMemory(
+            self.traces[number], self.doing[number : number + 1], self.control[CHECKPOINTS:CONTROL], result
+        )
+
+    def waiter(self, number: int, cancelled: Callable[[], bool], deadline: float, threads: int) -> Waiter:
+        """Return how a worker waits, which computes with so many threads."""
+        crowded = self.shape.workers * threads > len(os.sched_getaffinity(0))
+        doorbell, doing = self.doorbells[number], self.doing
+        return Waiter(number, doorbell, cancelled, deadline, lambda: f"in update {doing[number]}", crowded)
+
+    def lock(self, number: int, waiter: Waiter, what: str, shared: bool = False) -> RecordLock:
+        """Return a lock of the arena that a worker waits for by its own waiter."""
+        return RecordLock(self.locks, number, waiter, what, shared)
+
+    def link(self, vectors: SharedVectors, number: int, waiter: Waiter) -> Link:
+        """Return one worker's end of a link to all others."""
+        return SharedMemoryLink(vectors, number, self.doorbells, waiter)
+
+    def drain(self) -> list[Columns]:
+        """Take the rows that each worker has written since the last call."""
+        return [ring.drain() for ring in self.traces]
+
+    def asleep(self, worker: int) -> bool:
+        """Whether a worker sleeps until another one rings."""
+        return self.doorbells[worker].asleep
 
     def offers(self, worker: int) -> int:
         """Return the parts of vectors that a worker has offered to one peer: how far it is in its collectives."""

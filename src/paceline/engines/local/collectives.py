@@ -5,7 +5,7 @@ Everything here is written against `links.Link`, so that it works over any trans
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -26,6 +26,13 @@ class Means(Protocol):
 
     def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         """Run the collective of this number; return (the mean, nanoseconds waited, bytes sent)."""
+
+
+class Sums(Means, Protocol):
+    """A collective that gives each worker the sum over all workers."""
+
+    def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        """Run the collective of this number; return (the sum, nanoseconds waited, bytes sent)."""
 
 
 class _Move(NamedTuple):
@@ -81,13 +88,16 @@ class Reduction:
         )
 
 
-class PayloadReduction:
-    """Adds gradients up, or averages replicas, as payloads over a link."""
+def payloads_of(link: Link, layout: Layout) -> list[Payload]:
+    """Return the payloads over a rank's own vectors, whose numbers become zero."""
+    return [Payload(layout, vector) for vector in link.vectors]
 
-    def __init__(self, link: Link, collective: Collective, workers: int, layout: Layout) -> None:
-        self.reduction, self.workers = Reduction(link, collective, workers), workers
-        self.payloads = [Payload(layout, vector) for vector in link.vectors]
-        self.bytes = self.reduction.bytes
+
+class PayloadReduction:
+    """Adds gradients up, or averages replicas, as payloads over the vectors of a reduction's link."""
+
+    def __init__(self, reduction: Reduction, payloads: Sequence[Payload]) -> None:
+        self.reduction, self.payloads, self.bytes = reduction, payloads, reduction.bytes
 
     def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         """Run the collective of this number; return (the sum over all workers, nanoseconds waited, bytes sent)."""
@@ -98,15 +108,16 @@ class PayloadReduction:
 
     def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         total, waited, sent = self.all_reduce(number, computed)
-        return total.scaled(1.0 / self.workers), waited, sent
+        return total.scaled(1.0 / total.weight), waited, sent  # every contribution has weight 1
 
 
 class NeighbourMixing:
     """Mixes a worker's payload with its neighbours' into a vector of its own, since they read the payload meanwhile."""
 
-    def __init__(self, link: Link, graph: Neighbours, workers: int, layout: Layout) -> None:
-        self.link, self.weights = link, graph.weights(link.rank, workers)
-        self.payloads = [Payload(layout, vector) for vector in link.vectors]
+    def __init__(
+        self, link: Link, graph: Neighbours, workers: int, layout: Layout, payloads: Sequence[Payload]
+    ) -> None:
+        self.link, self.weights, self.payloads = link, graph.weights(link.rank, workers), payloads
         self.mixture = torch.zeros(Payload.length(layout), dtype=layout.dtype)
         self.mixed = Payload(layout, self.mixture)
         self.bytes = (len(self.weights) - 1) * self.mixture.nbytes

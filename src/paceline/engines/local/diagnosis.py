@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
+from typing import NamedTuple
 
-from paceline.engines.local.arena import Arena
 from paceline.engines.local.messages import FailureReport
 from paceline.engines.local.process import oom_kills, state_of
 from paceline.errors import RunFailed, WorkerDied, WorkerFailed, WorkerSilent
@@ -16,12 +16,35 @@ from paceline.errors.failure import Failure, Position
 OTHER_WORKER = re.compile(r"worker (\d+)")
 
 
-class Diagnosis:
-    """Makes the errors of one run. `victims` are the workers that the error stops although they are not its cause."""
+class Ending(NamedTuple):
+    """How a process ended."""
 
-    def __init__(self, arena: Arena, processes: Sequence[BaseProcess], deadline: float) -> None:
-        self.arena, self.processes, self.deadline = arena, processes, deadline
-        self.oom_kills = oom_kills()  # before the run
+    how: str  # the name of a signal, or the exit code
+    #: Whether the kernel's out-of-memory killer has ended a process of this machine meanwhile.
+    out_of_memory: bool
+
+    @staticmethod
+    def of(process: BaseProcess, oom_kills_before: int) -> Ending:
+        """Describe the end of a child."""
+        process.join(1)
+        code = process.exitcode
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        return Ending(how, how == "SIGKILL" and oom_kills() > oom_kills_before)
+
+
+def process_state(process: BaseProcess) -> str:
+    """Describe what a process is at, as a sentence."""
+    return f"Its process {process.pid} {state_of(process.pid)}"
+
+
+class Diagnosis:
+    """Makes the errors of one run. `victims` are the workers that the error stops although they are not its cause.
+
+    `doing` has the update of each worker; `state` describes what a worker's process is at.
+    """
+
+    def __init__(self, doing: Sequence[int], state: Callable[[int], str], deadline: float) -> None:
+        self.doing, self.state, self.deadline = doing, state, deadline
 
     def failed(self, number: int, report: FailureReport, victims: list[int]) -> RunFailed:
         """Make the error for an exception in a worker."""
@@ -36,23 +59,15 @@ class Diagnosis:
 
     def _silent(self, number: int, waiting: int, victims: list[int]) -> WorkerSilent:
         """Make the error for a worker that another one has waited for past the deadline."""
-        process = self.processes[number]
-        what = (
-            f"did not come: worker {waiting} waited {self.deadline:.0f} s for it. "
-            f"Its process {process.pid} {state_of(process.pid)}"
-        )
+        what = f"did not come: worker {waiting} waited {self.deadline:.0f} s for it. {self.state(number)}"
         advice = "give a longer deadline (deadline=..., --deadline) if a step really takes that long"
-        return WorkerSilent(Failure(number, what, Position(self.arena.doing[number]), victims, advice))
+        return WorkerSilent(Failure(number, what, Position(self.doing[number]), victims, advice))
 
-    def died(self, number: int, victims: list[int]) -> WorkerDied:
+    def died(self, number: int, ending: Ending, victims: list[int]) -> WorkerDied:
         """Make the error for a worker whose process ended without a message."""
-        process = self.processes[number]
-        process.join(1)
-        code = process.exitcode
-        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         advice = "under a plan with a server (downpour, ssp, ...) the others would have finished its work"
-        if how == "SIGKILL" and oom_kills() > self.oom_kills:
+        if ending.out_of_memory:
             advice = f"the kernel's out-of-memory killer has struck: a smaller batch_size, or fewer workers; {advice}"
-        elif how == "SIGKILL":
+        elif ending.how == "SIGKILL":
             advice = f"it is not known who sent it; the kernel logs it (`dmesg`) when memory runs out; {advice}"
-        return WorkerDied(Failure(number, f"died ({how})", Position(self.arena.doing[number]), victims, advice))
+        return WorkerDied(Failure(number, f"died ({ending.how})", Position(self.doing[number]), victims, advice))

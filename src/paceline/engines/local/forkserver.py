@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import tempfile
+import types
 from collections.abc import Iterator
 from multiprocessing import forkserver, process, resource_tracker
 from pathlib import Path
@@ -63,3 +65,18 @@ def interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def nameless_main() -> Iterator[None]:
+    """Let multiprocessing start processes without importing the user's script again in each.
+
+    It would run the script of `python train.py` once more per worker, so that every script needed an
+    `if __name__ == "__main__"`. The objects that workers need of it are pickled by value (cloudpickle) instead.
+    """
+    real = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = real

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from paceline.core.agenda import Agenda
 from paceline.core.server.events import Death
 from paceline.engines.local.arena import DESK_LOCK, Arena
+from paceline.engines.local.group import FixedGroup
 from paceline.engines.local.methods import walk_of
 from paceline.engines.local.methods.runner import PlanRunner
 from paceline.engines.local.state_buffers import ResumePoint
@@ -58,10 +59,13 @@ class LoopWorker:
         self.rows: list[Columns] = []
         #: Ranks whose death was reported to the desk.
         self.dead_workers: set[int] = set()
-        resume = ResumePoint()
-        self.runner = PlanRunner(self.number, arena, plan, agenda, learner, optimizer, deadline, resume, self)
-        self.desk_lock = self.runner.lock(DESK_LOCK, "the desk")
-        self.walk = walk_of(self.runner)
+        waiter = arena.waiter(self.number, self.cancelled, deadline, plan.threads)
+        self.runner = PlanRunner(
+            self.number, arena.of_worker(self.number), waiter, plan, agenda, ResumePoint(), self, learner, optimizer,
+            arena.shape.layout, FixedGroup(self.number, arena, agenda, waiter),
+        )  # fmt: skip
+        self.desk_lock = arena.lock(DESK_LOCK, waiter, "the desk")
+        self.walk = walk_of(self.runner, arena)
         self.due = next(self.walk)
         self.since = now()
 
@@ -69,7 +73,7 @@ class LoopWorker:
         """Take the gradients from the parameters and run the method until it requests the next ones."""
         runner, due = self.runner, self.due
         self._follow_settings()
-        self.arena.doing[self.number] = due.update
+        runner.doing(due.update)
         computed = runner.encoder.sent(self._computed())
         runner.record(Kind.COMPUTE, due.update, -1, due.version, -1, self.since, now(), runner.waited, 1, 0, math.nan)
         runner.waited = 0
@@ -122,7 +126,7 @@ class LoopWorker:
         if not self.plan.traits.keeps_step:
             self._handle_death(self.number)
         self.arena.ended[self.number] = when
-        for doorbell in self.runner.doorbells:
+        for doorbell in self.arena.doorbells:
             doorbell.ring()
 
     def cancelled(self) -> bool:
@@ -159,7 +163,7 @@ class LoopWorker:
         self.dead_workers.add(worker)
         assert self.arena.desk is not None
         self.arena.desk.handle(Death(worker), self.desk_lock)
-        for doorbell in self.runner.doorbells:
+        for doorbell in self.arena.doorbells:
             doorbell.ring()
 
     def ensure_trace_space(self, worker: WorkerContext) -> None:

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Protocol
 
 from paceline.engines.checkpoints import Checkpoint, history
-from paceline.engines.local.arena import Arena
 from paceline.engines.setup import Setup
 from paceline.runs.live import Heartbeat, Phase, ProcessRecord, WorkerLive, WorkerStatus
 from paceline.runs.progress import Progress, ProgressCallback
 from paceline.runs.trace import Columns, Kind, Row, Trace, TraceWriter
+
+
+class Watched(Protocol):
+    """What the observer reads of the workers, by their numbers."""
+
+    @property
+    def doing(self) -> Sequence[int]:
+        """The update or batch that each worker is in; -1 before the first."""
+
+    def drain(self) -> list[Columns]:
+        """Take the rows that each worker has written since the last call, in this process's time."""
+
+    def asleep(self, worker: int) -> bool:
+        """Whether a worker sleeps until another one rings."""
+
+    def offers(self, worker: int) -> int:
+        """Return how far a worker is in its collectives."""
 
 
 class Observer:
@@ -22,10 +38,10 @@ class Observer:
     """
 
     def __init__(
-        self, setup: Setup, arena: Arena, start: Checkpoint | None, finished: Collection[int], dead: Collection[int],
-        heartbeat: Heartbeat, progress: ProgressCallback | None,
+        self, setup: Setup, workers: Watched, start: Checkpoint | None, finished: Collection[int],
+        dead: Collection[int], heartbeat: Heartbeat, progress: ProgressCallback | None,
     ) -> None:  # fmt: skip
-        self.setup, self.arena, self.start = setup, arena, start
+        self.setup, self.workers, self.start = setup, workers, start
         self.finished, self.dead = finished, dead
         self.heartbeat, self.progress = heartbeat, progress
         self.processes: list[ProcessRecord] = []
@@ -38,14 +54,14 @@ class Observer:
         """The time at which the training would have begun if the run had not been interrupted."""
         return self.started_at - (self.start.nanoseconds if self.start else 0)
 
-    def processes_started(self, processes: Sequence[BaseProcess]) -> None:
+    def processes_started(self, processes: Sequence[ProcessRecord]) -> None:
         """Record the processes of the workers in the heartbeat."""
-        self.processes = [ProcessRecord.of(process.pid or -1) for process in processes]
-        self.heartbeat.beat(Phase.STARTING, self._updates, self._workers, now=True)
+        self.processes = list(processes)
+        self.heartbeat.beat(Phase.STARTING, self._updates, self._lines, now=True)
 
     def beat(self) -> None:
         """Write the heartbeat while the workers start."""
-        self.heartbeat.beat(Phase.STARTING, self._updates, self._workers)
+        self.heartbeat.beat(Phase.STARTING, self._updates, self._lines)
 
     def training_started(self, trace_file: Path | None) -> None:
         """Open the trace; a resumed run's begins with what led to its checkpoint."""
@@ -61,7 +77,7 @@ class Observer:
     def look(self, stopping: bool) -> None:
         """Drain the traces and report; called several times a second, and whenever a worker sends a message."""
         rows = self._drain()
-        self.heartbeat.beat(Phase.TRAINING, self._updates, self._workers)
+        self.heartbeat.beat(Phase.TRAINING, self._updates, self._lines)
         if self.progress is not None:
             self.progress(self._report(rows, stopping))
 
@@ -73,15 +89,15 @@ class Observer:
 
     @property
     def _updates(self) -> int:
-        return max(self.start.updates if self.start else 0, max(self.arena.doing) + 1)
+        return max(self.start.updates if self.start else 0, max(self.workers.doing) + 1)
 
     def _drain(self) -> list[Columns]:
         """Move new rows from the workers' rings to the trace."""
         assert self.writer is not None
-        rows = [ring.drain() for ring in self.arena.traces]
+        rows = self.workers.drain()
         for number, when in self._deaths:
             at = max(when, self.started_at)
-            rows.append(Trace.of([Row(Kind.DEATH, number, self.arena.doing[number], start=at, end=at)]).rows)
+            rows.append(Trace.of([Row(Kind.DEATH, number, self.workers.doing[number], start=at, end=at)]).rows)
         self._deaths.clear()
         for part in rows:
             self.writer.append(part)
@@ -101,8 +117,8 @@ class Observer:
             workers=self.setup.plan.workers,
             finished=tuple(sorted(self.finished)),
             dead=tuple(sorted(self.dead)),
-            asleep=tuple(number for number, doorbell in enumerate(self.arena.doorbells) if doorbell.asleep),
-            collective_steps=tuple(map(self.arena.offers, range(self.setup.plan.workers))),
+            asleep=tuple(filter(self.workers.asleep, range(self.setup.plan.workers))),
+            collective_steps=tuple(map(self.workers.offers, range(self.setup.plan.workers))),
             in_step=self.setup.plan.traits.keeps_step,
             resumed_updates=self.start.updates if self.start else 0,
             resumed_seconds=(self.started_at - self.origin) / 1e9,
@@ -110,9 +126,9 @@ class Observer:
             rows=tuple(rows),
         )
 
-    def _workers(self) -> list[WorkerLive]:
+    def _lines(self) -> list[WorkerLive]:
         return [
-            WorkerLive(number, process, self._status(number), self.arena.doing[number])
+            WorkerLive(number, process, self._status(number), self.workers.doing[number])
             for number, process in enumerate(self.processes)
         ]
 
@@ -123,4 +139,4 @@ class Observer:
             return WorkerStatus.FINISHED
         if not self.started_at:
             return WorkerStatus.STARTING
-        return WorkerStatus.WAITING if self.arena.doorbells[number].asleep else WorkerStatus.TRAINING
+        return WorkerStatus.WAITING if self.workers.asleep(number) else WorkerStatus.TRAINING

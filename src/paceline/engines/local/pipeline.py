@@ -39,7 +39,10 @@ class PipelineWorker(WorkerContext):
     ) -> None:  # fmt: skip
         resume_point = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
         host = WorkerProcess(arena, snapshots)
-        super().__init__(given.number, arena, given.plan, given.agenda, given.deadline, resume_point, host)
+        waiter = arena.waiter(given.number, host.cancelled, given.deadline, given.plan.threads)
+        shared = arena.of_worker(given.number)
+        super().__init__(given.number, shared, waiter, given.plan, given.agenda, resume_point, host)
+        self.arena = arena
         self.context: WorkerContext = self
         assert isinstance(given.plan.method, Pipeline)
         self.method = given.plan.method
@@ -54,21 +57,21 @@ class PipelineWorker(WorkerContext):
         if self.state_writer.found is not None:
             self.segment.restore(self.state_writer.found)
         self.mailboxes = {channel: self._mailbox(channel) for channel in arena.mail}
-        self.numbers, self.agreements = self.link(arena.numbers), 0
+        self.numbers, self.agreements = arena.link(arena.numbers, given.number, waiter), 0
         self.waited = self.sent = 0  # nanoseconds and bytes since the last piece of work
-        self.doing: Chunk | None = None
+        self.chunk: Chunk | None = None
 
     def _mailbox(self, channel: Channel) -> MessageChannel:
         """Return this worker's end of a channel."""
         ends = [self.blueprint.stage_to_worker[stage] for stage in channel]
         peer = ends[0] if ends[1] == self.number else ends[1]
-        return Mailbox(self.arena.mail[channel], peer, self.doorbells[peer], self.waiter)
+        return Mailbox(self.arena.mail[channel], peer, self.arena.doorbells[peer], self.waiter)
 
     def position(self, update: int) -> Position:
         """Return the update that the worker is in, with the samples of its micro-batch if they are known."""
-        if self.doing is None or self.doing.update != update:
+        if self.chunk is None or self.chunk.update != update:
             return Position(update)
-        return Position(update, samples=self.reader.order.indices(self.doing).tolist())
+        return Position(update, samples=self.reader.order.indices(self.chunk).tolist())
 
     def train(self) -> None:
         """Run the worker's program, table after table."""
@@ -102,8 +105,8 @@ class PipelineWorker(WorkerContext):
         """Run the program of one table."""
         bases: dict[tuple[int, int], int] = {}  # (stage, update): version that its first forward read
         for work in program:
-            self.doing = passing.chunk(work.micro)
-            self.arena.doing[self.number] = self.doing.update
+            self.chunk = passing.chunk(work.micro)
+            self.doing(self.chunk.update)
             if sends(work):
                 self._send(work)
             elif takes(work):
@@ -140,8 +143,8 @@ class PipelineWorker(WorkerContext):
 
     def _work(self, work: Work, passing: Pass, bases: dict[tuple[int, int], int]) -> None:
         """Run a piece of work and write its row."""
-        assert self.doing is not None
-        start, update = now(), self.doing.update
+        assert self.chunk is not None
+        start, update = now(), self.chunk.update
         if work.what == FORWARD:
             bases.setdefault((work.stage, update), passing.first + work.version)
         sums = self.segment.do(work)

@@ -14,6 +14,7 @@ from paceline.core.agenda import Agenda, Chunk
 from paceline.core.forecast import Forecast
 from paceline.data.source import Reader
 from paceline.engines.local.methods.runner import PlanRunner
+from paceline.engines.servers.shard_memory import DeskMemory
 from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.native import NativeDdp
 
@@ -21,12 +22,12 @@ from paceline.plans.methods.native import NativeDdp
 class ReadAhead:
     """Announces to a worker's reader which chunks it will need."""
 
-    def __init__(self, reader: Reader, runner: PlanRunner) -> None:
+    def __init__(self, reader: Reader, runner: PlanRunner, desk: DeskMemory | None = None) -> None:
         self.reader, self.agenda, self.lease = reader, runner.agenda, -1
         self.forecast: Forecast | None = None
         if not reader.ahead:
             return  # no loader processes: batches are read when they are asked for
-        if (desk := runner.arena.desk) is None:
+        if desk is None:
             reader.announce(_known(runner))
             return
         given_out = desk.desk.given_out(desk.integers.current)  # not 0 if the run was resumed
@@ -54,7 +55,7 @@ def _known(runner: PlanRunner) -> Iterator[Chunk]:
         return (c for u in runner.updates_ahead(number, runner.plan.workers) for c in agenda.filled(u))
     if isinstance(runner.plan.method, NativeDdp):
         return (c for u in runner.updates_ahead() for c in ddp_chunks(agenda, u, number))
-    return (c for u in runner.updates_ahead() for c in agenda.mine(u, number))
+    return (c for u in runner.updates_ahead() for c in runner.group.chunks(u))
 
 
 def _chunks(agenda: Agenda, leases: Iterable[int]) -> Iterator[Chunk]:

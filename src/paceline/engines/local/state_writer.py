@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.engines.local.arena import TAKEN, WANTED
-from paceline.engines.local.worker_context import WorkerContext
+from paceline.engines.local.worker_context import KEPT, REQUESTED, WorkerContext
 from paceline.parameters.worker_state import WorkerState, state_of_memories
 
 
@@ -15,7 +14,7 @@ class StateWriter:
     def __init__(self, runner: WorkerContext) -> None:
         self.runner, self.resume_point = runner, runner.resume_point
         self.state_buffer = self.resume_point.state_buffer
-        self.control, self.last = runner.arena.control, runner.agenda.updates
+        self.checkpoints, self.last = runner.shared.checkpoints, runner.agenda.updates
         #: This worker's state in the checkpoint that the run was resumed from, if there is one.
         self.found = self.state_buffer.newest if self.state_buffer is not None else None
 
@@ -26,7 +25,7 @@ class StateWriter:
         """
         if self.state_buffer is None:
             return
-        wanted = self.control[WANTED]
+        wanted = self.checkpoints[REQUESTED]
         every = self.resume_point.checkpoint_every
         due = done // every * every if every else 0
         if due <= before:
@@ -35,8 +34,8 @@ class StateWriter:
             return
         slot = self.state_buffer.next
         # The parent may still need the older state: another worker may not have written its part of that checkpoint.
-        if slot.tag > self.control[TAKEN]:
-            self.runner.waiter.until(lambda: self.control[TAKEN] >= slot.tag, lambda: "the parent", rung=False)
+        if slot.tag > self.checkpoints[KEPT]:
+            self.runner.waiter.until(lambda: self.checkpoints[KEPT] >= slot.tag, lambda: "the parent", rung=False)
         slot.write(due, worker_state() | self._carried())
         self._notify()
 

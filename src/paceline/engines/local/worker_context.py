@@ -1,24 +1,23 @@
-"""The context of a worker in the arena, whatever part of the model it holds: its waits, its trace, its plan."""
+"""The context of a worker, whatever part of the model it holds: its waits, its trace, its plan."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from paceline.core.agenda import Agenda
 from paceline.core.rules import Memory
-from paceline.engines.local.arena import Arena
 from paceline.engines.local.process import memory
 from paceline.engines.local.state_buffers import ResumePoint
-from paceline.links import Link
-from paceline.links.locks import RecordLock
-from paceline.links.shared_memory_link import SharedMemoryLink, SharedVectors
 from paceline.links.waiting import Waiter
 from paceline.plans.plan import Plan
-from paceline.runs.trace import Kind
+from paceline.runs.trace import Kind, TraceRing
+
+#: The places of the integers of checkpoints: the update after which one is requested, and the newest that was taken.
+REQUESTED, KEPT = 0, 1
 
 
 class Host(Protocol):
@@ -34,24 +33,30 @@ class Host(Protocol):
         """Keep the parameters after so many updates, if an evaluation is due there."""
 
 
+@dataclass(frozen=True)
+class WorkerMemory:
+    """The memory that a worker shares with the process that watches it."""
+
+    #: The rows of the trace that the worker writes and the other process drains.
+    trace: TraceRing
+    #: One integer: the update or batch that the worker is in; -1 before the first.
+    doing: memoryview
+    #: Two integers: the update after which a checkpoint is requested, and the newest that was taken.
+    checkpoints: memoryview
+    #: Where the worker leaves its parameters and buffers at the end; None if its replica is no part of the result.
+    result: Tensor | None
+
+
 class WorkerContext:
-    """One worker's access to the arena that it shares with the others."""
+    """One worker's plan, and what it shares with the process that watches it."""
 
     def __init__(
-        self, number: int, arena: Arena, plan: Plan, agenda: Agenda, deadline: float, resume: ResumePoint, host: Host
-    ) -> None:
-        self.number, self.arena, self.plan, self.agenda, self.resume_point = number, arena, plan, agenda, resume
-        self.host = host
-        self.doorbells = arena.doorbells
-        self.waiter = Waiter(
-            number,
-            self.doorbells[number],
-            host.cancelled,
-            deadline,
-            lambda: f"in update {arena.doing[number]}",
-            crowded=plan.workers * plan.threads > len(os.sched_getaffinity(0)),
-        )
-        self.trace = arena.traces[number]
+        self, number: int, shared: WorkerMemory, waiter: Waiter, plan: Plan, agenda: Agenda, resume: ResumePoint,
+        host: Host,
+    ) -> None:  # fmt: skip
+        self.number, self.plan, self.agenda, self.resume_point = number, plan, agenda, resume
+        self.shared, self.waiter, self.host = shared, waiter, host
+        self.trace = shared.trace
         #: The peak of the worker's own memory in bytes; 0 until `measure_memory`.
         self.peak = 0
         #: The error that a codec carries to the next gradient, for each parameter.
@@ -64,13 +69,9 @@ class WorkerContext:
         """
         self.peak = memory("VmHWM") - memory("RssShmem") - memory("RssFile")
 
-    def lock(self, number: int, what: str, shared: bool = False) -> RecordLock:
-        """Return a lock of the arena that this worker waits for by its own waiter."""
-        return RecordLock(self.arena.locks, number, self.waiter, what, shared)
-
-    def link(self, vectors: SharedVectors) -> Link:
-        """Return this worker's end of a link to all others."""
-        return SharedMemoryLink(vectors, self.number, self.doorbells, self.waiter)
+    def doing(self, update: int) -> None:
+        """Let the process that watches this worker know which update or batch it is in."""
+        self.shared.doing[0] = update
 
     def record(self, kind: Kind, *rest: float) -> None:
         """Write a row of the trace."""

@@ -6,10 +6,8 @@ import contextlib
 import math
 import multiprocessing
 import shutil
-import sys
 import tempfile
 import time
-import types
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -24,10 +22,11 @@ from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
 from paceline.engines.local.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.checkpointing import CheckpointCoordinator
-from paceline.engines.local.diagnosis import Diagnosis
-from paceline.engines.local.forkserver import interrupts_wait, prepare, short_folder, too_long
+from paceline.engines.local.diagnosis import Diagnosis, Ending, process_state
+from paceline.engines.local.forkserver import interrupts_wait, nameless_main, prepare, short_folder, too_long
 from paceline.engines.local.messages import Died, Failed, Finished, Message
 from paceline.engines.local.observer import Observer
+from paceline.engines.local.process import oom_kills
 from paceline.engines.local.process_main import main
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.state_buffers import ResumePoint
@@ -39,7 +38,7 @@ from paceline.links.locks import RecordLock
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
 from paceline.parameters.layout import trainable
-from paceline.runs.live import Heartbeat, Phase
+from paceline.runs.live import Heartbeat, Phase, ProcessRecord
 from paceline.runs.progress import ProgressCallback
 from paceline.runs.trace import Kind, Trace
 from paceline.stages.segment import skeleton
@@ -88,7 +87,8 @@ class WorkerPool:
         self.finished: set[int] = set()
         self.dead: set[int] = set()
         self.observer = Observer(setup, self.arena, self.begin, self.finished, self.dead, heartbeat, progress)
-        self.diagnosis = Diagnosis(self.arena, self.processes, deadline)
+        self.diagnosis = Diagnosis(self.arena.doing, lambda number: process_state(self.processes[number]), deadline)
+        self.oom_kills = oom_kills()  # before the run
         #: Seconds for which workers could have run but had no core, added up over all workers.
         self.core_wait = 0.0
         #: Bytes that each worker took at most.
@@ -113,7 +113,7 @@ class WorkerPool:
     def start(self) -> None:
         """Start every worker, wait until all are ready, and let them begin together."""
         context = multiprocessing.get_context("forkserver")
-        with _nameless_main():
+        with nameless_main():
             prepare()
             for number in range(self.workers):
                 mine, theirs = context.Pipe(duplex=False)
@@ -135,7 +135,7 @@ class WorkerPool:
                 theirs.close()
                 self.processes.append(process)
                 self.pipes.append(mine)
-        self.observer.processes_started(self.processes)
+        self.observer.processes_started([ProcessRecord.of(process.pid or -1) for process in self.processes])
         self._wait_until_ready()
         self.observer.started_at = time.perf_counter_ns()
         if self.checkpoints is not None:
@@ -278,7 +278,8 @@ class WorkerPool:
     def _handle_death(self, number: int) -> None:
         """Raise under a plan without a server; otherwise give the dead worker's batch to another one."""
         if self.arena.desk is None:
-            raise self.diagnosis.died(number, self._victims(number))
+            ending = Ending.of(self.processes[number], self.oom_kills)
+            raise self.diagnosis.died(number, ending, self._victims(number))
         self.dead.add(number)
         assert self.arena.desk is not None
         self.arena.desk.handle(Death(number), RecordLock(self.arena.locks, DESK_LOCK, self.waiter, "the desk"))
@@ -319,18 +320,3 @@ def _snapshot_file(setup: Setup, request: CheckpointRequest | None) -> SnapshotF
     shapes = {name: tuple(tensors[name].shape) for name in setup.names}
     named = request.run / "snapshots.bin" if request else None
     return SnapshotFile(shapes, setup.layout.dtype, setup.snapshots_every, named)
-
-
-@contextlib.contextmanager
-def _nameless_main() -> Iterator[None]:
-    """Let multiprocessing start processes without importing the user's script again in each.
-
-    It would run the script of `python train.py` once more per worker, so that every script needed an
-    `if __name__ == "__main__"`. The objects that workers need of it are pickled by value (cloudpickle) instead.
-    """
-    real = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = real

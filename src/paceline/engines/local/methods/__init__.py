@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from paceline.engines.local.arena import Arena
 from paceline.engines.local.methods.all_reduce import all_reduce
 from paceline.engines.local.methods.alone import alone
 from paceline.engines.local.methods.local_steps import gossip, local_steps
@@ -24,12 +25,15 @@ from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
 
-#: The walk of each method: called with a runner and the method.
+#: The walks of methods without a server, over any transport: called with a runner and the method.
 WALKS: dict[type, Callable[[PlanRunner, Any], Walk]] = {
     Alone: alone,
     AllReduce: all_reduce,
     LocalSteps: local_steps,
     Gossip: gossip,
+}
+#: The walks of methods whose server lies in shared memory: called with the arena as well.
+SERVER_WALKS: dict[type, Callable[[PlanRunner, Any, Arena], Walk]] = {
     ParameterServer: serve,
     GatheringServer: serve,
     CentreServer: serve,
@@ -38,7 +42,9 @@ WALKS: dict[type, Callable[[PlanRunner, Any], Walk]] = {
 }
 
 
-def walk_of(runner: PlanRunner) -> Walk:
-    """Start the walk of the runner's method."""
+def walk_of(runner: PlanRunner, arena: Arena) -> Walk:
+    """Start the walk of the runner's method on one machine."""
     method = runner.plan.method
+    if type(method) in SERVER_WALKS:
+        return SERVER_WALKS[type(method)](runner, method, arena)
     return WALKS[type(method)](runner, method)

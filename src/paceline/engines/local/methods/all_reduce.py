@@ -24,9 +24,9 @@ from paceline.plans.methods.all_reduce import AllReduce
 def all_reduce(runner: PlanRunner, method: AllReduce) -> Walk:
     """Add gradients up in every update, then make the same step on every worker."""
     store, rule = runner.local_store(), Plain()
-    state, reduction = runner.resume(store), runner.reduction(method.collective)
+    state, reduction = runner.resume(store), runner.group.sums(method.collective)
     for update in runner.updates_ahead():
-        computed = yield GradientRequest(update, runner.agenda.mine(update, runner.number), update)  # 1, 2
+        computed = yield GradientRequest(update, runner.group.chunks(update), update)  # 1, 2
         if computed is None:
             break
         start = now()
@@ -35,7 +35,7 @@ def all_reduce(runner: PlanRunner, method: AllReduce) -> Walk:
         start, base = now(), store.updates
         rule.update(store, Arrival(runner.learner.settle(whole)))  # 6, 7
         runner.applied(update, base, store.updates, start)
-        if runner.number == 0:
+        if runner.group.leads:
             runner.snapshot(update + 1, runner.values)
         runner.state_writer.in_step(update, update + 1, state)
     runner.write_result(runner.values())

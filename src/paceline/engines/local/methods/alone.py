@@ -21,7 +21,7 @@ def alone(runner: PlanRunner, method: Alone) -> Walk:
         start, base = now(), store.updates
         Plain().update(store, Arrival(runner.learner.settle(computed)))
         runner.applied(update, base, store.updates, start)
-        if runner.number == 0:
+        if runner.group.leads:
             runner.snapshot(update + 1, runner.values)
         runner.state_writer.in_step(update, update + workers, state)
     runner.write_result(runner.values())

@@ -10,7 +10,8 @@ from time import perf_counter_ns as now
 from typing import Protocol
 
 from paceline.core.agenda import Chunk
-from paceline.engines.local.collectives import PayloadReduction, Reduction
+from paceline.engines.local.arena import Arena
+from paceline.engines.local.collectives import PayloadReduction, Reduction, payloads_of
 from paceline.engines.local.methods.runner import PlanRunner
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
@@ -24,13 +25,13 @@ class Compute(Protocol):
     def __call__(self, update: int, chunks: list[Chunk], version: int, again: bool = False) -> GradientSum: ...
 
 
-def train_coordinated(runner: PlanRunner, method: Coordinated, compute: Compute) -> None:
+def train_coordinated(runner: PlanRunner, method: Coordinated, arena: Arena, compute: Compute) -> None:
     """Train under a coordinator, from the first update of this part of the run to the last."""
-    client = CoordinatorClient(runner, method, compute)
+    client = CoordinatorClient(runner, method, arena, compute)
     client.resume()
     for update in runner.updates_ahead():
         client.make(update)
-        if runner.number == 0:
+        if runner.group.leads:
             runner.snapshot(update + 1, runner.values)
         runner.state_writer.in_step(update, update + 1, client.worker_state)
     runner.write_result(runner.values())
@@ -39,13 +40,14 @@ def train_coordinated(runner: PlanRunner, method: Coordinated, compute: Compute)
 class CoordinatorClient:
     """One worker's exchanges: `whole` adds up whole vectors, `single` one number of each worker."""
 
-    def __init__(self, runner: PlanRunner, method: Coordinated, compute: Compute) -> None:
+    def __init__(self, runner: PlanRunner, method: Coordinated, arena: Arena, compute: Compute) -> None:
         self.runner, self.compute = runner, compute
-        arena, workers, collective = runner.arena, runner.plan.workers, method.collective
-        self.slice = VectorSlice(runner.learner, arena.shape.layout, method.coordinator, runner.number, workers)
+        number, workers, collective = runner.number, runner.plan.workers, method.collective
+        self.slice = VectorSlice(runner.learner, runner.layout, method.coordinator, number, workers)
         self.executor = CommandExecutor(method.coordinator, [self.slice], self)
-        self.whole = PayloadReduction(runner.link(arena.payloads), collective, workers, arena.shape.layout)
-        numbers = runner.link(arena.numbers)
+        link = arena.link(arena.payloads, number, runner.waiter)
+        self.whole = PayloadReduction(Reduction(link, collective, workers), payloads_of(link, runner.layout))
+        numbers = arena.link(arena.numbers, number, runner.waiter)
         self.numbers, self.single = numbers.vectors, Reduction(numbers, collective, workers)
         #: The update that is being made, and the number of collectives so far.
         self.doing = self.collectives = 0
@@ -75,7 +77,7 @@ class CoordinatorClient:
     def evaluate(self) -> float:
         update, again = self.doing, self.slice.kept is not None
         self.slice.rewind()
-        chunks = self.runner.agenda.mine(update, self.runner.number)
+        chunks = self.runner.group.chunks(update)
         computed = self.compute(update, chunks, update, again)
         payload = self.whole.payloads[self.turn]
         payload.write(computed)

@@ -10,20 +10,21 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.data.source import Reader
+from paceline.engines.local.arena import Arena
 from paceline.engines.local.methods.runner import PlanRunner
 from paceline.engines.local.read_ahead import ddp_chunks
 from paceline.errors import NotFinite, WaitedTooLong
 from paceline.runs.trace import Kind
 
 
-def train_by_ddp(runner: PlanRunner, reader: Reader, deadline: float) -> DistributedDataParallel:
+def train_by_ddp(runner: PlanRunner, reader: Reader, arena: Arena, deadline: float) -> DistributedDataParallel:
     """Train under DistributedDataParallel; the caller keeps the wrapped model alive until the process ends."""
     try:
         return _train(runner, reader)
     except RuntimeError as error:
         if "Timed out waiting" not in str(error):
             raise
-        number, doing = runner.number, list(runner.arena.doing)
+        number, doing = runner.number, list(arena.doing)
         where = f"in update {doing[number]}"
         raise WaitedTooLong(number, _slowest(number, doing), deadline, where) from error
 
@@ -41,7 +42,7 @@ def _train(runner: PlanRunner, reader: Reader) -> DistributedDataParallel:
     state, pace = runner.resume(store), store.schedule
     wrapped = DistributedDataParallel(replica.module)
     for update in runner.updates_ahead():
-        runner.arena.doing[runner.number] = update
+        runner.doing(update)
         start, losses, samples = now(), 0.0, 0
         runner.optimizer.zero_grad()
         mine = runner.agenda.mine(update, runner.number)
@@ -62,7 +63,7 @@ def _train(runner: PlanRunner, reader: Reader) -> DistributedDataParallel:
         pace.advance(update)
         runner.optimizer.step()
         runner.applied(update, update, update + 1, start)
-        if runner.number == 0:
+        if runner.group.leads:
             runner.snapshot(update + 1, runner.values)
         runner.state_writer.in_step(update, update + 1, state)
     runner.write_result(runner.values())

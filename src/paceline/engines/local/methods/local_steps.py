@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter_ns as now
 
 from paceline.core.rules import Averaging
-from paceline.engines.local.collectives import Means, NeighbourMixing
+from paceline.engines.local.collectives import Means
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.parameters.replicas import AveragingReplica
 from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after
@@ -13,14 +13,12 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_afte
 
 def local_steps(runner: PlanRunner, method: LocalSteps) -> Walk:
     """Step a replica, and average all replicas by a collective."""
-    yield from _averaged(runner, method.averaging, runner.reduction(method.collective))
+    yield from _averaged(runner, method.averaging, runner.group.sums(method.collective))
 
 
 def gossip(runner: PlanRunner, method: Gossip) -> Walk:
     """Step a replica, and mix it with its neighbours'."""
-    arena, workers = runner.arena, runner.plan.workers
-    mixing = NeighbourMixing(runner.link(arena.payloads), method.graph, workers, arena.shape.layout)
-    yield from _averaged(runner, method.averaging, mixing)
+    yield from _averaged(runner, method.averaging, runner.group.mixing(method.graph))
 
 
 def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:
@@ -28,7 +26,7 @@ def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:
     store, exchanges, apart = runner.local_store(rule), 0, False
     replica, state = AveragingReplica(runner.learner, store, rule), runner.resume(store)
     for update in runner.updates_ahead():
-        computed = yield GradientRequest(update, runner.agenda.mine(update, runner.number), update)
+        computed = yield GradientRequest(update, runner.group.chunks(update), update)
         if computed is None:
             if apart:  # as after the last update of an agenda
                 _average(runner, update - 1, exchanges, replica, means)
@@ -43,7 +41,7 @@ def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:
             _average(runner, update, exchanges, replica, means)
         exchanges += due
         apart = not due
-        if runner.number == 0:
+        if runner.group.leads:
             runner.snapshot(update + 1, replica.result)
         runner.state_writer.in_step(update, update + 1, state)
     runner.write_result(replica.result())

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from time import perf_counter_ns as now
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.rules import Averaging, Rule
 from paceline.core.rules.plain import Plain
-from paceline.engines.local.arena import Arena
-from paceline.engines.local.collectives import PayloadReduction
+from paceline.engines.local.group import Group
 from paceline.engines.local.state_buffers import ResumePoint
 from paceline.engines.local.state_writer import StateWriter
-from paceline.engines.local.worker_context import Host, WorkerContext
+from paceline.engines.local.worker_context import Host, WorkerContext, WorkerMemory
 from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
+from paceline.links.waiting import Waiter
+from paceline.parameters.layout import Layout
 from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.store import LocalStore, restore_store, state_of_store
 from paceline.parameters.worker_state import WorkerState, restore_memories
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
-
-if TYPE_CHECKING:
-    from paceline.core.collectives import Collective
-    from paceline.engines.local.process_group import GroupReduction
 
 
 class GradientRequest(NamedTuple):
@@ -44,17 +41,14 @@ Walk = Generator[GradientRequest, GradientSum | None, None]
 
 
 class PlanRunner(WorkerContext):
-    """A worker's context with its replica, optimizer and encoder.
-
-    `library` names the library that adds gradients up in place of a table (NCCL), if one does.
-    """
+    """A worker's context with its replica, optimizer and encoder, and the group that it keeps step with."""
 
     def __init__(
-        self, number: int, arena: Arena, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer,
-        deadline: float, resume: ResumePoint, host: Host, library: str = "",
+        self, number: int, shared: WorkerMemory, waiter: Waiter, plan: Plan, agenda: Agenda, resume: ResumePoint,
+        host: Host, learner: Learner, optimizer: Optimizer, layout: Layout, group: Group,
     ) -> None:  # fmt: skip
-        super().__init__(number, arena, plan, agenda, deadline, resume, host)
-        self.library = library
+        super().__init__(number, shared, waiter, plan, agenda, resume, host)
+        self.layout, self.group = layout, group
         self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
         self.encoder = GradientEncoder(plan.wire, self.replica.parameters)
         self.carried = self.encoder.carried
@@ -81,15 +75,6 @@ class PlanRunner(WorkerContext):
             return WorkerState
         return lambda: self.replica.worker_state() | state_of_store(store)
 
-    def reduction(self, collective: Collective) -> PayloadReduction | GroupReduction:
-        """Make this worker's side of the collective that adds gradients up."""
-        workers, layout = self.plan.workers, self.arena.shape.layout
-        if self.library:
-            from paceline.engines.local.process_group import GroupReduction  # imports torch.distributed: half a second
-
-            return GroupReduction(workers, layout, self.replica.device)
-        return PayloadReduction(self.link(self.arena.payloads), collective, workers, layout)
-
     def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
         self.host.snapshot(self, updates, values)
 
@@ -107,7 +92,7 @@ class PlanRunner(WorkerContext):
     def write_result(self, values: list[Tensor]) -> None:
         """Write parameters and moving buffers into the shared result."""
         self.measure_memory()
-        if self.number < len(self.arena.results):
-            (shard,), result = self.arena.shape.layout.shards, self.arena.results[self.number]
+        if (result := self.shared.result) is not None:
+            (shard,) = self.layout.shards
             for view, value in zip((*shard.parameter_views(result), *shard.buffer_views(result)), values, strict=True):
                 view.copy_(value)

@@ -22,7 +22,7 @@ from torch import Tensor
 from paceline.core.server.actions import Action, Apply, Noted, Wait
 from paceline.core.server.events import Ask, Command, Compute, Finish, Pull, Push
 from paceline.core.server.worker import Worker
-from paceline.engines.local.arena import DESK_LOCK
+from paceline.engines.local.arena import DESK_LOCK, Arena
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.engines.servers import WorkerSide
 from paceline.engines.servers.open_ports import open_ports
@@ -32,10 +32,10 @@ from paceline.links.waiting import NAP_SECONDS, Cancelled
 from paceline.plans.methods.server import GatheringServer, Server
 
 
-def serve(runner: PlanRunner, method: Server) -> Walk:
+def serve(runner: PlanRunner, method: Server, arena: Arena) -> Walk:
     """Return the walk of a worker of a plan with a server."""
     # Opened before the run starts: other workers may push as soon as they may start.
-    client = ServerClient(runner, isinstance(method, GatheringServer))
+    client = ServerClient(runner, arena, isinstance(method, GatheringServer))
     client.resume()
     return client.walk()
 
@@ -43,23 +43,23 @@ def serve(runner: PlanRunner, method: Server) -> Walk:
 class ServerClient:
     """One worker of a plan with a server: its side of the protocol, its ports to the shards, the desk."""
 
-    def __init__(self, runner: PlanRunner, gathers: bool) -> None:
-        self.runner, self.gathers = runner, gathers
-        arena = runner.arena
+    def __init__(self, runner: PlanRunner, arena: Arena, gathers: bool) -> None:
+        self.runner, self.arena, self.gathers = runner, arena, gathers
         side = WorkerSide(
-            runner.number, runner.plan, runner.learner, runner.optimizer, arena.shape.layout, runner.record,
+            runner.number, runner.plan, runner.learner, runner.optimizer, runner.layout, runner.record,
             runner.state_writer.at_server,
         )  # fmt: skip
         self.ports = open_ports(side, arena.shards, self._shard_lock, arena.slots)
         self.worker = Worker(runner.number, len(self.ports), gathers)
-        self.desk_lock = runner.lock(DESK_LOCK, "the desk")
+        self.desk_lock = arena.lock(DESK_LOCK, runner.waiter, "the desk")
         self.gradients: list[Tensor | None] = []
 
     def _shard_lock(self, number: int, shared: bool) -> Locked:
         """Return the lock of a shard; under Hogwild only checkpoints need it, and it is shared."""
         if shared and self.runner.state_writer.state_buffer is None:
             return nullcontext(0)
-        return self.runner.lock(number + 1, "a checkpoint" if shared else f"shard {number}", shared)
+        what = "a checkpoint" if shared else f"shard {number}"
+        return self.arena.lock(number + 1, self.runner.waiter, what, shared)
 
     def resume(self) -> None:
         writer = self.runner.state_writer
@@ -110,11 +110,11 @@ class ServerClient:
 
     def _ask_desk(self, command: Ask | Finish) -> Action:
         """Send a command to the desk; a finished batch may open the gate for others."""
-        runner, desk = self.runner, self.runner.arena.desk
+        runner, desk = self.runner, self.arena.desk
         assert desk is not None
         action, finished = desk.handle(command, self.desk_lock)
         if isinstance(command, Finish):
-            for doorbell in runner.doorbells:
+            for doorbell in self.arena.doorbells:
                 doorbell.ring()  # a worker that waits at the gate may ask again
             runner.state_writer.finished(runner.agenda.done_by(finished - 1), runner.agenda.done_by(finished))
             if not self.gathers:
@@ -124,7 +124,7 @@ class ServerClient:
     def _wait(self) -> None:
         """Sleep until the desk has changed, then ask again."""
         runner, start = self.runner, now()
-        runner.doorbells[runner.number].nap(NAP_SECONDS, runner.host.cancelled)
+        self.arena.doorbells[runner.number].nap(NAP_SECONDS, runner.host.cancelled)
         runner.waited += now() - start
         if runner.host.cancelled():
             raise Cancelled

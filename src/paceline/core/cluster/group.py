@@ -1,0 +1,249 @@
+"""The group of ranks that keep step, through deaths: an epoch for every change of its members.
+
+    ranks 0 1 2, epoch 1        update 17: rank 2 dies in the collective
+    head: CallOff(1)            every survivor ends its wait
+    members: Report(1, ...)     which sum a member holds last, and which update it can still share out differently
+    head: Regroup(2, ...)       the ranks of epoch 2 and its first collective; a survivor that lacks the sum before it
+                                takes that sum from one that has it
+
+A collective can be finished only when every rank of its group has begun it. So two members are never more than one
+collective apart: when all have reported, either no survivor holds sum 17, and all make it again with the chunks of
+rank 2 shared out, or one does, and gives it to the others. Sums lie in two vectors that alternate, so the giver still
+has it, and nothing is copied beforehand or rolled back.
+
+The head decides alone who belongs to the group, so there are never two. A member that was taken for dead, and was not,
+holds an epoch that nobody answers any longer: it is dismissed, and no rank of the group is connected to it.
+
+A report is final: its member begins no collective before the next Regroup. That is why the head may count on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paceline.errors import ProtocolError
+
+NOBODY = -1
+
+
+class Report(NamedTuple):
+    """A member has been called off, or is ready for its first group (epoch 0)."""
+
+    epoch: int
+    #: The last collective whose sum it holds; -1 for none.
+    held: int
+    #: The first update that it can still share out differently.
+    ahead: int
+
+
+class Accuse(NamedTuple):
+    """A member cannot reach another one of its group."""
+
+    epoch: int
+    rank: int
+
+
+class CallOff(NamedTuple):
+    """The collective of this epoch, if any, will not be finished."""
+
+    epoch: int
+
+
+class Regroup(NamedTuple):
+    """A group begins."""
+
+    epoch: int
+    ranks: tuple[int, ...]
+    #: Its first collective.
+    number: int
+    #: The first update whose chunks are shared out among its ranks.
+    since: int
+    #: The rank that holds the sum before `number`, and those that take it from there; NOBODY if all hold it.
+    giver: int = NOBODY
+    takers: tuple[int, ...] = ()
+
+
+class Dismiss(NamedTuple):
+    """The group has gone on without this rank."""
+
+    epoch: int
+
+
+class Send(NamedTuple):
+    """The head sends a message to a member."""
+
+    to: int
+    message: CallOff | Regroup | Dismiss
+
+
+class Excluded(NamedTuple):
+    """A rank is no longer part of the run."""
+
+    rank: int
+    why: str
+
+
+class Formed(NamedTuple):
+    """A group has begun; for the record of the run."""
+
+    group: Regroup
+    #: What each of its ranks held when it reported.
+    held: tuple[int, ...]
+
+
+Output = Send | Excluded | Formed
+
+
+@dataclass
+class Head:
+    """The head's side. The engine hands in what it hears, and sends what comes out.
+
+    `patience` is how many seconds a member that was called off may take to report.
+    """
+
+    #: Ranks that are part of the run.
+    alive: set[int]
+    patience: float
+    #: Whether a sum can be given to members that lack it. Neighbours on a graph hold no common sum.
+    gives: bool = True
+
+    def __post_init__(self) -> None:
+        self.epoch = 0
+        #: The ranks of the group of `epoch`; none before the first.
+        self.members: tuple[int, ...] = ()
+        #: Whether the group was called off and the next one is not formed yet.
+        self.forming = True
+        #: What the living members have reported since then.
+        self.reports: dict[int, Report] = {}
+        #: When the group was called off.
+        self.since = 0.0
+        #: Pairs of ranks of which one could not reach the other.
+        self._apart: set[frozenset[int]] = set()
+
+    def report(self, now: float, rank: int, message: Report) -> list[Output]:
+        """A member has reported."""
+        if rank not in self.alive:
+            return [Send(rank, Dismiss(self.epoch))]
+        if not self.forming or message.epoch != self.epoch:
+            return []  # of a group before
+        self.reports[rank] = message
+        return self._form_if_complete()
+
+    def accuse(self, now: float, rank: int, message: Accuse) -> list[Output]:
+        """A member cannot reach another one: the group is called off, and whoever does not report is lost.
+
+        If both report, the fault may have been a short one. At the second time the accused rank is excluded.
+        """
+        if rank not in self.alive:
+            return [Send(rank, Dismiss(self.epoch))]
+        if self.forming or message.epoch != self.epoch or message.rank not in self.members:
+            return []
+        pair = frozenset((rank, message.rank))
+        if pair in self._apart:
+            return self.gone(now, message.rank, f"rank {rank} could not reach it twice")
+        self._apart.add(pair)
+        return self._call_off(now)
+
+    def gone(self, now: float, rank: int, why: str) -> list[Output]:
+        """A rank has died, or is taken for dead."""
+        if rank not in self.alive:
+            return []
+        self.alive.discard(rank)
+        self.reports.pop(rank, None)
+        outputs: list[Output] = [Excluded(rank, why), Send(rank, Dismiss(self.epoch))]
+        if self.forming:
+            return outputs + self._form_if_complete()
+        return outputs + (self._call_off(now) if rank in self.members else [])
+
+    def tick(self, now: float) -> list[Output]:
+        """Exclude the members that were called off and have not reported in time."""
+        if not self.forming or not self.epoch or now - self.since < self.patience:
+            return []
+        outputs: list[Output] = []
+        for rank in sorted(self.alive - set(self.reports)):
+            outputs += self.gone(now, rank, f"it has not answered for {self.patience:g} s")
+        return outputs
+
+    def _call_off(self, now: float) -> list[Output]:
+        self.forming, self.since, self.reports = True, now, {}
+        return [Send(rank, CallOff(self.epoch)) for rank in sorted(self.alive)]
+
+    def _form_if_complete(self) -> list[Output]:
+        """Begin the next group, if every living rank has reported."""
+        if not self.alive or self.reports.keys() != self.alive:
+            return []
+        held = {rank: self.reports[rank].held for rank in sorted(self.alive)}
+        newest, oldest = max(held.values()), min(held.values())
+        lacking = tuple(rank for rank, last in held.items() if last < newest) if self.gives else ()
+        if lacking and newest - oldest > 1:
+            raise ProtocolError(f"members hold sums {held}, which are more than one collective apart")
+        giver = min(rank for rank, last in held.items() if last == newest) if lacking else NOBODY
+        self.epoch, self.forming, self.members = self.epoch + 1, False, tuple(held)
+        since = max(report.ahead for report in self.reports.values())
+        group = Regroup(self.epoch, self.members, newest + 1, since, giver, lacking)
+        return [Formed(group, tuple(held.values())), *(Send(rank, group) for rank in self.members)]
+
+
+@dataclass
+class Member:
+    """A rank's side, between its worker and the head. What its methods return is sent to the head.
+
+    The worker asks `enter` before a collective and says `leave` after it, with its number if it was finished. The
+    messages of the head may arrive at any moment, also while the worker computes.
+    """
+
+    #: The last collective whose sum the rank holds.
+    held: int = -1
+    #: Whether an update whose sum is not there yet can be shared out differently: its gradient is computed again.
+    repeats: bool = True
+    #: The first update that this rank has not begun.
+    begun: int = 0
+
+    def __post_init__(self) -> None:
+        self.epoch = 0
+        #: The newest group; None before the first.
+        self.group: Regroup | None = None
+        #: Whether the newest group was called off.
+        self.called_off = True
+        #: Whether the worker is in a collective, or in the exchange before the first.
+        self.inside = False
+        #: Whether the group has gone on without this rank.
+        self.dismissed = False
+
+    def ready(self) -> Report:
+        """The rank is ready for its first group."""
+        return self._report()
+
+    def handle(self, message: CallOff | Regroup | Dismiss) -> Report | None:
+        """Take a message of the head; one of an earlier epoch is left aside."""
+        if isinstance(message, Dismiss):
+            self.dismissed = self.called_off = True
+            return None
+        if isinstance(message, Regroup):
+            if message.epoch > self.epoch:
+                self.group, self.epoch, self.called_off = message, message.epoch, self.dismissed
+            return None
+        if message.epoch != self.epoch or self.called_off:
+            return None
+        self.called_off = True
+        return None if self.inside else self._report()
+
+    def enter(self, epoch: int) -> bool:
+        """Whether the worker, which is connected to the ranks of this epoch, may exchange with them."""
+        self.inside = epoch == self.epoch and not self.called_off
+        return self.inside
+
+    def leave(self, number: int | None = None) -> Report | None:
+        """The worker is out of the collective, and holds its sum if `number` is given."""
+        self.inside = False
+        if number is not None:
+            self.held = number
+        return self._report() if self.called_off and not self.dismissed else None
+
+    def accuse(self, rank: int) -> Accuse | None:
+        """The worker cannot reach a rank; to be called before `leave`."""
+        return None if self.called_off else Accuse(self.epoch, rank)
+
+    def _report(self) -> Report:
+        return Report(self.epoch, self.held, self.held + 1 if self.repeats else self.begun)

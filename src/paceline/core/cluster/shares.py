@@ -1,0 +1,44 @@
+"""Which chunks of an update each rank of a group computes.
+
+A batch is cut into as many chunks as the plan has workers, and the chunks stay the same whoever is there: so does the
+mathematics. Every rank computes the chunk of its own number; those of absent ranks go around from update to update.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+
+def parts_of(rank: int, ranks: Sequence[int], parts: int, update: int) -> list[int]:
+    """Return the parts of a batch, of `parts` in all, that a rank computes when only these ranks are there."""
+    absent = [part for part in range(parts) if part not in ranks]
+    mine = [part for turn, part in enumerate(absent) if ranks[(turn + update) % len(ranks)] == rank]
+    return sorted([rank, *mine] if rank < parts else mine)
+
+
+class Membership:
+    """Which ranks share out which updates, as groups follow one another."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+        #: The first update of each group's shares, and its ranks.
+        self._since: list[int] = []
+        self._ranks: list[tuple[int, ...]] = []
+
+    def regrouped(self, since: int, ranks: Sequence[int]) -> None:
+        """From this update on, these ranks share out the batches."""
+        while self._since and self._since[-1] >= since:
+            self._since.pop()
+            self._ranks.pop()
+        self._since.append(since)
+        self._ranks.append(tuple(ranks))
+
+    def ranks(self, update: int) -> tuple[int, ...]:
+        """Return the ranks that share out an update."""
+        return self._ranks[max(0, bisect_right(self._since, update) - 1)]
+
+    def parts_of(self, rank: int, update: int) -> list[int]:
+        """Return the parts of an update that a rank computes."""
+        ranks = self.ranks(update)
+        return parts_of(rank, ranks, self.parts, update) if rank in ranks else []

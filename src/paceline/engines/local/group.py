@@ -1,0 +1,78 @@
+"""The workers that keep step with one another: who computes which chunks, and how their vectors are exchanged.
+
+A walk is written against `Group`, so it knows neither what carries the vectors nor whether workers come and go. On one
+machine the group is fixed: a run cannot continue without one of its workers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from paceline.core.agenda import Agenda, Chunk
+from paceline.core.collectives import Collective
+from paceline.core.collectives.neighbours import Neighbours
+from paceline.engines.local.arena import Arena
+from paceline.engines.local.collectives import Means, NeighbourMixing, PayloadReduction, Reduction, Sums, payloads_of
+from paceline.links.waiting import Waiter
+
+if TYPE_CHECKING:
+    from paceline.engines.local.process_group import GroupReduction
+
+
+class Group(Protocol):
+    """One worker's view of the workers that keep step."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker is the one that writes what all of them could write, such as snapshots."""
+
+    def chunks(self, update: int) -> list[Chunk]:
+        """Return the chunks of an update that this worker computes."""
+
+    def sums(self, collective: Collective) -> Sums:
+        """Make this worker's side of the collective that adds up the vectors of all."""
+
+    def mixing(self, graph: Neighbours) -> Means:
+        """Make this worker's side of the exchange with its neighbours on a graph."""
+
+
+class FixedGroup:
+    """`Group` of the workers of one arena.
+
+    `library` names the library that adds gradients up in place of a table (NCCL), if one does.
+    """
+
+    def __init__(
+        self, number: int, arena: Arena, agenda: Agenda, waiter: Waiter, library: str = "",
+        device: torch.device | None = None,
+    ) -> None:  # fmt: skip
+        self.number, self.arena, self.agenda, self.waiter = number, arena, agenda, waiter
+        self.library, self.device = library, device
+
+    @property
+    def leads(self) -> bool:
+        return self.number == 0
+
+    def chunks(self, update: int) -> list[Chunk]:
+        return self.agenda.mine(update, self.number)
+
+    def sums(self, collective: Collective) -> PayloadReduction | GroupReduction:
+        workers, layout = self.arena.shape.workers, self.arena.shape.layout
+        if self.library:
+            from paceline.engines.local.process_group import GroupReduction  # imports torch.distributed: half a second
+
+            assert self.device is not None
+            return GroupReduction(workers, layout, self.device)
+        link = self.arena.link(self.arena.payloads, self.number, self.waiter)
+        return PayloadReduction(Reduction(link, collective, workers), payloads_of(link, layout))
+
+    def mixing(self, graph: Neighbours) -> NeighbourMixing:
+        workers, layout = self.arena.shape.workers, self.arena.shape.layout
+        link = self.arena.link(self.arena.payloads, self.number, self.waiter)
+        return NeighbourMixing(link, graph, workers, layout, payloads_of(link, layout))
+
+
+if TYPE_CHECKING:
+    _: type[Group] = FixedGroup
