@@ -23,6 +23,8 @@ class Role(IntEnum):
     DESK = 0
     WORKER = 1
     SERVER = 2
+    #: The head of the run, which reads what servers hold and takes no part.
+    HEAD = 3
 
 
 class Process(NamedTuple):

@@ -192,11 +192,11 @@ class ShardMachine:
             self.applied.add(push.batch)
             entry = Entry(self.version, push.batch, sender.number, push.base)
             self.log.append(entry)
-            yield Apply(*entry)
-            for number, follower in self.followers.items():
+            for number, follower in self.followers.items():  # before it is applied: backups work at the same time
                 if follower.confirmed != NONE:
                     follower.since = now
                     yield Send(self._server(number), Replicate(self.view, *entry))
+            yield Apply(*entry)
             self.waiting[self.version] = (push.batch, {sender})
             yield from self._acknowledge()
             if len(self.log) > LOG_LIMIT and self.feeding != NONE:

@@ -79,7 +79,9 @@ class LocalWorker:
     def train(self) -> None:
         """Train by the method of the plan."""
         given, method, reader = self.given, self.given.plan.method, self.replica.reader
-        read_ahead = ReadAhead(reader, self.runner, self.arena.desk)
+        desk = self.arena.desk
+        given_out = desk.desk.given_out(desk.integers.current) if desk else None  # not 0 if the run was resumed
+        read_ahead = ReadAhead(reader, self.runner, given_out)
         if given.placement.library:
             from paceline.engines.local.process_group import join
 
