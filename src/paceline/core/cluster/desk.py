@@ -13,7 +13,7 @@ The epoch fences earlier desks: servers and workers ignore messages of an epoch 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import IntEnum
 from functools import partial
 
@@ -67,7 +67,7 @@ class DeskMachine:
 
     def __init__(
         self, epoch: int, slots: int, batches: int, gate: Gate, copies: int, timing: Timing,
-        members: Sequence[tuple[int, ...]], now: float = 0.0,
+        members: Sequence[tuple[int, ...]], now: float = 0.0, expected: Collection[int] = (),
     ) -> None:  # fmt: skip
         """
         Args:
@@ -75,6 +75,7 @@ class DeskMachine:
             slots: workers that may take part at the same time.
             copies: servers that should hold each shard: 1 + backups.
             members: for the first desk, the servers that hold each shard at version 0; afterwards as many empty tuples.
+            expected: for a later desk, the servers that are believed to be alive, which are to report first.
         """
         self.epoch, self.slots, self.batches, self.gate, self.timing = epoch, slots, batches, gate, timing
         self.views = [ShardViews(shard, copies, now) for shard in range(len(members))]
@@ -86,6 +87,7 @@ class DeskMachine:
         self.heard: dict[Process, float] = {}
         self.gone: set[Process] = set()
         self.since = self.rebuilding_since = now
+        self.expected = frozenset(expected)
         self._members, self._made, self._beat, self._finished = members, 0, now, False
         self._ready(0, ())
 
@@ -226,12 +228,13 @@ class DeskMachine:
         missing = [v.shard for v in self.views if not any(self._holds(now, s, v.shard) for s in v.statuses)]
         if missing:
             return [Lost(missing[0])] if waited > self.timing.patience else []
-        complete = all(view.complete(self.epoch) for view in self.views)
+        reported = {server for server, status in self.statuses.items() if status.epoch == self.epoch}
+        complete = self.expected <= reported
         if not complete and waited < self.timing.silence:
             return []
         outputs: list[Output] = []
         for view in self.views:
-            outputs += view.recover(self._number(), partial(self._holds, now, shard=view.shard))
+            outputs += view.recover(self._number(), partial(self._holds, now, shard=view.shard), complete)
         self.phase = Phase.REBUILDING
         return outputs
 

@@ -150,6 +150,10 @@ class ShardMachine:
                 outputs += self._send_again(now, number, follower)
         return outputs
 
+    def lost(self, now: float, process: Process) -> list[Output]:
+        """Do nothing: the desk decides which servers are gone."""
+        return []
+
     def status(self) -> Send:
         """Report to the desk."""
         self._statuses += 1

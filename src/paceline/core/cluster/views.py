@@ -135,23 +135,19 @@ class ShardViews:
         yield Changed(*self.view, lossy)
         yield from self.proposals(epoch, members)
 
-    def recover(self, number: int, alive: Callable[[int], bool]) -> Iterator[Output]:
-        """Choose the members from what servers report, when the desk that knew them is gone."""
+    def recover(self, number: int, alive: Callable[[int], bool], complete: bool) -> Iterator[Output]:
+        """Choose the members from what servers report, when the desk that knew them is gone.
+
+        `complete` is whether all servers have reported. If not, one of them may have been the only member of a later
+        view, so that no other is safe.
+        """
         living = {m: s for m, s in self.statuses.items() if alive(m)}
         best = max(living, key=lambda m: (living[m].view, living[m].synced, living[m].members[:1] == (m,)))
         newest, members = living[best].view, living[best].members
-        # A member that does not report may have been the only one of a later view.
-        complete = bool(members) and all(m in living and living[m].view == newest for m in members)
-        self.safe = frozenset(m for m in members if complete and living[m].synced == newest)
+        all_in = complete and bool(members) and all(m in living and living[m].view == newest for m in members)
+        self.safe = frozenset(m for m in members if all_in and living[m].synced == newest)
         self.lossy_since = newest
         yield from self._propose(number, self._ordered([m for m in living if m in members] or [best]))
-
-    def complete(self, epoch: int) -> bool:
-        """Whether every member of the newest view that was reported has reported to this desk."""
-        known = {m: s for m, s in self.statuses.items() if s.epoch == epoch}
-        newest = max((s.view for s in known.values()), default=0)
-        members = {m for s in known.values() if s.view == newest for m in s.members}
-        return bool(members) and members <= known.keys()
 
     @property
     def end(self) -> int:

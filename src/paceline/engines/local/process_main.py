@@ -44,14 +44,7 @@ def main(
     pipe: Connection,
 ) -> None:
     """Run one worker: prepare, wait for the start, train, and send the outcome. Never returns."""
-    for each in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all processes; the parent decides
-        signal.signal(each, signal.SIG_IGN)
-    # The forkserver ends when the last copy of this pipe is closed, which must be the parent's; a worker ends with the
-    # forkserver.
-    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-    die_with_parent()
-    tune_for_memory() if scarce else tune_for_speed()
-    trim_heap()
+    become_worker(scarce)
     before = memory("RssAnon") - len(box[0])
     number, worker = -1, None  # type: int, LocalWorker | PipelineWorker | None
     try:
@@ -83,3 +76,15 @@ def main(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # without closing shared memory, of which tensors hold views; the kernel frees it
+
+
+def become_worker(scarce: bool) -> None:
+    """Let this process end with its parent, and leave signals to it; `scarce` says whether memory is bounded."""
+    for each in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all processes; the parent decides
+        signal.signal(each, signal.SIG_IGN)
+    # The forkserver ends when the last copy of this pipe is closed, which must be the parent's; a worker ends with the
+    # forkserver.
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    die_with_parent()
+    tune_for_memory() if scarce else tune_for_speed()
+    trim_heap()

@@ -189,16 +189,11 @@ class History:
         scenario = self.scenario
         if epoch < self._epoch:
             return  # a later one was started meanwhile
+        expected = [p.number for p, a in self.actors.items() if p.role is Role.SERVER and a.alive]
         machine = self.machines.desk(
-            epoch,
-            scenario.workers + len(scenario.faults),
-            scenario.batches,
-            scenario.gate,
-            1 + scenario.backups,
-            self.timing,
-            members,
-            self.now,
-        )
+            epoch, scenario.workers + len(scenario.faults), scenario.batches, scenario.gate, 1 + scenario.backups,
+            self.timing, members, self.now, expected,
+        )  # fmt: skip
         actor = Actor(machine)
         self._start(DESK, actor)
         self._perform(DESK, actor, machine.start(self.now))
