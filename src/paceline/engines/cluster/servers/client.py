@@ -18,7 +18,7 @@ from paceline.core.cluster.outputs import Adopt, Compute, Finished, Output, Timi
 from paceline.core.cluster.worker import Stage, WorkerMachine
 from paceline.engines.cluster.servers.loop import MachineLoop
 from paceline.engines.cluster.servers.shard_state import GradientVector
-from paceline.engines.cluster.servers.wire import MESSAGES
+from paceline.engines.cluster.servers.wire import kind_of
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.errors import WaitedTooLong
 from paceline.gradients.payload import GradientSum
@@ -30,7 +30,7 @@ from paceline.links.waiting import Cancelled
 from paceline.parameters.layout import ShardLayout, trainable
 from paceline.plans.methods.server import ParameterServer
 
-_KINDS = {kind: MESSAGES + number for kind, number in ((Pushed, 9), (Pulled, 11))}
+PUSHED, PULLED = kind_of(Pushed), kind_of(Pulled)
 
 
 class ShardReplica:
@@ -45,24 +45,13 @@ class ShardReplica:
             parameter.data = view
         self.raw = memoryview(self.flat.view(torch.uint8).numpy())
         self.vector = GradientVector(layout, dtype, looks_back)
-        self.pushed = torch.zeros(self.vector.size, dtype=torch.uint8)
-        self.gradients, self.moving, self.present, _ = self.vector.views(self.pushed)
         self.looks_back = looks_back
 
     def write(self, gradients: Sequence[Tensor | None], moving: Sequence[Tensor]) -> None:
         """Write what is pushed."""
-        given = [g is not None for g in gradients]
-        if all(given):
-            torch._foreach_copy_(self.gradients, gradients)  # type: ignore[arg-type]
-            self.present.fill_(1)
-        else:
-            for view, gradient in zip(self.gradients, gradients, strict=True):
-                view.zero_() if gradient is None else view.copy_(gradient)
-            self.present.copy_(torch.tensor(given, dtype=torch.uint8))
-        for view, buffer in zip(self.moving, moving, strict=False):
-            view.copy_(buffer)
+        self.vector.write(gradients, moving)
         if self.looks_back:
-            self.pushed[-len(self.raw) :].copy_(self.flat.view(torch.uint8))
+            self.vector.before.copy_(self.flat.view(torch.uint8))
 
 
 class ServerClient:
@@ -138,9 +127,9 @@ class ServerClient:
     def _place(self, peer: Peer, kind: int, ints: tuple[int, ...], size: int) -> memoryview | None:
         """Receive parameters where the module computes with them, if the machine is about to take them."""
         machine = self.machine
-        if kind == _KINDS[Pushed]:
+        if kind == PUSHED:
             shard, wanted = ints[0], machine.stage is Stage.PUSHING and ints[2] == machine.batch
-        elif kind == _KINDS[Pulled]:
+        elif kind == PULLED:
             shard, wanted = ints[0], machine.stage is Stage.PULLING
         else:
             return None
@@ -149,7 +138,7 @@ class ServerClient:
         return self.shards[shard].raw
 
     def bodies(self, message: Message, body: memoryview) -> Sequence[Buffer]:
-        return (memoryview(self.shards[message.shard].pushed.numpy()),) if isinstance(message, Push) else ()
+        return (self.shards[message.shard].vector.bytes,) if isinstance(message, Push) else ()
 
     def carry_out(self, output: Output, body: memoryview) -> None:
         if isinstance(output, Compute):
@@ -158,6 +147,9 @@ class ServerClient:
             self.finished = True
         elif isinstance(output, Adopt) and output.shard == 0 and self.shards[0].buffers:
             self.runner.learner.set_buffers(self.shards[0].buffers)
+
+    def handled(self, message: Message, body: memoryview) -> None:
+        """Nothing has to be released."""
 
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         """No frame of another kind concerns a worker."""

@@ -107,6 +107,9 @@ class Collector:
         if isinstance(output, Adopt):
             self._values[output.shard] = torch.frombuffer(bytearray(body), dtype=self.layout.dtype)
 
+    def handled(self, message: Message, body: memoryview) -> None:
+        """Nothing has to be released."""
+
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         if kind == Other.PROGRESS:
             self.finished, self.workers, self.done = ints[0], ints[1], bool(ints[2])

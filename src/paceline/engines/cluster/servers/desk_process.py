@@ -50,6 +50,9 @@ class DeskProcess:
         elif isinstance(output, Changed | Again | Lost):
             self._tell_heads(Other.EVENT, (), _line(output).encode())
 
+    def handled(self, message: Message, body: memoryview) -> None:
+        """Nothing has to be released."""
+
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         if kind == Other.LISTENING and sender.role is Role.SERVER:
             self.addresses |= addresses_from_bytes(body)

@@ -42,6 +42,9 @@ class Owner(Protocol):
     def carry_out(self, output: Output, body: memoryview) -> None:
         """Do what the machine asks for, apart from sending; `body` came with the message that it handled."""
 
+    def handled(self, message: Message, body: memoryview) -> None:
+        """Take note that the machine has handled a message, and that all it asked for is done."""
+
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         """Take a frame that no machine knows."""
 
@@ -94,6 +97,7 @@ class MachineLoop:
             else:
                 message = unpack(event.kind - MESSAGES, event.ints)
                 self.perform(self.machine.handle(monotonic(), sender, message), event.body)
+                self.owner.handled(message, event.body)
         elif isinstance(event, Arrived):
             self.owner.arrived(process_of(event.peer))
         elif isinstance(event, Gone):

@@ -100,9 +100,10 @@ def run_server(ticket: ServerTicket, number: int, shard: int, box: list[bytes], 
     torch.set_num_threads(1)
     method = given.plan.method
     assert isinstance(method, ParameterServer)
-    hub = ticket.hub(Process(Role.SERVER, number), listener=listen(Address(ticket.host, 0), ticket.door))
+    listener = listen(Address(ticket.host, 0), ticket.door)
+    open_hub: Callable[[PeerPlace], Hub] = lambda place: ticket.hub(Process(Role.SERVER, number), place, listener)  # noqa: E731
     make: Callable[[int], ShardState] = lambda which: ShardState(given.job, layout, which, method.rule)  # noqa: E731
-    ShardProcess(number, shard, ticket.timing, hub, ticket.desk, ticket.host, make).run()
+    ShardProcess(number, shard, ticket.timing, open_hub, ticket.desk, ticket.host, make).run()
 
 
 def run_worker(

@@ -9,33 +9,95 @@ import torch
 from torch import Tensor
 
 from paceline.core.rules import Arrival, Rule
+from paceline.errors import FrameError
 from paceline.jobs.job import Job
-from paceline.parameters.layout import Layout, ShardLayout, trainable
+from paceline.parameters.layout import ALIGN, Layout, ShardLayout, trainable
 from paceline.parameters.optimizers import optimizer_over
 from paceline.parameters.shard_version import ShardVersion, version_shape
 from paceline.parameters.store import ShardStore
 
 
 class GradientVector:
-    """What a worker pushes to one shard: a flat vector as the shard's own, and which parameters have a gradient.
+    """What a worker pushes to one shard: its gradients in a flat vector, and which parameters have one.
 
-    | gradients, as in the layout | moving buffers | a byte per parameter: whether it has a gradient |
+    | gradients, as in the layout | moving buffers | a byte per parameter: whether it has a gradient | gap |
     and, for a rule that looks back, the parameters that they were computed from: the shard's vector once more
+
+    Its views are made once, since to make them costs more than to apply them.
     """
 
     def __init__(self, layout: ShardLayout, dtype: torch.dtype, looks_back: bool) -> None:
-        self.layout, self.dtype = layout, dtype
-        numbers = layout.length * dtype.itemsize
-        self.size = numbers + len(layout.parameters) + (numbers if looks_back else 0)
-        self._numbers, self._present = numbers, numbers + len(layout.parameters)
+        self.raw = torch.zeros(self.size(layout, dtype, looks_back), dtype=torch.uint8)
+        numbers, flags = layout.length * dtype.itemsize, len(layout.parameters)
+        flat = self.raw[:numbers].view(dtype)
+        self.gradients, self.moving = layout.parameter_views(flat), layout.buffer_views(flat)
+        self.present = self.raw[numbers : numbers + flags]
+        #: The whole vector of parameters that a gradient was computed from; empty if the rule does not look back.
+        self.before = self.raw[numbers + _up(flags) :]
+        self.pulled = layout.parameter_views(self.before.view(dtype)) if looks_back else []
+        self.bytes = memoryview(self.raw.numpy())
 
-    def views(self, raw: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor, list[Tensor]]:
-        """Return (gradients, moving buffers, which are present, the parameters before) as views of some bytes."""
-        flat = raw[: self._numbers].view(self.dtype)
-        before = raw[self._present : self.size]
-        # The bytes after the presence flags need not be aligned for numbers, so they are copied.
-        pulled = self.layout.parameter_views(before.clone().view(self.dtype)) if len(before) else []
-        return self.layout.parameter_views(flat), self.layout.buffer_views(flat), raw[self._numbers : self._present], pulled
+    @staticmethod
+    def size(layout: ShardLayout, dtype: torch.dtype, looks_back: bool) -> int:
+        numbers = layout.length * dtype.itemsize
+        return numbers + _up(len(layout.parameters)) + (numbers if looks_back else 0)
+
+    def write(self, gradients: Sequence[Tensor | None], moving: Sequence[Tensor]) -> None:
+        """Write what a worker pushes."""
+        given = [g is not None for g in gradients]
+        if all(given):
+            torch._foreach_copy_(self.gradients, gradients)  # type: ignore[arg-type]
+            self.present.fill_(1)
+        else:
+            for view, gradient in zip(self.gradients, gradients, strict=True):
+                view.zero_() if gradient is None else view.copy_(gradient)
+            self.present.copy_(torch.tensor(given, dtype=torch.uint8))
+        for view, buffer in zip(self.moving, moving, strict=False):
+            view.copy_(buffer)
+
+    def arrival(self) -> Arrival:
+        """Return what a server applies."""
+        present = self.present.tolist()
+        if all(present):
+            return Arrival(self.gradients, self.pulled)
+        given = [g if there else None for g, there in zip(self.gradients, present, strict=True)]
+        return Arrival(given, self.pulled)
+
+
+def _up(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+class VectorPool:
+    """Vectors to receive gradients in; one is free again when its gradient is needed no longer."""
+
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype, looks_back: bool) -> None:
+        self._make = lambda: GradientVector(layout, dtype, looks_back)
+        self.size = GradientVector.size(layout, dtype, looks_back)
+        self._free: list[GradientVector] = []
+        #: Vectors that are in use, by the address of their bytes.
+        self._used: dict[int, GradientVector] = {}
+
+    def take(self) -> memoryview:
+        """Return the bytes of a free vector."""
+        vector = self._free.pop() if self._free else self._make()
+        self._used[vector.raw.data_ptr()] = vector
+        return vector.bytes
+
+    def of(self, body: memoryview) -> GradientVector:
+        """Return the vector that a body was received in; one that was not received in any is copied into one."""
+        if len(body) != self.size:
+            raise FrameError("body", f"a gradient of {len(body)} bytes, where {self.size} are due")
+        found = self._used.get(torch.frombuffer(body, dtype=torch.uint8).data_ptr())
+        if found is None:
+            self.take()[:] = body
+            found = list(self._used.values())[-1]
+        return found
+
+    def release(self, vector: GradientVector) -> None:
+        """Let a vector be used for another gradient."""
+        if self._used.pop(vector.raw.data_ptr(), None) is not None:
+            self._free.append(vector)
 
 
 class ShardState:
@@ -54,24 +116,13 @@ class ShardState:
         self.version.start(mine, [buffers[b.name].to(layout.dtype) for b in shard.buffers], rule)
         self.store = ShardStore(mine, own, job.schedule, [self.version])
         self.store.look(0)
-        self.vector = GradientVector(shard, layout.dtype, rule.looks_back)
+        self.vectors = VectorPool(shard, layout.dtype, rule.looks_back)
 
-    def apply(self, version: int, body: memoryview) -> None:
-        """Make this version from the one before, by a worker's gradient.
-
-        Raises:
-            ValueError: the body has another size than this shard's gradients.
-        """
-        if len(body) != self.vector.size:
-            raise ValueError(f"a gradient of {len(body)} bytes, where shard {self.number} has {self.vector.size}")
-        raw = torch.frombuffer(body, dtype=torch.uint8)
-        gradients, moving, present, pulled = self.vector.views(raw)
-        given: list[Tensor | None] = list(gradients)
-        if not bool(present.all()):
-            given = [g if there else None for g, there in zip(gradients, present.tolist(), strict=True)]
+    def apply(self, version: int, vector: GradientVector) -> None:
+        """Make this version from the one before, by a worker's gradient."""
         self.store.updates = version - 1
-        self.rule.update(self.store, Arrival(given, pulled))
-        self.version.keep_buffers(moving)
+        self.rule.update(self.store, vector.arrival())
+        self.version.keep_buffers(vector.moving)
 
     @property
     def values(self) -> memoryview:
@@ -116,8 +167,3 @@ class History:
     def restore(self, body: memoryview) -> None:
         rows = np.frombuffer(body, HISTORY)
         self._rows, self._count = np.concatenate([rows, np.zeros(1024, HISTORY)]), len(rows)
-
-
-def rows_of(histories: Sequence[bytes | memoryview]) -> list[np.ndarray]:
-    """Return the rows of some shards' histories."""
-    return [np.frombuffer(bytes(each), HISTORY) for each in histories]

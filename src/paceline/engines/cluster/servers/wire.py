@@ -34,6 +34,11 @@ class Other(IntEnum):
     HISTORY = OTHER + 4
 
 
+def kind_of(message: type) -> int:
+    """Return the kind of frames with this message."""
+    return MESSAGES + KINDS.index(message)
+
+
 def peer_of(process: Process) -> Peer:
     return Peer(ROLES + process.role, process.number)
 
