@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.engines import checkpoints, mpi
+from paceline.engines import checkpoints, cluster, mpi
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.job_file import save_job_file
 from paceline.engines.outcome import finish
@@ -26,9 +27,10 @@ from paceline.runs.record import CheckpointInterval, FailureRecord, RunRecord, S
 from paceline.runs.run import Run
 
 if TYPE_CHECKING:
+    from paceline.engines.cluster import Roster
     from paceline.engines.virtual import World
 
-ENGINES = ("local", "virtual", "mpi")
+ENGINES = ("local", "virtual", "mpi", "cluster")
 RUNS = Path("runs")
 
 
@@ -49,7 +51,8 @@ def train(
 ) -> Run:
     """Train `job` by `plan` (None: sequential) and return the run.
 
-    engine    "local": processes of this machine; "virtual": a clock that jumps; "mpi": the ranks that mpiexec started
+    engine    "local": processes of this machine; "virtual": a clock that jumps; "mpi": the ranks that mpiexec started;
+              "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this
     compute   "autograd" or "fused" instead of the job's
     folder    where run folders go; None writes nothing to disk
     progress  a function that the local engine calls about ten times a second with a `pl.Progress`:
@@ -63,7 +66,8 @@ def train(
               the plan allows that, and `job` is needed only where the folder could not keep it
     """
     _check(engine, folder, deadline, checkpoint_every is not None or resume is not None)
-    interval, how = _interval(checkpoint_every), _How(progress, deadline, world)
+    node = cluster.roster() if engine == "cluster" else None
+    interval, how = _interval(checkpoint_every), _How(progress, deadline, world, node)
     if resume is not None:
         return _resume(_path(resume), job, plan, workers, updates, interval, how)
     if job is None:
@@ -71,16 +75,15 @@ def train(
     job.refuse_unused()
     if compute is not None:
         job = job.with_(compute=compute)
-    chosen = _plan(plan, workers, engine)
+    chosen = _plan(plan, workers or (node.nodes if node else None), engine)
     if chosen.traits.no_checkpoints and interval is not None:
         if any(interval):
             raise PlanError(f"plan {chosen.name} keeps no checkpoints: {chosen.traits.no_checkpoints}")
         interval = None  # nor when a signal asks for one
-    if engine == "mpi":
-        mpi.check(job, chosen)
-        if mpi.rank():  # the first rank writes and evaluates
-            job, folder = job.untested(), None
-    setup = set_up(job, chosen, engine, updates)
+    if _follows(job, chosen, engine, node):
+        job, folder = job.untested(), None
+    with _notes_of_rank_0(engine, node):
+        setup = set_up(job, chosen, engine, updates)
     record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None
     request = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
@@ -96,6 +99,7 @@ class _How:
     progress: ProgressCallback | None
     deadline: float
     world: World | None
+    node: Roster | None = None
 
 
 def _check(engine: str, folder: str | Path | None, deadline: float, checkpoints_wanted: bool) -> None:
@@ -107,13 +111,33 @@ def _check(engine: str, folder: str | Path | None, deadline: float, checkpoints_
         raise UsageError("checkpoints need engine='local' and a folder")
 
 
+def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
+    """Whether another rank writes and evaluates; PlanError or JobError for what a launcher's ranks do not support."""
+    if engine == "mpi":
+        mpi.check(job, plan)
+        return mpi.rank() > 0
+    if node is None:
+        return False
+    cluster.check(plan, node)
+    return not node.leads
+
+
+@contextlib.contextmanager
+def _notes_of_rank_0(engine: str, node: Roster | None) -> Iterator[None]:
+    """Let rank 0 alone warn of the job within the block."""
+    with warnings.catch_warnings():
+        if node is not None and not node.leads:
+            warnings.simplefilter("ignore", JobWarning)
+        yield
+
+
 def _plan(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
     chosen = Plan.parse("sequential" if plan is None else plan, workers)
     if workers not in (None, chosen.workers):
         says = f"has {chosen.workers}" if "workers" in chosen.options else "is one process"
         what = f"{workers} workers were asked for, and plan {chosen} {says}; plans of several are ring, downpour, ..."
         warnings.warn(what, JobWarning, stacklevel=3)
-    if chosen.traits.local_only and engine != "local":
+    if chosen.traits.local_only and engine not in ("local", "cluster"):
         raise PlanError(f"plan {chosen.name!r} {chosen.traits.local_only}: engine='local'")
     return chosen
 
@@ -157,6 +181,9 @@ def _train(
 
     if setup.engine == "local":
         with local.train(setup, place.path, heartbeat, how.progress, how.deadline, request) as outcome:
+            return finish(setup, outcome, place, record)
+    if how.node is not None:
+        with cluster.train(setup, how.node, place.path, heartbeat, how.progress, how.deadline, request) as outcome:
             return finish(setup, outcome, place, record)
     heartbeat.beat(Phase.TRAINING, 0)
     outcome = mpi.train(setup) if setup.engine == "mpi" else virtual.train(setup, how.world or virtual.World())

@@ -68,7 +68,12 @@ PlanOption = Annotated[
 Plans = Annotated[str, typer.Option(help="Plans to compare, separated by commas.")]
 Workers = Annotated[int | None, typer.Option("--workers", "-w", min=1, help="Number of workers.")]
 Engine = Annotated[
-    str, typer.Option(help="local: processes on this machine; virtual: simulated time; mpi: the ranks of mpiexec.")
+    str | None,
+    typer.Option(
+        help="local: processes on this machine; virtual: simulated time; cluster: the nodes of a launcher; mpi: the "
+        "ranks of mpiexec, in generated code.",
+        show_default="local, or what the launcher asks for",
+    ),
 ]
 Compute = Annotated[
     str | None,

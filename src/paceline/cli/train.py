@@ -13,7 +13,7 @@ def train(
     job: options.JobOrNone = None,
     plan: options.PlanOption = None,
     workers: options.Workers = None,
-    engine: options.Engine = "local",
+    engine: options.Engine = None,
     compute: options.Compute = None,
     device: options.Device = None,
     epochs: options.Epochs = None,
@@ -36,14 +36,14 @@ def train(
     """
     from paceline.api.train import train as run_training
     from paceline.cli.progress import ProgressDisplay
-    from paceline.engines import mpi
+    from paceline.engines.launched import engine_of, rank_of
 
-    if mpi.ranks() > 1:
-        engine = "mpi"
-        console.quiet = quiet = quiet or mpi.rank() > 0
     chosen = options.open_job_or_none(
         job, data_dir, compute=compute, device=device, epochs=epochs, batch_size=batch_size, seed=seed
     )
+    engine = engine or engine_of(chosen)
+    rank = rank_of(engine)
+    console.quiet = quiet = quiet or rank > 0
     # 0: a checkpoint is written on a signal only. Engines without checkpoints, and resumed runs, keep their own rule.
     every = "0" if checkpoint_every is None and engine == "local" and not resume else checkpoint_every
     progress = ProgressDisplay(
@@ -57,7 +57,7 @@ def train(
     finally:
         progress.close()
     summary = run.summary()
-    if mpi.rank():
+    if rank:
         return  # rank 0 reports for all
     if json:
         print_json(summary)

@@ -13,6 +13,7 @@
     │   │   ├── WorkerDied      its process ended without a report (SIGKILL, out of memory)
     │   │   └── WorkerSilent    another waited for it, past the deadline
     │   ├── WaitedTooLong       a wait passed its deadline, as the waiting worker reports it
+    │   ├── RunOver             it has ended at rank 0 of a cluster, and so does this rank
     │   ├── NotFinite           the loss was not a finite number, and the job says on_nan="stop"
     │   ├── CollectiveFailed    an operation of torch.distributed; also a RuntimeError, as in PyTorch
     │   │   ├── CollectivesDiffer   two ranks called different operations
@@ -26,8 +27,8 @@
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a state machine got an impossible event: a bug in Paceline
 
-and warns of: JobWarning, CrowdedWarning, CheckpointWarning. Every message says what was given, what is allowed, and
-what to do.
+and warns of: JobWarning, CrowdedWarning, DeathWarning, CheckpointWarning. Every message says what was given, what is
+allowed, and what to do.
 """
 
 from __future__ import annotations
@@ -141,8 +142,9 @@ class FrameError(ConnectionFailed):
 
 
 class PeerLost(ConnectionFailed):
-    def __init__(self, peer: str, why: str) -> None:
+    def __init__(self, peer: str, why: str, left: bool = False) -> None:
         self.peer, self.why = peer, why
+        self.left = left  # on purpose, and has said so
         super().__init__(f"{peer} {why}")
 
 
@@ -159,6 +161,14 @@ class RunStopped(PacelineError):
             f"  go on   paceline train --resume {run}\n"
             f"  look    paceline report {run}"
         )
+
+
+class RunOver(RunFailed):
+    """The run has ended at its head, which has the reason; another node of it ends, too."""
+
+    def __init__(self, why: str, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(why)
 
 
 class ReplayDiverged(PacelineError):
@@ -187,6 +197,10 @@ class JobWarning(UserWarning):
 
 class CrowdedWarning(UserWarning):
     """More workers than cores, and what that cost."""
+
+
+class DeathWarning(UserWarning):
+    """A worker died, and the run goes on without it."""
 
 
 class CheckpointWarning(UserWarning):

@@ -1,19 +1,19 @@
 """Every interleaving of a small group with deaths, false alarms and messages from the past.
 
-Three ranks make two updates. A rank may die between any two of its steps, the head may take a living one for dead, and a
-message may arrive a second time, at any later moment. Whatever happens, every survivor applies every update once, all
+Three ranks make two updates. A rank may die between any two of its steps, the head may take a living one for dead, and
+a message may arrive a second time, at any later moment. Whatever happens, every survivor applies every update once, all
 apply the same sums, every sum has each chunk once, and nobody waits for ever.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeAlias, TypeVar
 
 import pytest
 
-from paceline.core.cluster.group import Dismiss, Excluded, Head, Member, Regroup, Report, Send
+from paceline.core.cluster.group import CallOff, Excluded, Head, Member, Output, Regroup, Report, Send
 from paceline.core.cluster.shares import Membership
 
 WAITS, COMPUTES, INSIDE, TAKES, DONE = "waits", "computes", "is in the collective", "takes the sum", "is done"
@@ -32,8 +32,8 @@ def twin(thing: T) -> T:
 class Rank:
     """A worker with its member's machine."""
 
-    def __init__(self, parts: int) -> None:
-        self.member, self.shares = Member(), Membership(parts)
+    def __init__(self, parts: int, member: type[Member]) -> None:
+        self.member, self.shares = member(), Membership(parts)
         self.phase, self.alive = WAITS, True
         #: The epoch that it is connected in.
         self.epoch = 0
@@ -57,10 +57,12 @@ class Rank:
 class World:
     """The head, the ranks, and what lies between them."""
 
-    def __init__(self, ranks: int, updates: int, deaths: int, alarms: int, repeats: int, head: type[Head]) -> None:
+    def __init__(
+        self, ranks: int, updates: int, deaths: int, alarms: int, repeats: int, head: type[Head], member: type[Member]
+    ) -> None:
         self.updates, self.deaths, self.alarms, self.repeats = updates, deaths, alarms, repeats
         self.head = head(set(range(ranks)), 1.0)
-        self.ranks = [Rank(ranks) for _ in range(ranks)]
+        self.ranks = [Rank(ranks, member) for _ in range(ranks)]
         #: For each rank, messages to the head and from it, in their order.
         self.up: list[tuple[Any, ...]] = [(rank.member.ready(),) for rank in self.ranks]
         self.down: list[tuple[Any, ...]] = [()] * ranks
@@ -77,7 +79,7 @@ class World:
         other = twin(self)
         other.head, other.ranks = twin(self.head), [rank.copy() for rank in self.ranks]
         other.head.alive, other.head.reports = set(self.head.alive), dict(self.head.reports)
-        other.head._apart = set(self.head._apart)
+        other.head._apart, other.head._accused = set(self.head._apart), set(self.head._accused)
         other.up, other.down = list(self.up), list(self.down)
         other.begun, other.given = {k: dict(v) for k, v in self.begun.items()}, dict(self.given)
         return other
@@ -86,6 +88,7 @@ class World:
         h = self.head
         return (
             h.epoch, h.members, h.forming, frozenset(h.alive), frozenset(h.reports.items()), frozenset(h._apart),
+            frozenset(h._accused),
             tuple(rank.key() for rank in self.ranks), tuple(self.up), tuple(self.down), self.unnoticed,
             frozenset((k, frozenset(v.items())) for k, v in self.begun.items()), frozenset(self.given.items()),
             self.deaths, self.alarms, self.repeats, self.past if self.repeats else None,
@@ -101,8 +104,8 @@ class World:
                 yield from self._moves_of(number, rank)
         for number in self.unnoticed:
             yield "the head notices the death of", number, None
-        if self.alarms and self.head.forming and self.head.epoch:
-            for number in sorted(self.head.alive - set(self.head.reports)):
+        if self.alarms:
+            for number in sorted(self.head.alive):
                 yield "the head gives up", number, None
         if self.repeats:
             for told in sorted(self.past, key=repr):
@@ -242,14 +245,20 @@ class World:
         assert len({self.ranks[number].sums for number in self.head.alive}) <= 1, "survivors applied different sums"
 
 
-def explore(deaths: int, alarms: int, repeats: int, head: type[Head] = Head, updates: int = 2, ranks: int = 3) -> int:
-    """Visit every state of the world; return how many there are, and raise with the shortest story of a fault."""
-    first = World(ranks, updates, deaths, alarms, repeats, head)
+def explore(
+    deaths: int, alarms: int = 0, repeats: int = 0, updates: int = 2, ranks: int = 3, head: type[Head] = Head,
+    member: type[Member] = Member, deep: bool = False,
+) -> int:  # fmt: skip
+    """Visit every state of the world; return how many there are, and raise with the story of a fault.
+
+    The story is a shortest one, unless the search goes `deep` first, which finds some fault sooner.
+    """
+    first = World(ranks, updates, deaths, alarms, repeats, head, member)
     seen = {first.key()}
     #: Worlds to visit, each with the moves that led to it, the last one first.
     ahead: deque[tuple[World, Path]] = deque([(first, None)])
     while ahead:
-        world, path = ahead.popleft()
+        world, path = ahead.pop() if deep else ahead.popleft()
         moves, here = list(world.moves()), path
         try:
             if not moves:
@@ -274,6 +283,110 @@ def _story(path: Path) -> list[str]:
     return lines[::-1]
 
 
-if __name__ == "__main__":
-    import sys, time
-    t = time.time(); print(explore(*map(int, sys.argv[1:4]), updates=int(sys.argv[4])), time.time() - t)
+@pytest.mark.parametrize(
+    ("deaths", "alarms", "repeats", "updates", "ranks"),
+    [(0, 0, 2, 2, 3), (1, 0, 0, 2, 3), (0, 1, 0, 1, 3), (1, 0, 1, 2, 2), (1, 1, 0, 1, 2)],
+)
+def test_every_interleaving(deaths: int, alarms: int, repeats: int, updates: int, ranks: int) -> None:
+    assert explore(deaths, alarms, repeats, updates, ranks) > 300
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("deaths", "alarms", "repeats", "updates"), [(2, 0, 0, 2), (1, 1, 0, 1), (1, 0, 1, 2), (0, 1, 1, 1), (0, 1, 0, 2)]
+)
+def test_every_interleaving_of_three_ranks(deaths: int, alarms: int, repeats: int, updates: int) -> None:
+    assert explore(deaths, alarms, repeats, updates) > 10_000
+
+
+# --- planted faults: the exploration finds each of them ---
+
+
+class TakesOldReports(Head):
+    """A report of an earlier epoch counts."""
+
+    def report(self, now: float, rank: int, message: Report) -> list[Output]:
+        return super().report(now, rank, message._replace(epoch=self.epoch))
+
+
+class GivesNothing(Head):
+    """Survivors that lack the last sum make it again by themselves."""
+
+    def _form_if_complete(self) -> list[Output]:
+        return [
+            Send(each.to, each.message._replace(giver=-1, takers=()))
+            if isinstance(each, Send) and isinstance(each.message, Regroup)
+            else each
+            for each in super()._form_if_complete()
+        ]
+
+
+class GoesOnWithoutAll(Head):
+    """The next group is formed by the first that reports."""
+
+    def _form_if_complete(self) -> list[Output]:
+        everybody, self.alive = self.alive, set(self.reports) or self.alive
+        found = super()._form_if_complete()
+        self.alive = everybody
+        return found
+
+
+class SharesNothingOut(Head):
+    """The shares of the group before stay as they are."""
+
+    def _form_if_complete(self) -> list[Output]:
+        return [
+            Send(each.to, each.message._replace(since=99))
+            if isinstance(each, Send) and isinstance(each.message, Regroup) and each.message.epoch > 1
+            else each
+            for each in super()._form_if_complete()
+        ]
+
+
+class BelievesAnybody(Head):
+    """A rank that was accused in another epoch is excluded, and only those that answer are told."""
+
+    def gone(self, now: float, rank: int, why: str) -> list[Output]:
+        self.alive.discard(rank)
+        return []
+
+
+class ReportsInside(Member):
+    """A report that was made within the collective is not final: the collective may still be finished."""
+
+    def handle(self, message: Any) -> Report | None:
+        fresh = isinstance(message, CallOff) and message.epoch == self.epoch and not self.called_off
+        found = super().handle(message)
+        return self._report() if fresh else found
+
+    def leave(self, number: int | None = None) -> Report | None:
+        super().leave(number)
+        return None
+
+
+class EntersOldGroups(Member):
+    """A collective may begin over connections of an earlier epoch."""
+
+    def enter(self, epoch: int) -> bool:
+        return super().enter(self.epoch)
+
+
+class HearsOldCallOffs(Member):
+    """A call-off of an earlier epoch counts."""
+
+    def handle(self, message: Any) -> Report | None:
+        return super().handle(CallOff(self.epoch) if isinstance(message, CallOff) else message)
+
+
+@pytest.mark.parametrize("head", [TakesOldReports, GivesNothing, GoesOnWithoutAll, SharesNothingOut, BelievesAnybody])
+def test_the_exploration_finds_faults_of_the_head(head: type[Head]) -> None:
+    with pytest.raises(AssertionError) as found:
+        explore(1, 0, int(head is TakesOldReports), 2, head=head, deep=True)
+    assert "the head hears" in str(found.value)  # a story
+
+
+@pytest.mark.parametrize("member", [ReportsInside, EntersOldGroups, HearsOldCallOffs])
+def test_the_exploration_finds_faults_of_a_member(member: type[Member]) -> None:
+    with pytest.raises(AssertionError) as found:
+        explore(1, 0, int(member is HearsOldCallOffs), 2, member=member, deep=True)
+    assert "the head hears" in str(found.value)

@@ -118,7 +118,9 @@ class Head:
         self.reports: dict[int, Report] = {}
         #: When the group was called off.
         self.since = 0.0
-        #: Pairs of ranks of which one could not reach the other.
+        #: Pairs of ranks of which one could not reach the other in this epoch, and in the one before although nobody
+        #: of its group was gone.
+        self._accused: set[frozenset[int]] = set()
         self._apart: set[frozenset[int]] = set()
 
     def report(self, now: float, rank: int, message: Report) -> list[Output]:
@@ -133,7 +135,8 @@ class Head:
     def accuse(self, now: float, rank: int, message: Accuse) -> list[Output]:
         """A member cannot reach another one: the group is called off, and whoever does not report is lost.
 
-        If both report, the fault may have been a short one. At the second time the accused rank is excluded.
+        If both report, the fault may have been a short one. When it comes again in the next group, the accused rank is
+        excluded.
         """
         if rank not in self.alive:
             return [Send(rank, Dismiss(self.epoch))]
@@ -141,8 +144,8 @@ class Head:
             return []
         pair = frozenset((rank, message.rank))
         if pair in self._apart:
-            return self.gone(now, message.rank, f"rank {rank} could not reach it twice")
-        self._apart.add(pair)
+            return self.gone(now, message.rank, f"rank {rank} could not reach it, twice")
+        self._accused.add(pair)
         return self._call_off(now)
 
     def gone(self, now: float, rank: int, why: str) -> list[Output]:
@@ -179,6 +182,8 @@ class Head:
         if lacking and newest - oldest > 1:
             raise ProtocolError(f"members hold sums {held}, which are more than one collective apart")
         giver = min(rank for rank, last in held.items() if last == newest) if lacking else NOBODY
+        self._apart = self._accused if self.alive.issuperset(self.members) else set()
+        self._accused = set()
         self.epoch, self.forming, self.members = self.epoch + 1, False, tuple(held)
         since = max(report.ahead for report in self.reports.values())
         group = Regroup(self.epoch, self.members, newest + 1, since, giver, lacking)

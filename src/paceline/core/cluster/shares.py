@@ -22,9 +22,9 @@ class Membership:
 
     def __init__(self, parts: int) -> None:
         self.parts = parts
-        #: The first update of each group's shares, and its ranks.
-        self._since: list[int] = []
-        self._ranks: list[tuple[int, ...]] = []
+        #: The first update of each group's shares, and its ranks; at first all are there.
+        self._since = [0]
+        self._ranks = [tuple(range(parts))]
 
     def regrouped(self, since: int, ranks: Sequence[int]) -> None:
         """From this update on, these ranks share out the batches."""
@@ -36,7 +36,7 @@ class Membership:
 
     def ranks(self, update: int) -> tuple[int, ...]:
         """Return the ranks that share out an update."""
-        return self._ranks[max(0, bisect_right(self._since, update) - 1)]
+        return self._ranks[bisect_right(self._since, update) - 1]
 
     def parts_of(self, rank: int, update: int) -> list[int]:
         """Return the parts of an update that a rank computes."""

@@ -1,0 +1,19 @@
+"""The cluster engine: a plan on the processes of several machines, any of which may die.
+
+    roster.py       which node this process is, as a launcher says
+    rendezvous.py   how nodes meet at the head, and see that they would train the same (terms.py)
+    engine.py       a run, as each node sees it
+    agent.py        a node's agent: its worker (children.py), and what passes between the worker and the head
+    head.py         the agent of rank 0: the group, the trace, the result
+    control.py      the messages between agents and the head
+    seat.py         a worker's seat in the group; surviving.py, collectives that are made again when the group changes
+    worker.py       a worker: the replica and the walks of the local engine; worker_main.py, its process
+
+docs/cluster.md has the design.
+"""
+
+from paceline.engines.cluster.engine import train
+from paceline.engines.cluster.refusals import check
+from paceline.engines.cluster.roster import Roster, nodes, roster
+
+__all__ = ["Roster", "check", "nodes", "roster", "train"]

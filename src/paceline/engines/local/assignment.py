@@ -8,6 +8,8 @@ from pathlib import Path
 from paceline.core.agenda import Agenda
 from paceline.engines.devices import Placement
 from paceline.engines.local.state_buffers import ResumePoint
+from paceline.errors import JobError
+from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan
 from paceline.stages.segment import Blueprint
@@ -34,3 +36,14 @@ class Assignment:
     resume_point: ResumePoint
     #: The blueprint of a pipeline; `job.model` is then a skeleton with the parts that this worker holds.
     blueprint: Blueprint | None = None
+
+    def pack(self) -> bytes:
+        """Pickle the assignment; JobError if something in the job belongs to this process only."""
+        try:
+            pickled: bytes = pack(self)
+        except Exception as error:
+            raise JobError(
+                f"the job cannot be sent to another process: {error}. Something in its model, loss, optimizer or data "
+                "belongs to this process only (an open file, a lock, a generator); make it inside a function"
+            ) from error
+        return pickled

@@ -50,10 +50,16 @@ class SnapshotFile:
             start += prod(shape) * self.dtype.itemsize
 
     def _write(self, start: int, tensors: list[Tensor]) -> None:
-        raw = torch.cat([t.detach().flatten().to("cpu", self.dtype) for t in tensors]).numpy().tobytes()
+        self._put(torch.cat([t.detach().flatten().to("cpu", self.dtype) for t in tensors]).numpy().tobytes(), start)
+
+    def _put(self, raw: bytes, start: int) -> None:
         while raw:  # the kernel writes at most 2 GiB at once
             written = os.pwrite(self.descriptor, raw, start)
             raw, start = raw[written:], start + written
+
+    def put(self, updates: int, content: bytes | memoryview) -> None:
+        """Write a snapshot as `read` would find it."""
+        self._put(bytes(content), updates // self.every * self.size)
 
     def read(self, updates: int) -> list[Tensor]:
         raw = bytearray(os.pread(self.descriptor, self.size, updates // self.every * self.size))

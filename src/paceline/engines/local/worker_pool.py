@@ -32,8 +32,7 @@ from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.state_buffers import ResumePoint
 from paceline.engines.outcome import Outcome, Snapshot
 from paceline.engines.setup import Setup
-from paceline.errors import JobError, RunFailed, RunStopped
-from paceline.gradients.pickling import pack
+from paceline.errors import RunFailed, RunStopped
 from paceline.links.locks import RecordLock
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
@@ -93,7 +92,7 @@ class WorkerPool:
         self.core_wait = 0.0
         #: Bytes that each worker took at most.
         self.peak_memory = [0] * self.workers
-        self.snapshot_file = _snapshot_file(setup, request)
+        self.snapshot_file = snapshot_file(setup, request, setup.snapshots_every)
         self.scratch = _scratch(setup, request)
         source = setup.source
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
@@ -247,14 +246,7 @@ class WorkerPool:
             ),
             setup.blueprint,
         )  # fmt: skip
-        try:
-            pickled: bytes = pack(given)
-        except Exception as error:
-            raise JobError(
-                f"the job cannot be sent to another process: {error}. Something in its model, loss, optimizer or data "
-                "belongs to this process only (an open file, a lock, a generator); make it inside a function"
-            ) from error
-        return pickled
+        return given.pack()
 
     def _messages(self) -> list[tuple[int, Message]]:
         """Wait up to `POLL` for messages; a pipe that ends before `Finished` means death. Raise the first failure."""
@@ -313,10 +305,11 @@ def _scratch(setup: Setup, request: CheckpointRequest | None) -> tempfile.Tempor
     return tempfile.TemporaryDirectory(prefix="paceline-", dir=near)
 
 
-def _snapshot_file(setup: Setup, request: CheckpointRequest | None) -> SnapshotFile | None:
-    if not setup.snapshots_every:
+def snapshot_file(setup: Setup, request: CheckpointRequest | None, every: int) -> SnapshotFile | None:
+    """Open the file of snapshots, if there are any: in the run's folder if the run may be resumed."""
+    if not every:
         return None
     tensors = {**trainable(setup.module), **dict(setup.module.named_buffers())}
     shapes = {name: tuple(tensors[name].shape) for name in setup.names}
     named = request.run / "snapshots.bin" if request else None
-    return SnapshotFile(shapes, setup.layout.dtype, setup.snapshots_every, named)
+    return SnapshotFile(shapes, setup.layout.dtype, every, named)

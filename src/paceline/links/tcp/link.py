@@ -68,7 +68,7 @@ class _Source:
         """Return the numbers of the frame that was waited for."""
         if frame.kind == LEAVE:
             self.left = True
-            raise PeerLost(self.connection.name, "has left, while something was expected of it")
+            raise PeerLost(self.connection.name, "has left, while something was expected of it", left=True)
         if frame.kind == CALL_OFF:
             raise Cancelled
         span, self._span = self._span, None

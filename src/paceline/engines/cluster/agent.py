@@ -1,0 +1,154 @@
+"""An agent: the process of a node that a launcher started. It starts the node's worker, passes on what the worker and
+the head say to each other, and ends the worker.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from paceline.core.cluster.group import Accuse, CallOff, Dismiss
+from paceline.data.source import TensorSource
+from paceline.engines.cluster.children import Child, Children
+from paceline.engines.cluster.control import (
+    Deliver,
+    Ended,
+    Failed,
+    Finished,
+    Message,
+    Regrouped,
+    Reported,
+    Result,
+    Rows,
+    Snapshot,
+)
+from paceline.engines.cluster.seat import Ticket
+from paceline.engines.cluster.worker_main import main
+from paceline.engines.local import messages
+from paceline.engines.local.arena import Arena, ArenaShape
+from paceline.engines.local.assignment import Assignment
+from paceline.engines.local.diagnosis import Ending
+from paceline.engines.local.forkserver import short_folder
+from paceline.engines.local.process import oom_kills
+from paceline.engines.local.snapshots import SnapshotFile
+from paceline.engines.local.state_buffers import ResumePoint
+from paceline.engines.setup import Setup
+from paceline.links.memory import SharedTensors
+from paceline.links.tcp.connection import Buffer
+from paceline.links.tcp.link import raw
+from paceline.runs.trace import Kind
+
+
+class ToHead(Protocol):
+    """Sends a message to the head."""
+
+    def __call__(self, message: Message, content: Sequence[Buffer] = ()) -> None: ...
+
+
+@dataclass
+class Agent:
+    """The agent of one node."""
+
+    setup: Setup
+    ticket: Ticket
+    children: Children
+    to_head: ToHead
+    snapshots: SnapshotFile | None
+    #: Whether the head reads the snapshots from this node's own file.
+    leads: bool
+
+    def __post_init__(self) -> None:
+        setup = self.setup
+        #: What the worker shares with this process. Nothing that ranks exchange is in it.
+        self.arena = Arena.create(ArenaShape(1, setup.layout, "alone", 1))
+        source = setup.source
+        self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
+        self.scratch = (
+            tempfile.TemporaryDirectory(prefix="paceline-", dir=short_folder()) if setup.job.loader_workers else None
+        )
+        self.oom_kills = oom_kills()  # before the run
+        #: None once the worker has ended.
+        self.worker: Child | None = None
+        self._doing = -1
+
+    def start(self) -> None:
+        """Start the worker."""
+        self.worker = self.children.start(
+            main, ([self._assignment()], self.ticket, self.arena, self.tensors, self.snapshots, None)
+        )
+
+    def hear(self, message: Message) -> None:
+        """Take a message of the head."""
+        if isinstance(message, Regrouped | CallOff | Dismiss):
+            if self.worker is not None:
+                self.worker.send(message)
+        elif isinstance(message, Deliver):
+            self.to_head(Result(), [raw(self.arena.results[0])])
+
+    def look(self) -> None:
+        """Pass on what the worker has said and written since the last call."""
+        said = self.children.messages()
+        self._pass_rows()
+        for child, message in said:
+            if child is self.worker:
+                self._pass(message)
+
+    def close(self) -> None:
+        """End the worker and release what it shared."""
+        self.children.end()
+        self.arena.close()
+        if self.tensors is not None:
+            self.tensors.memory.close()
+        if self.scratch is not None:
+            self.scratch.cleanup()
+
+    def _pass(self, message: Reported | Accuse | messages.Message) -> None:
+        if isinstance(message, Reported | Accuse):
+            self.to_head(message)
+        elif isinstance(message, messages.Finished):
+            self.to_head(Finished(message.core_wait, message.peak_memory, self.arena.ended[0]))
+        elif isinstance(message, messages.Failed):
+            self.to_head(_failed(message.report))
+        elif isinstance(message, messages.Died):
+            assert self.worker is not None
+            ending = Ending.of(self.worker.process, self.oom_kills)
+            self.worker = None
+            self.to_head(Ended(ending.how, ending.out_of_memory, self.arena.doing[0]))
+
+    def _pass_rows(self) -> None:
+        """Send new rows of the trace, and the snapshots that they tell of."""
+        (rows,) = self.arena.drain()
+        doing = self.arena.doing[0]
+        if len(rows) or doing != self._doing:
+            self._doing = doing
+            self.to_head(Rows(doing), [rows.tobytes()])
+        if self.snapshots is not None and not self.leads:
+            for row in rows[rows["kind"] == Kind.SNAPSHOT]:
+                updates = int(row["update"])
+                self.to_head(Snapshot(updates), [raw(tensor) for tensor in _whole(self.snapshots.read(updates))])
+
+    def _assignment(self) -> bytes:
+        setup, job = self.setup, self.setup.job
+        given = Assignment(
+            self.ticket.rank, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving,
+            setup.placement, job.data if self.tensors is None else None, len(setup.source), setup.initial_sha256,
+            Path(self.scratch.name) if self.scratch else None, self.ticket.deadline, ResumePoint(),
+        )  # fmt: skip
+        return given.pack()
+
+
+def _whole(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.contiguous().flatten() for tensor in tensors]
+
+
+def _failed(report: messages.FailureReport) -> Failed:
+    position = report.position
+    return Failed(
+        report.what, position.update, position.version, tuple(position.samples), report.traceback, report.advice,
+        report.waited_for, report.complete,
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""The processes that an agent has started, and what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from paceline.engines.local.forkserver import interrupts_wait, nameless_main, prepare
+from paceline.engines.local.messages import Died
+
+PATIENCE = 2.0  # seconds that a killed process may take to end
+
+
+@dataclass(frozen=True, eq=False)
+class Child:
+    """One process, and the agent's end of the pipe to it."""
+
+    process: BaseProcess
+    pipe: Connection
+    #: Takes what the process says, so that the agent can wait for its sockets meanwhile.
+    listener: threading.Thread
+
+    def send(self, message: object) -> None:
+        """Send a message, if the process still runs."""
+        with contextlib.suppress(OSError):  # its death is on the way
+            self.pipe.send(message)
+
+
+class Children:
+    """Starts processes by the forkserver, as the local engine does, and ends them."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """`wake` is called, by another thread, when `messages` has something new."""
+        self._wake = wake
+        self._all: list[Child] = []
+        self._said: SimpleQueue[tuple[Child, Any]] = SimpleQueue()
+
+    def start(self, target: Callable[..., None], args: tuple[object, ...]) -> Child:
+        """Start a process. Its last argument is its end of the pipe."""
+        context = multiprocessing.get_context("forkserver")
+        with nameless_main():
+            prepare()
+            mine, theirs = context.Pipe()
+            process = context.Process(target=target, args=(*args, theirs))
+            with interrupts_wait():
+                process.start()
+            theirs.close()
+        listener = threading.Thread(target=lambda: self._listen(child), name="paceline-child", daemon=True)
+        child = Child(process, mine, listener)
+        self._all.append(child)
+        listener.start()
+        return child
+
+    def messages(self) -> list[tuple[Child, Any]]:
+        """Return what the processes have said since the last call; `Died` where a pipe has ended."""
+        found: list[tuple[Child, Any]] = []
+        while True:
+            try:
+                found.append(self._said.get_nowait())
+            except Empty:
+                return found
+
+    def end(self) -> None:
+        """End the processes that still run by SIGKILL, since their further work would be discarded."""
+        for child in self._all:
+            child.process.kill()
+        for child in self._all:
+            child.process.join(PATIENCE)
+            child.listener.join(PATIENCE)
+            child.pipe.close()
+            child.process.close()
+        self._all.clear()
+
+    def _listen(self, child: Child) -> None:
+        while True:
+            message: object = Died()
+            with contextlib.suppress(EOFError, OSError):
+                message = child.pipe.recv()
+            self._said.put((child, message))
+            self._wake()
+            if isinstance(message, Died):
+                return

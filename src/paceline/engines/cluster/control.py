@@ -1,0 +1,178 @@
+"""What agents and the head say to each other, and how it is put into frames.
+
+A message is a record; its kind on the wire is its place in `MESSAGES`, its fields are JSON, and bytes such as rows of
+the trace or parameters follow it in the same body. Nothing that arrives is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias, get_args
+
+from paceline.core.cluster.group import Accuse, CallOff, Dismiss, Regroup, Report
+from paceline.engines.cluster.terms import Terms
+from paceline.errors import FrameError
+from paceline.links.tcp.connection import Buffer
+from paceline.links.tcp.doors import Address
+from paceline.links.tcp.frame import FIRST_KIND
+from paceline.runs.schema import from_dict, to_dict
+
+#: Roles of processes in the handshake.
+AGENT, RANK = 8, 9
+
+
+@dataclass(frozen=True)
+class Register:
+    """An agent introduces its node."""
+
+    terms: Terms
+    #: Differs between machines, and each time a machine is started: processes with the same share their clock.
+    boot: str
+    process: int
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The node belongs to the run."""
+
+    #: The name of the run in handshakes, in hexadecimal digits.
+    run: str
+    #: Updates between two evaluations; 0 for none before the last.
+    snapshots_every: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The run cannot begin, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What a clock shows: nanoseconds. The head sends its own, and an agent answers with both."""
+
+    head: int
+    agent: int = 0
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The report of a node's worker, and where it listens for the other ranks of the next group."""
+
+    report: Report
+    address: Address
+
+
+@dataclass(frozen=True)
+class Regrouped:
+    """A group, and where each of its ranks listens."""
+
+    group: Regroup
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a worker is at; rows of the trace follow."""
+
+    doing: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker's process has ended without a word."""
+
+    how: str
+    out_of_memory: bool
+    update: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An exception ended a worker; the fields are those of `engines.local.messages.FailureReport`."""
+
+    what: str
+    update: int
+    version: int
+    samples: tuple[int, ...]
+    traceback: str
+    advice: str
+    waited_for: str
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A worker has made its last update."""
+
+    core_wait: int
+    peak_memory: int
+    #: When, in nanoseconds of the node's clock.
+    when: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The parameters after so many updates follow."""
+
+    updates: int
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """The head wants the result of a worker that has finished."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Parameters and buffers follow: of one worker, or from the head the trained ones."""
+
+
+@dataclass(frozen=True)
+class Over:
+    """The run has failed or was stopped; every process ends."""
+
+    why: str
+    exit_code: int
+
+
+Message: TypeAlias = (
+    Register | Welcome | Refused | Clock | Reported | Regrouped | CallOff | Accuse | Dismiss | Rows | Ended | Failed
+    | Finished | Snapshot | Deliver | Result | Over
+)  # fmt: skip
+MESSAGES: tuple[type, ...] = get_args(Message)
+_KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}
+
+
+class Packed(NamedTuple):
+    """A message as a frame has it."""
+
+    kind: int
+    ints: tuple[int, ...]
+    bodies: tuple[Buffer, ...]
+
+
+def pack(message: Message, content: Sequence[Buffer] = ()) -> Packed:
+    """Put a message and the bytes that follow it into a frame."""
+    text = json.dumps(to_dict(message)).encode()
+    return Packed(_KINDS[type(message)], (len(text),), (text, *content))
+
+
+def unpack(kind: int, ints: tuple[int, ...], body: memoryview) -> tuple[Message, memoryview]:
+    """Return the message of a frame, and the bytes that follow it.
+
+    Raises:
+        FrameError: it is no message of this protocol.
+    """
+    number = kind - FIRST_KIND
+    if not 0 <= number < len(MESSAGES) or len(ints) != 1 or not 0 <= ints[0] <= len(body):
+        raise FrameError("kind", f"frame {kind} with integers {ints} is no message between nodes")
+    try:
+        value = json.loads(bytes(body[: ints[0]]))
+        message: Message = from_dict(MESSAGES[number], value)
+    except (ValueError, TypeError, KeyError) as error:
+        raise FrameError("body", f"{MESSAGES[number].__name__} cannot be read: {error}") from error
+    return message, body[ints[0] :]

@@ -1,0 +1,41 @@
+"""Which plans a cluster does not run, why, and what to use instead."""
+
+from __future__ import annotations
+
+from paceline.engines.cluster.roster import Roster
+from paceline.errors import PlanError
+from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.coordinated import Coordinated
+from paceline.plans.methods.local_steps import Gossip, LocalSteps
+from paceline.plans.methods.native import NativeDdp
+from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
+from paceline.plans.plan import Plan
+
+IN_STEP = "ring, tree, halving_doubling, central, local_sgd and diloco"
+#: For each kind of method that a cluster does not run: why, and what to use.
+REFUSED: dict[type, tuple[str, str]] = {
+    Alone: ("its workers exchange nothing", f"plans for several nodes are {IN_STEP}"),
+    ParameterServer: ("its server lies in the memory of one machine", f"on several machines use {IN_STEP}"),
+    GatheringServer: ("its server lies in the memory of one machine", f"on several machines use {IN_STEP}"),
+    CentreServer: ("its centre lies in the memory of one machine", "use its mode=synchronous, or local_sgd"),
+    PairwiseGossip: ("its pairs average in the memory of one machine", "use gossip with mode=synchronous"),
+    Hogwild: ("its workers write into one memory", f"on several machines use {IN_STEP}"),
+    Coordinated: ("its vectors lie in the memory of one machine", f"on several machines use {IN_STEP}"),
+    Pipeline: ("its stages exchange activations in the memory of one machine", f"on several machines use {IN_STEP}"),
+    NativeDdp: ("PyTorch forms its process group itself, and does not survive a death", "ring computes the same"),
+}
+
+
+def check(plan: Plan, roster: Roster) -> None:
+    """Raise PlanError if a cluster cannot run the plan, or not with so many nodes."""
+    method = plan.method
+    if not isinstance(method, AllReduce | LocalSteps | Gossip):
+        why, instead = REFUSED[type(method)]
+        raise PlanError(f"plan {plan.name} does not run on a cluster: {why}; {instead}")
+    if plan.workers != roster.nodes:
+        raise PlanError(
+            f"plan {plan} has {plan.workers} workers, and {roster.launcher} has started {roster.nodes} nodes, which "
+            "have a worker each: leave the number of workers out, or start as many nodes"
+        )

@@ -1,0 +1,193 @@
+"""How the nodes of a run meet at the head, and see that they would train the same.
+
+agent                                   head
+-----                                   ----
+dials, says its terms ----------------> are they the head's? is the rank new?
+answers with its own clock <----------- what is your clock? (of another machine, a few times)
+begins <------------------------------- the name of the run, when every rank is there
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns as now
+
+from paceline.engines.cluster.control import (
+    AGENT,
+    Clock,
+    Message,
+    Refused,
+    Register,
+    Welcome,
+    pack,
+    unpack,
+)
+from paceline.engines.cluster.roster import Roster
+from paceline.engines.cluster.terms import Terms, difference
+from paceline.errors import MachineError, RunFailed, UsageError
+from paceline.links.tcp.connection import Buffer
+from paceline.links.tcp.doors import Address, Door, listen
+from paceline.links.tcp.frame import Limits
+from paceline.links.tcp.handshake import JOB_BYTES, RUN_BYTES, Identity, Peer
+from paceline.links.tcp.hub import Arrived, Gone, Hub, Received, Unreached
+from paceline.links.tcp.pump import Pump
+from paceline.links.tcp.waiting import Timing
+
+LOOK = 0.05  # seconds between two looks at the deadline
+CLOCKS = 5  # times that a machine's clock is asked for; the quickest answer counts
+
+
+@dataclass
+class Node:
+    """What the head knows of one node."""
+
+    peer: Peer
+    register: Register
+    #: Nanoseconds by which the head's clock is ahead, and the round trip of the answer that says so.
+    ahead: int = 0
+    round_trip: int = 1 << 62
+    clocks: int = 0
+
+    def told(self, clock: Clock) -> None:
+        """Take an answer to `Clock`."""
+        arrived = now()
+        self.clocks += 1
+        if arrived - clock.head < self.round_trip:
+            self.round_trip = arrived - clock.head
+            self.ahead = (clock.head + arrived) // 2 - clock.agent
+
+
+def boot() -> str:
+    """Processes with the same answer read the same clock."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def own_host(head: Address) -> str:
+    """Return the address of this machine from which the head is reached, so that others reach this machine there."""
+    family, _, _, _, target = socket.getaddrinfo(*head, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def open_hub(roster: Roster, door: Door, timing: Timing, limits: Limits, deadline: float) -> tuple[Hub, Pump]:
+    """Return this node's connections to the head; the head listens, every other node dials it.
+
+    Raises:
+        MachineError: the head's address is none of this machine, or in use.
+        UnsafeAddress: other machines could reach it, and the door keeps nobody out.
+    """
+    incarnation = int(time.time() * 1000)  # an agent that was started again replaces the one before
+    me = Identity(Peer(AGENT, roster.rank, incarnation), roster.meeting, bytes(JOB_BYTES))
+    listener = None
+    if roster.leads:
+        try:
+            listener = listen(roster.head, door)
+        except OSError as error:
+            raise MachineError(
+                f"rank 0 cannot listen at {roster.head}: {error.strerror or error}; set PACELINE_HEAD=host:port, alike "
+                "for all ranks, to an address of the machine of rank 0 and a port that is free"
+            ) from error
+    pump = Pump(timing.heartbeat)
+    hub = Hub(me, door, listener, limits=limits, timing=timing, pump=pump)
+    if not roster.leads:
+        hub.dial(roster.head, deadline)
+    return hub, pump
+
+
+def send(hub: Hub, peer: Peer, message: Message, content: Sequence[Buffer] = ()) -> None:
+    """Post a message; of a peer that is gone, the hub reports it."""
+    hub.post(peer, *pack(message, content))
+
+
+def gather(
+    hub: Hub, roster: Roster, terms: Terms, snapshots_every: int, deadline: float
+) -> tuple[bytes, dict[int, Node]]:
+    """Wait for every node; return the name of the run and the other nodes by their ranks.
+
+    Raises:
+        UsageError: a node would train something else; all nodes are told.
+        RunFailed: a node has not come before the deadline, or has ended.
+    """
+    nodes: dict[int, Node] = {}
+    end = time.monotonic() + deadline
+    try:
+        while not _complete(nodes, roster.nodes):
+            for event in hub.poll(LOOK):
+                match event:
+                    case Received(peer, kind, ints, body):
+                        _hear(hub, nodes, terms, peer, unpack(kind, ints, body)[0])
+                    case Gone(peer, why):
+                        raise RunFailed(f"rank {peer.number} has left before the start: it {why}")
+            if time.monotonic() >= end:
+                raise RunFailed(_missing(roster, nodes, deadline))
+    except (RunFailed, UsageError) as error:
+        for peer in hub.peers:
+            send(hub, peer, Refused(str(error)))
+        raise
+    run = secrets.token_bytes(RUN_BYTES)
+    for node in nodes.values():
+        send(hub, node.peer, Welcome(run.hex(), snapshots_every))
+    return run, nodes
+
+
+def _complete(nodes: dict[int, Node], count: int) -> bool:
+    here = boot()
+    return len(nodes) == count - 1 and all(n.register.boot == here or n.clocks >= CLOCKS for n in nodes.values())
+
+
+def _hear(hub: Hub, nodes: dict[int, Node], terms: Terms, peer: Peer, message: Message) -> None:
+    rank = peer.number
+    if isinstance(message, Register):
+        if wrong := difference(terms, message.terms, rank):
+            raise UsageError(wrong)
+        if not 0 < rank < terms.nodes or rank in nodes:
+            raise UsageError(f"a second node says that it is rank {rank}: every node needs a rank of its own")
+        nodes[rank] = Node(peer, message)
+    elif isinstance(message, Clock):
+        nodes[rank].told(message)
+    if nodes[rank].register.boot != boot() and nodes[rank].clocks < CLOCKS:
+        send(hub, peer, Clock(now()))
+
+
+def _missing(roster: Roster, nodes: dict[int, Node], deadline: float) -> str:
+    missing = [str(rank) for rank in range(1, roster.nodes) if rank not in nodes]
+    who = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(missing)} have"
+    return (
+        f"{who} not come to {roster.head} within {deadline:g} s, of {roster.nodes} that {roster.launcher} says there "
+        "are; look at what they printed, or give a longer deadline (deadline=..., --deadline)"
+    )
+
+
+def register(hub: Hub, roster: Roster, terms: Terms, process: int) -> tuple[Welcome, Peer]:
+    """Introduce this node to the head; return its welcome, and who it is.
+
+    Raises:
+        UsageError: the head does not want it.
+        RunFailed: the head cannot be reached, or has ended.
+    """
+    while True:
+        for event in hub.poll(LOOK):
+            match event:
+                case Arrived(peer):
+                    send(hub, peer, Register(terms, boot(), process))
+                case Unreached(address, why):
+                    raise RunFailed(
+                        f"rank {roster.rank} cannot reach rank 0 at {address}: {why}. Look at what rank 0 printed, and "
+                        "whether PACELINE_HEAD is alike for all ranks"
+                    )
+                case Gone(_, why):
+                    raise RunFailed(f"rank 0 has ended before the start: it {why}")
+                case Received(peer, kind, ints, body):
+                    message, _ = unpack(kind, ints, body)
+                    if isinstance(message, Clock):
+                        send(hub, peer, Clock(message.head, now()))
+                    elif isinstance(message, Refused):
+                        raise UsageError(message.why)
+                    elif isinstance(message, Welcome):
+                        return message, peer

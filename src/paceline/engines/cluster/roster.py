@@ -1,0 +1,73 @@
+"""The roster of a run: which of its nodes this process is, how many there are, and where the head is.
+
+The roster `environment` is what a launcher says in the environment of the processes that it started (torchrun, srun,
+mpiexec, a StatefulSet of Kubernetes, or PACELINE_RANK and PACELINE_NODES). Their number is fixed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+from paceline.core.cluster.launchers import from_environment
+from paceline.errors import UsageError
+from paceline.links.tcp.doors import Address
+from paceline.links.tcp.handshake import RUN_BYTES
+
+#: Variables that launchers set alike for all processes of a run, and differently for another one.
+RUN_NAMES = (
+    "PACELINE_RUN",
+    "TORCHELASTIC_RUN_ID",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "PMI_JOBID",
+    "OMPI_MCA_ess_base_jobid",
+)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """One node's place in a run."""
+
+    rank: int
+    nodes: int
+    #: Where rank 0 listens.
+    head: Address
+    #: The rank among the nodes of this machine.
+    local_rank: int
+    #: What started the nodes, for messages.
+    launcher: str
+    #: Known to every node before they have met: no node of another run joins this one by mistake.
+    meeting: bytes
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node is the head."""
+        return self.rank == 0
+
+
+def nodes(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many nodes a launcher has started; 0 if this process was started by itself."""
+    launched = from_environment(environ)
+    return launched.nodes if launched else 0
+
+
+def roster(environ: Mapping[str, str] = os.environ) -> Roster:
+    """Return this node's place.
+
+    Raises:
+        UsageError: no launcher says how many nodes there are, or where rank 0 is.
+    """
+    launched = from_environment(environ)
+    if launched is None:
+        raise UsageError(
+            "engine='cluster' needs a launcher that says which node this process is: start it by torchrun, srun or "
+            "mpiexec, or set PACELINE_RANK, PACELINE_NODES and PACELINE_HEAD=host:port for every process"
+        )
+    named = [f"{launched.launcher} {launched.nodes}", *(environ.get(name, "") for name in RUN_NAMES)]
+    meeting = sha256("\n".join(named).encode()).digest()[:RUN_BYTES]
+    return Roster(
+        launched.rank, launched.nodes, Address(*launched.head), launched.local_rank, launched.launcher, meeting
+    )

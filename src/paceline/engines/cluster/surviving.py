@@ -1,0 +1,144 @@
+"""Collectives that survive deaths: when the group changes, they are made again by the ranks of the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from paceline.core.agenda import Agenda, Chunk
+from paceline.core.cluster.group import Regroup
+from paceline.core.collectives import Collective
+from paceline.core.collectives.neighbours import Neighbours
+from paceline.engines.cluster.seat import Seat
+from paceline.engines.local.collectives import Means, NeighbourMixing, PayloadReduction, Reduction, Sums
+from paceline.errors import PeerLost
+from paceline.gradients.payload import GradientSum, Payload
+from paceline.links import TURNS
+from paceline.links.tcp.link import TcpLink
+from paceline.links.waiting import Cancelled
+from paceline.parameters.layout import Layout
+
+if TYPE_CHECKING:
+    from paceline.engines.local.group import Group
+
+#: Computes the gradient of an update again, where other chunks of it are this rank's now; returns the old one if not.
+Again = Callable[[int, GradientSum], GradientSum]
+
+
+class SurvivingGroup:
+    """`Group` of ranks over TCP."""
+
+    def __init__(self, seat: Seat, agenda: Agenda, layout: Layout) -> None:
+        self.seat, self.agenda, self.layout = seat, agenda, layout
+        #: How a gradient is computed again; replicas that are averaged are what they are.
+        self.again: Again = lambda update, computed: computed
+        length, dtype = Payload.length(layout), layout.dtype
+        seat.vectors = [torch.zeros(length, dtype=dtype) for _ in range(TURNS)]
+        self.payloads = [Payload(layout, vector) for vector in seat.vectors]
+
+    @property
+    def leads(self) -> bool:
+        return self.seat.leads(max(0, self.seat.member.begun - 1))
+
+    def chunks(self, update: int) -> list[Chunk]:
+        return [chunk for part in self.seat.parts(update) for chunk in self.agenda.mine(update, part)]
+
+    def sums(self, collective: Collective) -> SurvivingSums:
+        return SurvivingSums(self, lambda link, ranks: self._reduction(link, collective, ranks), self.again)
+
+    def mixing(self, graph: Neighbours) -> SurvivingMeans:
+        return SurvivingMeans(self, lambda link, ranks: NeighbourMixing(link, graph, ranks, self.layout, self.payloads))
+
+    def _reduction(self, link: TcpLink, collective: Collective, ranks: int) -> PayloadReduction:
+        return PayloadReduction(Reduction(link, collective, ranks), self.payloads)
+
+
+class _Exchange(Protocol):
+    """One collective of a group: `all_reduce` or `mean`."""
+
+    def __call__(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]: ...
+
+
+class SurvivingSums:
+    """`Sums` that are made again when the group changes."""
+
+    def __init__(self, group: SurvivingGroup, over: Callable[[TcpLink, int], PayloadReduction], again: Again) -> None:
+        self.group, self.seat, self._over, self._again = group, group.seat, over, again
+        #: The collective over the current link.
+        self._sums = over(*current(group.seat))
+
+    def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        """Run the collective of this number; return (the sum of all ranks, nanoseconds waited, bytes sent)."""
+        waited = 0
+        while (found := attempt(self.seat, number, computed, self._sums.all_reduce)) is None:
+            group, more = joined(self.seat)
+            self._sums, waited = self._over(*current(self.seat)), waited + more
+            if group.number > number:  # taken from a rank that had it
+                return self.group.payloads[number % TURNS].read(computed.samples), waited, 0
+            computed = self._again(number, computed)
+        total, more, sent = found
+        return total, waited + more, sent
+
+    def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        total, waited, sent = self.all_reduce(number, computed)
+        return total.scaled(1.0 / total.weight), waited, sent  # every contribution has weight 1
+
+
+class SurvivingMeans:
+    """`Means` over neighbours on a graph, drawn anew over the ranks of each group.
+
+    Ranks may be several exchanges apart. Those that a rank has not made when the group changes are left out.
+    """
+
+    def __init__(self, group: SurvivingGroup, over: Callable[[TcpLink, int], NeighbourMixing]) -> None:
+        self.seat, self._over = group.seat, over
+        self._mixing = over(*current(group.seat))
+        #: The first exchange of the current group.
+        self._first = 0
+
+    def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        """Run the exchange of this number; return (the mixture, nanoseconds waited, bytes sent)."""
+        waited = 0
+        while number >= self._first:
+            found = attempt(self.seat, number, computed, self._mixing.mean)
+            if found is not None:
+                return found[0], waited + found[1], found[2]
+            group, more = joined(self.seat)
+            self._mixing, self._first, waited = self._over(*current(self.seat)), group.number, waited + more
+        return computed, waited, 0
+
+
+def attempt(seat: Seat, number: int, computed: GradientSum, exchange: _Exchange) -> tuple[GradientSum, int, int] | None:
+    """Run a collective in the current group; None if the group has changed."""
+    if not seat.enter():
+        return None
+    try:
+        found = exchange(number, computed)
+    except (Cancelled, PeerLost) as error:
+        seat.fail(error)
+        return None
+    seat.leave(number)
+    return found
+
+
+def joined(seat: Seat) -> tuple[Regroup, int]:
+    """Join the next group; return it with the nanoseconds that it was waited for."""
+    before, group = seat.waited, seat.rejoin()
+    if group is None:
+        raise Cancelled  # the run is over
+    return group, seat.waited - before
+
+
+def current(seat: Seat) -> tuple[TcpLink, int]:
+    """Return the link of the current group, and how many ranks it has."""
+    assert seat.link is not None
+    assert seat.group is not None
+    return seat.link, len(seat.group.ranks)
+
+
+if TYPE_CHECKING:
+    _group: type[Group] = SurvivingGroup
+    _sums: type[Sums] = SurvivingSums
+    _means: type[Means] = SurvivingMeans

@@ -1,0 +1,66 @@
+"""What all nodes of a run must agree on before they train together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from paceline.engines.record import first_record
+from paceline.engines.setup import Setup
+from paceline.runs.record import JobRecord
+from paceline.runs.schema import to_dict
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of one node: two nodes with the same ones compute the same training."""
+
+    nodes: int
+    paceline: str
+    torch: str
+    plan: str
+    table: str
+    compute: str
+    limit: int | None
+    #: The settings of the job, without those that may differ between machines.
+    job: JobRecord
+    data_fingerprint: str
+    initial_sha256: str
+
+    @staticmethod
+    def of(setup: Setup, nodes: int) -> Terms:
+        """Return the terms of a job and a plan as this node has them."""
+        record = first_record(setup, kept=False)
+        made_by = record.machine
+        job = replace(record.job, device="", origin="", test_samples=0, evaluate_every=None)
+        return Terms(
+            nodes, made_by.paceline, made_by.torch, record.plan, record.table, record.compute, record.limit, job,
+            record.data_fingerprint, record.initial_sha256,
+        )  # fmt: skip
+
+    @property
+    def sha256(self) -> bytes:
+        """The hash by which connections recognise the same training."""
+        return sha256(json.dumps(to_dict(self), sort_keys=True, default=str).encode()).digest()
+
+
+#: What is said of fields whose values say nothing to a reader.
+WORDS = {
+    "data_fingerprint": "other data",
+    "initial_sha256": "another model, or one that starts from other numbers",
+    "nodes": "another number of nodes",
+}
+
+
+def difference(head: Terms, other: Terms, rank: int) -> str:
+    """Describe how a node differs from the head; empty if it does not."""
+    ours, theirs = to_dict(head), to_dict(other)
+    ours, theirs = {**ours.pop("job"), **ours}, {**theirs.pop("job"), **theirs}
+    for key, value in ours.items():
+        if theirs[key] != value:
+            what = WORDS.get(key, f"{key} {theirs[key]}")
+            return (
+                f"rank {rank} has {what}, and rank 0 {value}: start all nodes with the same command and the same files"
+            )
+    return ""

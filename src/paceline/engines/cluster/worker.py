@@ -1,0 +1,86 @@
+"""A worker of a cluster: a replica whose walk is that of the local engine, in a group over TCP."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+from torch import Tensor
+
+from paceline.core.agenda import Chunk
+from paceline.core.cluster.group import Member
+from paceline.data.source import Source
+from paceline.engines.cluster.seat import Seat, Ticket
+from paceline.engines.cluster.surviving import SurvivingGroup
+from paceline.engines.local.arena import Arena
+from paceline.engines.local.assignment import Assignment
+from paceline.engines.local.messages import StateLeft
+from paceline.engines.local.methods import WALKS
+from paceline.engines.local.read_ahead import ReadAhead
+from paceline.engines.local.replica_worker import ReplicaWorker
+from paceline.engines.local.snapshots import SnapshotFile
+from paceline.engines.local.state_buffers import StateBuffer
+from paceline.engines.local.worker import WorkerProcess
+from paceline.engines.local.worker_context import WorkerContext
+from paceline.errors.failure import Position
+from paceline.gradients.payload import GradientSum
+from paceline.links.waiting import Waiter
+from paceline.plans.methods.all_reduce import AllReduce
+
+
+class ClusterWorker:
+    """A worker process that keeps step with those of other nodes."""
+
+    def __init__(
+        self, given: Assignment, ticket: Ticket, arena: Arena, source: Source, snapshots: SnapshotFile | None,
+        state_buffer: StateBuffer | None, pipe: Connection,
+    ) -> None:  # fmt: skip
+        host, shared, layout = WorkerProcess(arena, snapshots), arena.of_worker(0), arena.shape.layout
+        self._doing = shared.doing
+        waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, self._where)
+        sums = isinstance(given.plan.method, AllReduce)
+        start = given.resume_point.updates
+        self.seat = Seat(ticket, Member(held=start - 1 if sums else -1, repeats=sums, begun=start), pipe, self._where)
+        self.group = SurvivingGroup(self.seat, given.agenda, layout)
+        resume = replace(given.resume_point, state_buffer=state_buffer, notify=lambda: self.seat.send(StateLeft()))
+        self.replica = ReplicaWorker(given, source, layout, shared, waiter, host, self.group, resume, repeats=sums)
+        if sums:
+            self.group.again = self._again
+        self.context: WorkerContext = self.replica.runner
+        self.walk = WALKS[type(given.plan.method)](self.replica.runner, given.plan.method)
+        #: The moving buffers as they were before the gradient of this update.
+        self._buffers: list[Tensor] = []
+
+    def _where(self) -> str:
+        return f"in update {self._doing[0]}"
+
+    def position(self, update: int) -> Position:
+        """Return the update that the worker is in, with its version and samples if they are known."""
+        return self.replica.position(update)
+
+    def train(self) -> None:
+        """Follow the walk of the plan's method, then stay for ranks that lack the last sum until the run is done."""
+        ahead = ReadAhead(self.replica.reader, self.replica.runner)
+        self.seat.ready()
+        if self.seat.rejoin() is not None:
+            self.replica.follow(self.walk, lambda update: self._computing(update, ahead))
+
+    def stay(self) -> None:
+        """Keep the last sum for ranks that lack it, until the run is done."""
+        while self.seat.rejoin(math.inf) is not None:
+            pass
+
+    def _computing(self, update: int, ahead: ReadAhead) -> None:
+        self.seat.begin(update)
+        ahead.computing(update)
+        self._buffers = [buffer.clone() for buffer in self.replica.runner.replica.moving]
+
+    def _again(self, update: int, computed: GradientSum) -> GradientSum:
+        """Compute the gradient of an update again, if other chunks of it are this rank's now."""
+        worker, chunks = self.replica, self.group.chunks(update)
+        before: list[Chunk] = worker.due.chunks
+        if chunks == before:
+            return computed
+        worker.runner.learner.set_buffers(self._buffers)
+        return worker.compute_more(update, chunks, update, sum(chunk.samples for chunk in before))
