@@ -216,6 +216,8 @@ class Hub:
 
     def close(self, seconds: float = LINGER) -> None:
         """Leave every peer and close all sockets, after waiting at most so long until what was posted has arrived."""
+        if self._epoll.closed:
+            return
         leave([self._forget(member) for member in list(self._members.values())], seconds)
         for connection in self._ready.values():
             connection.close()
