@@ -141,8 +141,9 @@ class FrameError(ConnectionFailed):
 
 
 class PeerLost(ConnectionFailed):
-    def __init__(self, peer: str, why: str) -> None:
+    def __init__(self, peer: str, why: str, left: bool = False) -> None:
         self.peer, self.why = peer, why
+        self.left = left  # on purpose, and has said so
         super().__init__(f"{peer} {why}")
 
 

@@ -172,7 +172,7 @@ def _dense(tensor: Tensor) -> Tensor:
 
 def _expect(connection: Connection, frame: Frame, kind: int) -> None:
     if frame.kind == LEAVE:
-        raise PeerLost(connection.name, "has left, while something was expected of it")
+        raise PeerLost(connection.name, "has left, while something was expected of it", left=True)
     if frame.kind != kind:
         raise FrameError("kind", f"{connection.name} sent frame {frame.kind} where {kind} was due")
 

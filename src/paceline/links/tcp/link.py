@@ -85,7 +85,7 @@ class _Source:
 
     def has_left(self) -> PeerLost:
         """The error of a take in vain."""
-        return PeerLost(self.connection.name, "has left, while something was expected of it")
+        return PeerLost(self.connection.name, "has left, while something was expected of it", left=True)
 
     def _place(self, kind: int, ints: tuple[int, ...], size: int) -> memoryview | None:
         if kind == SPAN and ints == self._span and self._buffer is not None and size == self._buffer[1].nbytes:
