@@ -181,3 +181,12 @@ def test_a_slow_worker_of_a_real_run_is_a_straggler(command: Command, folder: Pa
     done = command("train", "job.py", "-p", "ring", "-w", "3")
     assert done.code == 0, done.err
     assert "straggler  worker 1 computes at" in done.err
+
+
+def test_keys_are_made_for_machines_by_name(command: Command, folder: Path) -> None:
+    done = command("keys", "secrets", "--hosts", "a,10.0.0.2", "--days", "3")
+    assert (done.code, done.out) == (0, "")
+    assert "secrets/10.0.0.2  copy it to 10.0.0.2, and start with --keys there" in done.err
+    assert sorted(file.name for file in (folder / "secrets" / "a").iterdir()) == [
+        "ca.pem", "cert.pem", "hosts.txt", "key.pem"
+    ]  # fmt: skip

@@ -46,6 +46,8 @@ def _leaves_nothing_behind(_own_temporary_folder: None) -> Iterator[None]:
         (["draw", "layers:on=0+1+2"], "or give workers=3"),
         (["prove", "hierarchical", "-w", "3"], "do not make 2 equal groups"),
         (["prove", "ssp:bound=-1"], "at least 0"),
+        (["keys", "/dev/null/keys"], "keys cannot be written to /dev/null/keys"),
+        (["keys", "keys", "--hosts", "a,b/c"], "'b/c' is no name or address of a host"),
         (["fly"], "No such command"),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else "",

@@ -6,6 +6,7 @@ cache line on. As in a mailbox, `slots` messages may be under way before the sen
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import prod
@@ -91,7 +92,8 @@ class TcpChannel:
         assert frame is not None
         _expect(self._connection, frame, MESSAGE)
         message = [None if entry is None else entry.tensor(frame.body) for entry in _entries(frame)]
-        self._connection.post(TAKEN)
+        with contextlib.suppress(PeerLost):  # what it has sent before it ended is taken nevertheless
+            self._connection.post(TAKEN)
         return message
 
     def close(self) -> None:
@@ -170,7 +172,7 @@ def _dense(tensor: Tensor) -> Tensor:
 
 def _expect(connection: Connection, frame: Frame, kind: int) -> None:
     if frame.kind == LEAVE:
-        raise PeerLost(connection.name, "has left, while something was expected of it")
+        raise PeerLost(connection.name, "has left, while something was expected of it", left=True)
     if frame.kind != kind:
         raise FrameError("kind", f"{connection.name} sent frame {frame.kind} where {kind} was due")
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic_ns
 
-from paceline.errors import ConnectionFailed, PeerLost
+from paceline.errors import ConnectionFailed, FrameError, PeerLost
 from paceline.links.tcp.candidate import Candidate, open_socket
 from paceline.links.tcp.connection import Connection
 from paceline.links.tcp.doors import Address, Door
@@ -25,27 +25,27 @@ from paceline.links.tcp.waiting import SECOND, Timing
 PLACES = 64  # strangers at a time
 ACCEPTED = 64  # at once, before others have their turn
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two attempts to dial
-REMEMBERED = 256  # machines that were refused
+REMEMBERED = 1000  # machines that were refused, and reported
 
 
 class Refusals:
-    """Tells of each machine that is refused once, and remembers a bounded number of them."""
+    """Tells of each machine that is refused once, and of so many machines at most."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._told: OrderedDict[str, None] = OrderedDict()
+        self._told: set[str] = set()
         #: How many connections were refused.
         self.count = 0
 
     def add(self, host: str, why: str) -> None:
         self.count += 1
-        if host in self._told:
-            self._told.move_to_end(host)
+        if host in self._told or len(self._told) > REMEMBERED:
             return
-        self._told[host] = None
+        self._told.add(host)
         if len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
-        self._tell(f"refused a connection from {host}: it {why}. Further ones from there are not reported")
+            self._tell(f"refused connections from more than {REMEMBERED} machines; further ones are not reported")
+        else:
+            self._tell(f"refused a connection from {host}: it {why}. Further ones from there are not reported")
 
 
 @dataclass
@@ -135,8 +135,9 @@ class Entrance:
             self.refuse(candidate, error.why)
             return None
         except ConnectionFailed as error:
-            self.refuse(candidate, str(error))
-            self._complain(candidate, str(error))
+            why = f"sent what is not allowed: {error}" if isinstance(error, FrameError) else str(error)
+            self.refuse(candidate, why)
+            self._complain(candidate, why)
             return None
         except OSError as error:
             self.refuse(candidate, f"cannot be reached ({error.strerror or error})")

@@ -143,6 +143,7 @@ class Decoder:
         # 1. The header, as soon as it is there, and its limits.
         if self._announced is None:
             if self._stop - self._start < HEADER.size:
+                self._check_magic()  # another program's request may be shorter than a header
                 return None
             self._announced = self._read_header()
         kind, count, size = self._announced
@@ -162,9 +163,8 @@ class Decoder:
         return frame
 
     def _read_header(self) -> _Announced:
-        magic, version, kind, count, number, size = HEADER.unpack_from(self._stage, self._start)
-        if magic != MAGIC:
-            raise FrameError("magic", f"what arrived begins with {magic!r}, which is no frame of Paceline")
+        self._check_magic()
+        _, version, kind, count, number, size = HEADER.unpack_from(self._stage, self._start)
         if version != VERSION:
             raise FrameError(
                 "version",
@@ -177,6 +177,11 @@ class Decoder:
         self._number = (number + 1) % NUMBERS
         self._start += HEADER.size
         return _Announced(kind, count, size)
+
+    def _check_magic(self) -> None:
+        begin = bytes(self._stage[self._start : min(self._stop, self._start + len(MAGIC))])
+        if begin != MAGIC[: len(begin)]:
+            raise FrameError("magic", f"what arrived begins with {begin!r}, which is no frame of Paceline")
 
     def _place_of(self, kind: int, size: int) -> memoryview:
         if not size:

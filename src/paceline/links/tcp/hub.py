@@ -118,6 +118,8 @@ class Hub:
             tell: where refused connections are reported.
         """
         self.me, self._door, self._listener = me, door, listener
+        if listener is not None:
+            require_safe(self.address, door, "listen at")
         self._place, self._limits, self._timing, self._handed_over = place, limits, timing, frozenset(handed_over)
         self._pump, self._describe = pump, describe
         self._entrance = Entrance(me, door, timing, tell)
@@ -138,7 +140,6 @@ class Hub:
         self._listening = self._looked
         self._accepting = False
         if listener is not None:
-            require_safe(self.address, door, "listen at")
             listener.setblocking(False)
             self._accept_again()
 
@@ -215,6 +216,8 @@ class Hub:
 
     def close(self, seconds: float = LINGER) -> None:
         """Leave every peer and close all sockets, after waiting at most so long until what was posted has arrived."""
+        if self._epoll.closed:
+            return
         leave([self._forget(member) for member in list(self._members.values())], seconds)
         for connection in self._ready.values():
             connection.close()

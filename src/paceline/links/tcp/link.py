@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.errors import PeerLost, ProtocolError
+from paceline.errors import PeerLost, ProtocolError, RunFailed
 from paceline.links import Span
 from paceline.links.tcp.connection import Connection
 from paceline.links.tcp.frame import CALL_OFF, LEAVE, SPAN, Frame
-from paceline.links.tcp.leaving import leave
+from paceline.links.tcp.leaving import LINGER, leave
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import SocketWaiter, Wait
 from paceline.links.waiting import Cancelled
@@ -68,18 +68,24 @@ class _Source:
         """Return the numbers of the frame that was waited for."""
         if frame.kind == LEAVE:
             self.left = True
-            raise PeerLost(self.connection.name, "has left, while something was expected of it", left=True)
+            raise self.has_left()
         if frame.kind == CALL_OFF:
             raise Cancelled
-        span, self._span = self._span, None
-        if frame.kind != SPAN or frame.ints != span:
-            raise ProtocolError(
-                f"{self.connection.name} sent frame {frame.kind} of {frame.ints} where {span} was due: two ranks run "
-                "different collectives"
-            )
         assert self._buffer is not None
+        span, self._span = self._span, None
         tensor, place = self._buffer
-        return tensor if frame.body.obj is place.obj else torch.frombuffer(frame.body, dtype=self._dtype)
+        if frame.kind != SPAN or frame.ints != span or len(frame.body) != len(place):
+            raise ProtocolError(
+                f"{self.connection.name} sent frame {frame.kind} of {frame.ints} and {len(frame.body)} bytes, where "
+                f"{span} of {len(place)} bytes was due: two ranks run different collectives"
+            )
+        if frame.body.obj is place.obj or not len(place):
+            return tensor
+        return torch.frombuffer(frame.body, dtype=self._dtype)
+
+    def has_left(self) -> PeerLost:
+        """The error of a take in vain."""
+        return PeerLost(self.connection.name, "has left, while something was expected of it", left=True)
 
     def _place(self, kind: int, ints: tuple[int, ...], size: int) -> memoryview | None:
         if kind == SPAN and ints == self._span and self._buffer is not None and size == self._buffer[1].nbytes:
@@ -128,6 +134,8 @@ class TcpLink:
         self._pollers = {peer: self._poller(peer) for peer in connections}
         self._raws: dict[Span, memoryview] = {}
         self._offers = 0
+        #: Whether it was called off, or a take has failed.
+        self._over = False
         for connection in connections.values():
             pump.watch(connection)
 
@@ -148,15 +156,22 @@ class TcpLink:
         """
         source = self._sources[peer]
         source.expect(span, self._offers)
-        if source.early:
-            return source.taken(source.early.popleft())
-        frame = source.connection.next()
-        if frame is None:
-            frame = self._wait(source)
-        return source.taken(frame)
+        try:
+            if source.early:
+                return source.taken(source.early.popleft())
+            if source.left:
+                raise source.has_left()
+            frame = source.connection.next()
+            if frame is None:
+                frame = self._wait(source)
+            return source.taken(frame)
+        except (RunFailed, Cancelled):
+            self._over = True
+            raise
 
     def call_off(self) -> None:
         """End every wait on this link, on all ranks: each raises `Cancelled`."""
+        self._over = True
         self._waiter.called_off.set()
         for connection in self._connections.values():
             with contextlib.suppress(PeerLost):
@@ -164,10 +179,14 @@ class TcpLink:
                 connection.finish()
 
     def close(self) -> None:
-        """Leave the link. What is still to be sent arrives first, if that takes no longer than the deadline."""
+        """Leave the link. What is still to be sent arrives first, if that takes no longer than the deadline.
+
+        A rank of which a take has failed calls the link off, since the others wait in vain for what it would have sent.
+        """
         for connection in self._connections.values():
             self._pump.forget(connection)
-        leave(list(self._connections.values()), 0.0 if self._waiter.called_off.done else self._waiter.deadline)
+        seconds, last = (LINGER, CALL_OFF) if self._over else (self._waiter.deadline, LEAVE)
+        leave(list(self._connections.values()), seconds, last)
 
     def _wait(self, source: _Source) -> Frame:
         """Wait for a frame of one peer, and meanwhile notice when another one ends."""

@@ -6,7 +6,7 @@ In a group the higher rank dials the lower one.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from paceline.errors import WaitedTooLong
@@ -22,6 +22,10 @@ from paceline.links.waiting import Cancelled
 LOOK_SECONDS = 0.05  # between two looks whether it was called off
 
 
+def _worker(peer: Peer) -> str:
+    return f"worker {peer.number}"
+
+
 def meet(
     me: Identity,
     listener: socket.socket,
@@ -31,6 +35,7 @@ def meet(
     pump: Pump,
     limits: Limits = LIMITS,
     timing: Timing = TIMING,
+    describe: Callable[[Peer], str] = _worker,
 ) -> dict[int, Connection]:
     """Return a connection to every other rank.
 
@@ -43,13 +48,14 @@ def meet(
         pump: sends heartbeats to those that are there, which may wait for this rank already.
         limits: what is accepted from them.
         timing: heartbeats and time limits.
+        describe: what a rank is called in messages.
 
     Raises:
         WaitedTooLong: ranks are missing at the deadline; the message names them.
         Cancelled: it was called off meanwhile.
     """
     rank, end = me.peer.number, monotonic() + waiter.deadline
-    hub = Hub(me, door, listener, limits=limits, timing=timing, handed_over=(me.peer.role,), describe=_worker)
+    hub = Hub(me, door, listener, limits=limits, timing=timing, handed_over=(me.peer.role,), describe=describe)
     found: dict[int, Connection] = {}
     why: dict[Address, str] = {}
     try:
@@ -69,7 +75,12 @@ def meet(
                         pump.watch(connection)
                     case Unreached(address, reason):
                         why[address] = reason
-            _check(waiter, end, {r: a for r, a in enumerate(addresses) if r != rank and r not in found}, why)
+            missing = {
+                describe(me.peer._replace(number=number)): address
+                for number, address in enumerate(addresses)
+                if number != rank and number not in found
+            }
+            _check(waiter, end, missing, why)
     except BaseException:
         for connection in found.values():
             _drop(connection, pump)
@@ -77,10 +88,6 @@ def meet(
     finally:
         hub.close()
     return found
-
-
-def _worker(peer: Peer) -> str:
-    return f"worker {peer.number}"
 
 
 def connect(
@@ -117,9 +124,9 @@ def _drop(connection: Connection, pump: Pump) -> None:
     connection.close()
 
 
-def _check(waiter: SocketWaiter, end: float, missing: dict[int, Address], why: dict[Address, str]) -> None:
+def _check(waiter: SocketWaiter, end: float, missing: dict[str, Address], why: dict[Address, str]) -> None:
     if waiter.called_off.done:
         raise Cancelled
     if missing and monotonic() >= end:
-        names = [f"worker {rank} at {at}{f' ({why[at]})' if at in why else ''}" for rank, at in missing.items()]
+        names = [f"{name} at {at}{f' ({why[at]})' if at in why else ''}" for name, at in missing.items()]
         raise WaitedTooLong(waiter.worker, ", ".join(names), waiter.deadline, waiter.where())
