@@ -87,3 +87,6 @@ class Timing(NamedTuple):
     resend: float = 1.0
     #: Until a run ends that waits for servers that are all gone.
     patience: float = 60.0
+
+
+TIMING = Timing()

@@ -23,6 +23,7 @@ from paceline.engines.cluster.control import Message, Over, Result, pack, unpack
 from paceline.engines.cluster.head import Head, observer_of
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.cluster.seat import Ticket
+from paceline.engines.cluster.servers.head import ServerHead
 from paceline.engines.cluster.terms import Terms
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.worker_pool import snapshot_file
@@ -35,6 +36,7 @@ from paceline.links.tcp.frame import LIMITS, Limits
 from paceline.links.tcp.handshake import Peer
 from paceline.links.tcp.hub import Gone, Hub, Received
 from paceline.links.tcp.waiting import TIMING
+from paceline.plans.methods.server import Server
 from paceline.runs.live import Heartbeat, Phase
 from paceline.runs.progress import ProgressCallback
 from paceline.runs.trace import Kind, Trace
@@ -130,10 +132,14 @@ class _HeadNode:
         self.snapshots = snapshot_file(setup, request, setup.snapshots_every)
         self._peers = {rank: node.peer for rank, node in nodes.items()}
         ticket = _ticket(setup, self.roster, terms, name, self.roster.head.host, self.door, self.deadline)
-        head = Head(setup, nodes, self._to_rank, self.deadline, TIMING.silence, self.snapshots)
+        agent = Agent(setup, ticket, Children(hub.wake), self._to_head, self.snapshots, leads=True)
+        head: Head | ServerHead
+        if isinstance(setup.plan.method, Server):
+            head = ServerHead(setup, nodes, self._to_rank, self.deadline, self.snapshots, agent)
+        else:
+            head = Head(setup, nodes, self._to_rank, self.deadline, TIMING.silence, self.snapshots)
         observer = observer_of(setup, head, nodes, os.getpid(), heartbeat, progress)
         head.observe(observer, run / "trace.arrow" if run else None)
-        agent = Agent(setup, ticket, Children(hub.wake), self._to_head, self.snapshots, leads=True)
         try:
             try:
                 agent.start()
@@ -155,7 +161,7 @@ class _HeadNode:
             [head.finished[r].peak_memory if r in head.finished else 0 for r in range(setup.plan.workers)],
         )  # fmt: skip
 
-    def _follow(self, head: Head, agent: Agent) -> None:
+    def _follow(self, head: Head | ServerHead, agent: Agent) -> None:
         """Pass messages until the result is there."""
         assert head.observer is not None
         while not head.done:

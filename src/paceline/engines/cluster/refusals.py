@@ -13,12 +13,11 @@ from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
 from paceline.plans.plan import Plan
 
-IN_STEP = "ring, tree, halving_doubling, central, local_sgd and diloco"
+IN_STEP = "ring, tree, downpour, ssp, local_sgd and diloco"
 #: For each kind of method that a cluster does not run: why, and what to use.
 REFUSED: dict[type, tuple[str, str]] = {
     Alone: ("its workers exchange nothing", f"plans for several nodes are {IN_STEP}"),
-    ParameterServer: ("its server lies in the memory of one machine", f"on several machines use {IN_STEP}"),
-    GatheringServer: ("its server lies in the memory of one machine", f"on several machines use {IN_STEP}"),
+    GatheringServer: ("its server lies in the memory of one machine", "on several machines use downpour, ssp or ring"),
     CentreServer: ("its centre lies in the memory of one machine", "use its mode=synchronous, or local_sgd"),
     PairwiseGossip: ("its pairs average in the memory of one machine", "use gossip with mode=synchronous"),
     Hogwild: ("its workers write into one memory", f"on several machines use {IN_STEP}"),
@@ -31,7 +30,7 @@ REFUSED: dict[type, tuple[str, str]] = {
 def check(plan: Plan, roster: Roster) -> None:
     """Raise PlanError if a cluster cannot run the plan, or not with so many nodes."""
     method = plan.method
-    if not isinstance(method, AllReduce | LocalSteps | Gossip):
+    if not isinstance(method, AllReduce | LocalSteps | Gossip | ParameterServer):
         why, instead = REFUSED[type(method)]
         raise PlanError(f"plan {plan.name} does not run on a cluster: {why}; {instead}")
     if plan.workers != roster.nodes:

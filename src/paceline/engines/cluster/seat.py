@@ -178,7 +178,7 @@ class Seat:
         self._listener = None  # `meet` closes it
         me = Identity(Peer(RANK, index, group.epoch), ticket.run, ticket.job)
         try:
-            ends = meet(me, listener, self._addresses, ticket.door, waiter, timing=ticket.timing)
+            ends = meet(me, listener, self._addresses, ticket.door, waiter, self._pump, timing=ticket.timing)
         except WaitedTooLong as error:
             names = re.sub(r"worker (\d+) at", lambda m: f"worker {group.ranks[int(m[1])]} at", error.awaited)
             raise WaitedTooLong(ticket.rank, names, ticket.deadline, self._where()) from None

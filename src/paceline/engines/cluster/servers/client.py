@@ -1,7 +1,7 @@
 """A worker's side of the servers: the walk that asks for batches, and pushes their gradients over sockets.
 
-    batch = client.next_batch()       handles what arrives until the machine wants a batch computed
-    client.push(computed)             one vector per shard; the machine pushes them all at once
+batch = client.next_batch()       handles what arrives until the machine wants a batch computed
+client.push(computed)             one vector per shard; the machine pushes them all at once
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ShardReplica:
         for parameter, view in zip(parameters, self.views, strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        self.raw = memoryview(self.flat.view(torch.uint8).numpy())
+        self.raw = self.flat.view(torch.uint8).numpy().data
         self.vector = GradientVector(layout, dtype, looks_back)
         self.looks_back = looks_back
 
@@ -106,7 +106,9 @@ class ServerClient:
             if self.runner.host.cancelled():
                 raise Cancelled
             if now() - start > self.deadline * 1e9:
-                raise WaitedTooLong(self.machine.number, self._awaited(), self.deadline, f"in batch {self.machine.batch}")
+                raise WaitedTooLong(
+                    self.machine.number, self._awaited(), self.deadline, f"in batch {self.machine.batch}"
+                )
         self.runner.waited += now() - start
         batch, self.batch = self.batch, None
         return batch
@@ -156,5 +158,3 @@ class ServerClient:
 
     def arrived(self, process: Process) -> None:
         """The machine sends again what a process that was away has missed."""
-
-

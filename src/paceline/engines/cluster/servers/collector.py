@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import monotonic, perf_counter_ns
+from time import monotonic
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.cluster.messages import Message, Process, Pull, Pulled, Role, View, Views, WhichViews
+from paceline.core.cluster.messages import NONE, Message, Process, Pull, Pulled, Role, View, Views, WhichViews
 from paceline.core.cluster.outputs import Adopt, Output, Timing
 from paceline.engines.cluster.servers.loop import MachineLoop
 from paceline.engines.cluster.servers.shard_state import HISTORY
@@ -50,11 +50,13 @@ class Collector:
         self.layout, self.tell = layout, tell
         #: Batches that are finished, workers that take part, and whether all is done.
         self.finished, self.workers, self.done = 0, 0, False
-        #: Why the run cannot go on.
-        self.lost: str | None = None
+        #: The shard that no server holds any longer, so that the run cannot go on.
+        self.lost_shard: int | None = None
         self.reader = _Reader()
         self._values: dict[int, Tensor] = {}
         self._histories: dict[int, Columns] = {}
+        #: The server that each row of `pushes` comes from.
+        self.sources: list[int] = []
         self.loop = MachineLoop(Process(Role.HEAD, 0), self.reader, hub, self, timing, desk)
 
     def turn(self, timeout: float) -> None:
@@ -73,13 +75,13 @@ class Collector:
         return [self._values[shard] for shard in range(len(self.layout.shards))]
 
     def pushes(self, deadline: float) -> Columns:
-        """Return the rows of all pushes that the shards are made of, in nanoseconds of this process's clock."""
-        self._histories = {}
+        """Return the rows of all pushes that the shards are made of; `sources` says whose clock each row shows."""
+        self._histories, self.sources = {}, []
 
         def ask(view: View) -> None:
             if view.shard not in self._histories:
                 server = Process(Role.SERVER, view.members[0])
-                self.loop.hub.post(peer_of(server), Other.HISTORY, (perf_counter_ns(),))
+                self.loop.hub.post(peer_of(server), Other.HISTORY)
 
         self._ask(ask, lambda: len(self._histories), deadline)
         return np.concatenate(list(self._histories.values()))
@@ -113,11 +115,12 @@ class Collector:
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         if kind == Other.PROGRESS:
             self.finished, self.workers, self.done = ints[0], ints[1], bool(ints[2])
+            self.lost_shard = ints[3] if ints[3] != NONE else None
         elif kind == Other.EVENT:
             self.tell(bytes(body).decode(errors="replace"))
-        elif kind == Other.HISTORY:
-            shard, theirs = ints
-            self._histories[shard] = _rows(shard, np.frombuffer(bytes(body), HISTORY))
+        elif kind == Other.HISTORY and ints[0] not in self._histories:
+            self._histories[ints[0]] = _rows(ints[0], np.frombuffer(bytes(body), HISTORY))
+            self.sources += [sender.number] * len(self._histories[ints[0]])
 
     def arrived(self, process: Process) -> None:
         """Nothing is due: what was asked is asked again."""
@@ -130,4 +133,3 @@ def _rows(shard: int, history: Columns) -> Columns:
     for name in ("version", "worker", "base", "start", "end"):
         rows[name] = history[name]
     return rows
-

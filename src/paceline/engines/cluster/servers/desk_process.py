@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from paceline.core.cluster.desk import DeskMachine
-from paceline.core.cluster.messages import Message, Process, Role
+from paceline.core.cluster.messages import NONE, Message, Process, Role
 from paceline.core.cluster.outputs import Again, Changed, Finished, Lost, Output
 from paceline.engines.cluster.servers.loop import MachineLoop
 from paceline.engines.cluster.servers.wire import Other, addresses_from_bytes, addresses_to_bytes, peer_of, process_of
@@ -26,6 +26,8 @@ class DeskProcess:
         #: Where each server listens that is connected.
         self.addresses: dict[int, Address] = {}
         self.finished = False
+        #: The shard that no server holds any longer, or NONE.
+        self.lost = NONE
         self._reported = 0.0
 
     def run(self) -> None:
@@ -48,6 +50,7 @@ class DeskProcess:
             self.finished = True
             self._progress()
         elif isinstance(output, Changed | Again | Lost):
+            self.lost = output.shard if isinstance(output, Lost) else self.lost
             self._tell_heads(Other.EVENT, (), _line(output).encode())
 
     def handled(self, message: Message, body: memoryview) -> None:
@@ -66,7 +69,7 @@ class DeskProcess:
         """Tell the head how far the training is."""
         desk = self.machine
         finished = desk.desk.finished(desk.state)
-        self._tell_heads(Other.PROGRESS, (finished, len(desk.seats), int(self.finished), int(desk.phase)), b"")
+        self._tell_heads(Other.PROGRESS, (finished, len(desk.seats), int(self.finished), self.lost), b"")
 
     def _tell_heads(self, kind: int, ints: tuple[int, ...], body: bytes) -> None:
         for peer in self.hub.peers:
@@ -85,5 +88,3 @@ def _line(output: Changed | Again | Lost) -> str:
         shown = ", ".join(map(str, output.batches[:8])) + (", ..." if len(output.batches) > 8 else "")
         return f"batches leased again: {shown}"
     return f"shard {output.shard}: no server holds it any longer"
-
-

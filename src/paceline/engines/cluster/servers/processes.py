@@ -17,7 +17,7 @@ import torch
 from paceline.core.agenda import Chunk
 from paceline.core.cluster.desk import DeskMachine
 from paceline.core.cluster.messages import Process, Role
-from paceline.core.cluster.outputs import Timing
+from paceline.core.cluster.outputs import TIMING, Timing
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.data.source import TensorSource, open_source
@@ -71,7 +71,7 @@ class ServerTicket:
     host: str
     door: Door
     desk: Address
-    timing: Timing
+    timing: Timing = TIMING
 
     def hub(self, process: Process, place: PeerPlace | None = None, listener: socket.socket | None = None) -> Hub:
         me = Identity(peer_of(process), self.run, self.job)
@@ -80,7 +80,7 @@ class ServerTicket:
 
 def run_desk(
     ticket: ServerTicket, listener: socket.socket, epoch: int, box: list[bytes], copies: int,
-    members: Sequence[tuple[int, ...]],
+    members: Sequence[tuple[int, ...]], expected: frozenset[int], pipe: Pipe,
 ) -> None:  # fmt: skip
     """Run the desk of an epoch at a socket that listens already, until the agent ends this process."""
     become_worker(scarce=False)
@@ -88,12 +88,20 @@ def run_desk(
     method = given.plan.method
     assert isinstance(method, ParameterServer)
     machine = DeskMachine(
-        epoch, given.plan.workers, given.agenda.leases, method.gate, copies, ticket.timing, members, monotonic()
+        epoch,
+        given.plan.workers,
+        given.agenda.leases,
+        method.gate,
+        copies,
+        ticket.timing,
+        members,
+        monotonic(),
+        expected,
     )
     DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener)).run()
 
 
-def run_server(ticket: ServerTicket, number: int, shard: int, box: list[bytes], layout: Layout) -> None:
+def run_server(ticket: ServerTicket, number: int, shard: int, box: list[bytes], layout: Layout, pipe: Pipe) -> None:
     """Run a shard server until the agent ends this process."""
     become_worker(scarce=False)
     given: Assignment = pickle.loads(box.pop())

@@ -61,7 +61,9 @@ class ShardProcess:
             if self.machine.followers:
                 self.kept[output.version] = vector
         elif isinstance(output, Restore):
-            self.state = self.state if self.state and self.state.number == output.shard else self.make_state(output.shard)
+            self.state = (
+                self.state if self.state and self.state.number == output.shard else self.make_state(output.shard)
+            )
             size = len(self.state.everything)
             self.state.restore(body[:size])
             self.history.restore(body[size:])
@@ -88,7 +90,7 @@ class ShardProcess:
 
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         if kind == Other.HISTORY:
-            self.hub.post(peer_of(sender), Other.HISTORY, (self.machine.shard, now()), [self.history.raw])
+            self.hub.post(peer_of(sender), Other.HISTORY, (self.machine.shard,), [self.history.raw])
 
     def arrived(self, process: Process) -> None:
         if process.role is Role.DESK:

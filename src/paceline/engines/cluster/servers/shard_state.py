@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ class GradientVector:
         #: The whole vector of parameters that a gradient was computed from; empty if the rule does not look back.
         self.before = self.raw[numbers + _up(flags) :]
         self.pulled = layout.parameter_views(self.before.view(dtype)) if looks_back else []
-        self.bytes = memoryview(self.raw.numpy())
+        self.bytes = self.raw.numpy().data
 
     @staticmethod
     def size(layout: ShardLayout, dtype: torch.dtype, looks_back: bool) -> int:
@@ -72,7 +73,7 @@ class VectorPool:
     """Vectors to receive gradients in; one is free again when its gradient is needed no longer."""
 
     def __init__(self, layout: ShardLayout, dtype: torch.dtype, looks_back: bool) -> None:
-        self._make = lambda: GradientVector(layout, dtype, looks_back)
+        self._make = partial(GradientVector, layout, dtype, looks_back)
         self.size = GradientVector.size(layout, dtype, looks_back)
         self._free: list[GradientVector] = []
         #: Vectors that are in use, by the address of their bytes.
@@ -140,7 +141,8 @@ class ShardState:
 
 
 def _bytes(raw: Tensor) -> memoryview:
-    return memoryview(raw.numpy())
+    view: memoryview = raw.numpy().data
+    return view
 
 
 #: One push of a shard's history: version, batch, worker, base, when it began and ended.
