@@ -8,6 +8,7 @@ import pytest
 
 from paceline.errors import PeerLost, WaitedTooLong
 from paceline.links.tcp.blocking import BlockingConnection
+from paceline.links.tcp.leaving import leave
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import CallOff, SocketWaiter
 from paceline.links.waiting import Cancelled
@@ -68,6 +69,17 @@ def test_a_send_past_the_deadline_names_the_peer(make_pair: MakePair, called_off
     first, _ = make_pair()
     with pytest.raises(WaitedTooLong, match="for the other"):
         BlockingConnection(first, waiter(called_off, deadline=0.0)).send(16, (), [bytes(LARGE)])
+
+
+def test_a_peer_that_leaves_is_told_from_one_that_dies(make_pair: MakePair, called_off: CallOff) -> None:
+    first, second = make_pair()
+    second.post(16)
+    leave([second], PATIENCE)
+    line = BlockingConnection(first, waiter(called_off))
+    assert line.receive().kind == 16
+    with pytest.raises(PeerLost, match="the other has left") as error:
+        line.receive()
+    assert error.value.left
 
 
 @pytest.mark.parametrize("body", [b"", bytes(LARGE)])

@@ -15,6 +15,7 @@ from paceline.links.tcp.doors import LOOPBACK, Address, Door, TrustedNetwork, is
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.hub import Arrived, Hub, Received, Unreached
 from paceline.links.tcp.keys import make_keys
+from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.security import door_of
 from paceline.links.tcp.tls import MutualTls
 from tests.links.tcp.conftest import PATIENCE, until
@@ -100,6 +101,27 @@ def test_tls_carries_frames_between_processes_of_one_run(hubs: list[Hub], keys: 
     got = exchange(hubs, door, door)
     assert isinstance(got, Received)
     assert (got.kind, got.ints, len(got.body)) == (20, (7,), 100_000)
+
+
+def test_tls_bears_large_frames_between_small_ones_and_two_threads(hubs: list[Hub], keys: Path) -> None:
+    """The socket takes only a part, whose rest OpenSSL wants again; the pump sends while the other thread receives."""
+    door, pump = MutualTls(keys / "run"), Pump(0.002)
+    desk = Hub(Identity(DESK, RUN, JOB), door, listen(Address("127.0.0.1", 0), door), pump=pump)
+    worker = Hub(Identity(WORKER, RUN, JOB), door, pump=pump)
+    hubs += [desk, worker]
+    worker.dial(desk.address, PATIENCE)
+    until(hubs, lambda events: len(events) == 2)
+    sizes = [10, 6_000_000, 0, 16_384, 16_340, 3, 9_000_000, 40_000, 1] * 2
+    bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
+    for hub, to in ((desk, WORKER), (worker, DESK)):
+        for number, body in enumerate(bodies):
+            assert hub.post(to, 20 + number, (number,), [body[:7], body[7:]])
+    got = until(hubs, lambda events: len(events) == 2 * len(bodies))
+    for peer in (DESK, WORKER):
+        assert [bytes(event.body) for event in got if isinstance(event, Received) and event.peer == peer] == bodies
+    for hub in hubs:
+        hub.close()
+    pump.close()
 
 
 def test_a_token_lets_in(hubs: list[Hub]) -> None:

@@ -186,6 +186,14 @@ def test_a_later_incarnation_replaces_an_earlier_one_and_never_the_reverse(hubs:
     assert desk.peers == {second}
 
 
+def test_an_address_that_is_dialled_twice_is_connected_once(hubs: list[Hub]) -> None:
+    hubs += [desk := listening_hub(), worker := dialling_hub(desk_address := desk.address)]
+    worker.dial(desk_address, PATIENCE)
+    assert len(until(hubs, lambda events: len(events) == 2)) == 2
+    for _ in range(10):
+        assert desk.poll(0.001) == worker.poll(0.001) == []
+
+
 def test_a_kind_that_belongs_to_links_ends_the_connection(hubs: list[Hub]) -> None:
     hubs.append(desk := listening_hub())
     hubs.append(worker := dialling_hub(desk.address))

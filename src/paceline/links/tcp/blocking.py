@@ -5,8 +5,9 @@ from __future__ import annotations
 import select
 from collections.abc import Sequence
 
+from paceline.errors import PeerLost
 from paceline.links.tcp.connection import Buffer, Connection
-from paceline.links.tcp.frame import Frame
+from paceline.links.tcp.frame import LEAVE, Frame
 from paceline.links.tcp.waiting import SocketWaiter, Wait
 
 BOTH = select.POLLIN | select.POLLOUT
@@ -43,8 +44,10 @@ class BlockingConnection:
         """Return the next frame."""
         frame, self._early = self._early, None
         if frame is None:
-            frame = self.connection.next()
-        return self._until_received() if frame is None else frame
+            frame = self.connection.next() or self._until_received()
+        if frame.kind == LEAVE:
+            raise PeerLost(self.connection.name, "has left, while something was expected of it", left=True)
+        return frame
 
     def close(self) -> None:
         self.connection.close()

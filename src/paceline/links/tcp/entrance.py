@@ -12,6 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from time import monotonic_ns
 
 from paceline.errors import ConnectionFailed, FrameError, PeerLost
@@ -73,13 +74,18 @@ class Entrance:
         self._dials: list[Dial] = []
 
     def dial(self, address: Address, seconds: float) -> None:
-        """Dial an address from the next `due` on, for at most so long."""
+        """Dial an address from the next `due` on, for at most so long. One that is being dialled may take longer."""
         now = monotonic_ns()
-        self._dials.append(Dial(address, now + int(seconds * SECOND), now))
+        end = now + int(seconds * SECOND)
+        for dial in self._dials:
+            if dial.address == address:
+                dial.end = max(dial.end, end)
+                return
+        self._dials.append(Dial(address, end, now))
 
     def next_due(self) -> int | None:
         """When something has to be dialled or given up next."""
-        ends = [stranger.end for stranger in list(self._strangers.values())[:1]]
+        ends = [stranger.end for stranger in islice(self._strangers.values(), 1)]
         ends += [min(d.end, d.candidate.end if d.candidate else d.due) for d in self._dials]
         return min(ends, default=None)
 

@@ -143,7 +143,8 @@ class Decoder:
         # 1. The header, as soon as it is there, and its limits.
         if self._announced is None:
             if self._stop - self._start < HEADER.size:
-                self._check_magic()  # another program's request may be shorter than a header
+                if self._stop > self._start:
+                    self._check_magic()  # another program's request may be shorter than a header
                 return None
             self._announced = self._read_header()
         kind, count, size = self._announced
@@ -163,8 +164,9 @@ class Decoder:
         return frame
 
     def _read_header(self) -> _Announced:
-        self._check_magic()
-        _, version, kind, count, number, size = HEADER.unpack_from(self._stage, self._start)
+        magic, version, kind, count, number, size = HEADER.unpack_from(self._stage, self._start)
+        if magic != MAGIC:
+            self._check_magic()
         if version != VERSION:
             raise FrameError(
                 "version",

@@ -204,7 +204,7 @@ class Hub:
         """Return the connection to a peer of a role that is handed over; it is the caller's from now on."""
         return self._ready.pop(peer)
 
-    def disconnect(self, peer: Peer, seconds: float = LINGER) -> None:
+    def disconnect(self, peer: Peer, seconds: float = 0.1) -> None:
         """Leave a peer, which gets `Gone` with `left` after all that was posted. There is no event on this side."""
         if (member := self._members.get(peer)) is not None:
             connection = self._forget(member)

@@ -64,15 +64,10 @@ def meet(
         while len(found) < len(addresses) - 1:
             for event in hub.poll(LOOK_SECONDS):
                 match event:
+                    case Arrived(peer) if peer.incarnation == me.peer.incarnation and peer.number < len(addresses):
+                        _keep(hub.take_over(peer), peer.number, found, pump)
                     case Arrived(peer):
-                        connection = hub.take_over(peer)
-                        if peer.incarnation != me.peer.incarnation or not 0 <= peer.number < len(addresses):
-                            connection.close()  # of a group that is no more
-                            continue
-                        if (before := found.pop(peer.number, None)) is not None:
-                            _drop(before, pump)
-                        found[peer.number] = connection
-                        pump.watch(connection)
+                        hub.take_over(peer).close()  # of a group that is no more
                     case Unreached(address, reason):
                         why[address] = reason
             missing = {
@@ -117,6 +112,13 @@ def connect(
                 raise WaitedTooLong(waiter.worker, awaited, waiter.deadline, waiter.where())
     finally:
         hub.close()
+
+
+def _keep(connection: Connection, rank: int, found: dict[int, Connection], pump: Pump) -> None:
+    if (before := found.pop(rank, None)) is not None:  # it has connected again
+        _drop(before, pump)
+    found[rank] = connection
+    pump.watch(connection)
 
 
 def _drop(connection: Connection, pump: Pump) -> None:
