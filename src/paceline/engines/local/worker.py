@@ -13,7 +13,7 @@ from paceline.data.order import Order
 from paceline.data.source import Reader, Source
 from paceline.engines.local.arena import ABORT, Arena
 from paceline.engines.local.assignment import Assignment
-from paceline.engines.local.methods import walk_of
+from paceline.engines.local.methods import WALKS, walk_of
 from paceline.engines.local.methods.coordinated import train_coordinated
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.engines.local.process import die_with_parent
@@ -28,7 +28,6 @@ from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import sha256
 from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.native import NativeDdp
-from paceline.plans.methods.server import GatheringServer
 from paceline.runs.trace import Kind
 
 
@@ -73,17 +72,15 @@ class LocalWorker:
         replica = given.placement.replica(given.number, job, module.train(), given.moving)
         optimizer = job.make_optimizer(module, replica.parameters)
         order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
-        repeats = isinstance(given.plan.method, Coordinated | GatheringServer)
-        self.reader = Reader(source, order, job.loader_workers, die_with_parent, repeats)
+        self.reader = Reader(source, order, job.loader_workers, die_with_parent, given.plan.traits.repeats)
         self.runner = PlanRunner(
             given.number, arena, given.plan, given.agenda, Learner(replica, self.reader), optimizer, given.deadline,
             replace(given.resume_point, state_buffer=state_buffer, notify=notify), WorkerProcess(arena, snapshots),
             given.placement.library,
         )  # fmt: skip
         self.context: WorkerContext = self.runner
-        whole = isinstance(given.plan.method, NativeDdp | Coordinated)
         #: The gradients that the method requests; None where it decides itself when to compute.
-        self.walk = None if whole else walk_of(self.runner)
+        self.walk = walk_of(self.runner) if type(given.plan.method) in WALKS else None
         #: The gradient that is being computed, or was computed last.
         self.due = GradientRequest(-1, [], -1)
 

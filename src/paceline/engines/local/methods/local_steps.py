@@ -19,7 +19,7 @@ def local_steps(runner: PlanRunner, method: LocalSteps) -> Walk:
 def gossip(runner: PlanRunner, method: Gossip) -> Walk:
     """Step a replica, and mix it with its neighbours'."""
     arena, workers = runner.arena, runner.plan.workers
-    mixing = NeighbourMixing(runner.link(arena.payloads), method.graph, workers, arena.shape.layout)
+    mixing = NeighbourMixing(runner.link(arena.payloads), method.collective, workers, arena.shape.layout)
     yield from _averaged(runner, method.averaging, mixing)
 
 
