@@ -56,6 +56,7 @@ class Shard:
         if isinstance(event, Pull):
             state[1 + event.worker] = state[0]
             return Noted()
+        # Only a batch that was leased before can be here already, so no other push searches for it.
         if event.again and self.has(state, event.batch):
             return Drop()
         base = state[1 + event.worker]
