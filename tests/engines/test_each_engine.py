@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import paceline as pl
-from paceline.testing.conformance import check_run
+from paceline.testing.conformance import check_run, difference
 from paceline.testing.jobs import JOBS
 
 PLANS = ("sequential", "ring:workers=2", "downpour:workers=2", "gossip:workers=2", "one_f_one_b:workers=2")
@@ -19,5 +19,8 @@ def test_a_short_run_keeps_its_invariants_and_replays(plan: str, engine: str) ->
     assert run.summary()["updates"] == 6
 
 
-def test_pytorchs_own_ddp_trains() -> None:
-    assert pl.train(JOBS["mlp"](), "ddp:workers=2", folder=None, updates=3).summary()["updates"] == 3
+def test_pytorchs_own_ddp_trains_as_a_ring_does() -> None:
+    run = pl.train(JOBS["mlp"](), "ddp:workers=2", folder=None, updates=3)
+    ring = pl.train(JOBS["mlp"](), "ring:workers=2", engine="virtual", folder=None, updates=3)
+    assert run.summary()["updates"] == 3
+    assert difference(run.model, ring.model) < 1e-9

@@ -93,6 +93,9 @@ def test_other_data_or_another_start_is_refused(tmp_path: Path) -> None:
         pl.replay(run.path, job=made.with_(seed=5))
     with pytest.raises(RunFolderError, match=r"no run\.json"):
         pl.replay(tmp_path)
+    (run.path / "trace.arrow").unlink()
+    with pytest.raises(UsageError, match="has no trace, so the order of its updates is not known"):
+        pl.replay(run.path)
 
 
 def test_a_model_with_chance_of_its_own_is_caught() -> None:

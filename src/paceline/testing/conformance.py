@@ -10,6 +10,7 @@ replays             the same bits again, in one process
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
@@ -131,6 +132,7 @@ def each_sample_once(run: Run) -> None:
         elif worker not in summary["deaths"]:
             again = (update, worker) in seen and not twice
             assert not again or not row["samples"], f"samples of update {update} were counted twice"
+            assert not row["samples"] or math.isfinite(row["value"]), f"update {update} was recorded without its loss"
             seen.add((update, worker))
             counted[update] += int(row["samples"])
     if not summary["deaths"] and not twice:
