@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import warnings
+
 import pytest
 
 import paceline as pl
+from paceline.engines.setup import set_up
+from paceline.runs.trace import Kind
 from paceline.testing.conformance import check_run, difference
 from paceline.testing.jobs import JOBS
 
@@ -17,6 +22,24 @@ def test_a_short_run_keeps_its_invariants_and_replays(plan: str, engine: str) ->
     run = pl.train(JOBS["residual"](), plan, engine=engine, folder=None, updates=6)
     check_run(run, pl.Plan.parse(run.summary()["plan"]))
     assert run.summary()["updates"] == 6
+
+
+@pytest.mark.parametrize("plan", ["downpour:workers=2", "hogwild:workers=2"])
+def test_a_push_moves_a_gradient_there_and_the_parameters_back(plan: str) -> None:
+    run = pl.train(JOBS["mlp"](), plan, engine="virtual", folder=None, updates=3)
+    size = sum(p.nbytes for p in run.model.parameters())
+    assert {int(moved) // size for moved in run.trace.of_kind(Kind.APPLY)["bytes"]} == {2}
+
+
+def test_a_crowd_of_processes_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        set_up(JOBS["mlp"](), pl.Plan.parse("ring:workers=9"), "local")
+        set_up(JOBS["mlp"](), pl.Plan.parse("ring:workers=8"), "local")
+    assert [str(note.message) for note in noted if "with its own PyTorch" in str(note.message)] == [
+        "9 workers on 1 core: each is a process with its own PyTorch, and they take turns"
+    ]
 
 
 def test_pytorchs_own_ddp_trains_as_a_ring_does() -> None:

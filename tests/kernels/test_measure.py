@@ -49,6 +49,7 @@ def test_layers_are_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         assert forward == {"convolution": 2 * 6 * 24 * 24 * 25, "pooling": 2 * 6 * 36 * 16, "dense": 2 * 2160}
     said = tables(found)
     assert "| convolution | forward |" in said
+    assert all(f"{name}, us (speed-up)" in said for name in found.steps if name != "sequential")
     shown = picture(found)
     ElementTree.fromstring(shown)
     assert "200 GFLOP/s" in shown  # the roof of one core
