@@ -112,8 +112,8 @@ class ServerHead:
             self.observer.training_started(self._trace_file)
         if collector.lost_shard is not None:
             raise RunFailed(
-                f"shard {collector.lost_shard} of the parameters is lost: every server that held it has died; start the "
-                "run again"
+                f"shard {collector.lost_shard} of the parameters is lost, since every server that held it has died; "
+                "start the run again"
             )
         if self.snapshots is not None and 0 < self._snapshot_at <= self._updates < self.setup.agenda.updates:
             self._snapshot()
