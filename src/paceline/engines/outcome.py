@@ -89,7 +89,8 @@ def _evaluate(setup: Setup, outcome: Outcome, module: nn.Module) -> list[Evaluat
         return []
     found, device = [], setup.placement.devices[0]
     with users_code("the training is done, but its evaluation", RunFailed):
-        for updates, seconds, values in outcome.snapshots:
+        # Workers copy them side by side: a later one may be done first.
+        for updates, seconds, values in sorted(outcome.snapshots, key=lambda snapshot: snapshot.updates):
             metrics = evaluate(setup.job, load_values(setup, values()), setup.test, device)
             found.append(Evaluation(updates, seconds, metrics))
         metrics = evaluate(setup.job, module, setup.test, device)
