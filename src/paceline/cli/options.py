@@ -120,7 +120,9 @@ Page = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="File or folder to write.", show_default="report.html and the like"),
+    typer.Option(
+        "--output", "-o", help="File or folder to write.", show_default="report.html in the folder of the run"
+    ),
 ]
 ReportFormat = Annotated[
     str, typer.Option("--format", help="html, json, csv, tensorboard (event files) or perfetto (a trace).")
