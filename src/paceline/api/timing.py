@@ -26,7 +26,7 @@ from paceline.runs.run import Run
 from paceline.runs.warm_up import steady
 
 Say = Callable[[str], None]
-SHORT = 0.5  # seconds of a round by default
+SHORT = 0.4  # seconds of a round by default
 LONG = 3.0  # seconds of a round, where there is time for more than LEAST of them
 LEAST, MOST = 5, 25  # rounds
 UPDATES = 20  # of a round, at least

@@ -42,8 +42,8 @@ class _Column(NamedTuple):
 
 def _table(found: ComparisonRecord) -> Table:
     table = Table(title=f"{found.job}: plans side by side", title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column("plan", vertical="bottom")
-    columns = [column for column in _columns(found) if any(cell != "-" for cell in column.cells)]
+    table.add_column("plan", vertical="bottom", no_wrap=True)
+    columns = [column for column in _columns(found) if not {*column.cells} <= {"-", "0.0"}]
     for column in columns:
         table.add_column(column.head, justify="right", vertical="bottom", no_wrap=" " not in column.head)
     for place, row in enumerate(found.plans):
