@@ -54,6 +54,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         set(),
     ),
     ("runs.live_status", {"runs", "errors"}, PURE_NEVER | {"torch"}),
+    *((f"runs.{name}", {"runs"}, PURE_NEVER | {"torch"}) for name in ("verdict", "intervals", "held", "warm_up")),
     ("runs.time_accounting", {"runs", "errors"}, {"torch"}),
     ("runs.trace", {"runs.schema", "links.ring_buffer", "errors"}, {"torch"}),
     ("runs", {"runs", "errors", "jobs", "version"}, set()),
