@@ -59,13 +59,15 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("runs.trace", {"runs.schema", "links.ring_buffer", "errors"}, {"torch"}),
     ("runs", {"runs", "errors", "jobs", "version"}, set()),
     ("report", {"report", "runs", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
+    ("callbacks", {"callbacks", "report", "runs", "errors"}, {"multiprocessing", "torch.distributed"}),
     ("backend", {"backend", "core", "links", "errors"}, {"numpy", "multiprocessing"}),
     ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
     ("api.gloo_shim", {"backend"}, set()),
     (
         "api",
         {
-            "api", "engines", "links", "core", "gradients", "parameters", "jobs", "plans", "runs", "report", "errors",
+            "api", "callbacks", "engines", "links", "core", "gradients", "parameters", "jobs", "plans", "runs",
+            "report", "errors",
         },
         set(),
     ),
