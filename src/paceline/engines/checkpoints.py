@@ -267,7 +267,8 @@ def led_to(trace: Trace, checkpoint: Checkpoint, agenda: Agenda) -> Columns:
     """Select the rows that led to a checkpoint."""
     rows = trace.rows
     kept = _kept_by_cut(rows, checkpoint, checkpoint.cut, agenda) if checkpoint.cut else _kept_in_step(rows, checkpoint)
-    return rows[kept]
+    found: Columns = rows[kept]
+    return found
 
 
 def _kept_in_step(rows: Columns, checkpoint: Checkpoint) -> np.ndarray[Any, np.dtype[np.bool_]]:
