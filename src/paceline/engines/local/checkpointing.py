@@ -97,6 +97,10 @@ class CheckpointCoordinator:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def stop(self) -> None:
+        """Request a checkpoint that ends the run, as SIGTERM does."""
+        self.requested, self.ending = True, signal.SIGTERM
+
     def take(self, finished: set[int]) -> Checkpoint | None:
         """Take a checkpoint, if one is due and the workers have written their states for it."""
         self.writer.warn()
