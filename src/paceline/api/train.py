@@ -54,6 +54,9 @@ def train(
     resume: str | Path | Run | None = None,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
+    keys: str | Path | None = None,
+    trusted_network: bool = False,
+    backups: int = 1,
 ) -> Run:
     """Train `job` by `plan` (None: sequential) and return the run.
 
@@ -72,11 +75,14 @@ def train(
               the plan allows that, and `job` is needed only where the folder could not keep it
     callbacks  objects with hooks such as on_evaluation_end, called in this process; see `paceline.callbacks`
     loggers   "csv" and "tensorboard" write into the run's folder while it goes on
+    keys      the folder of keys with which the nodes of a cluster recognise each other (`paceline keys`)
+    trusted_network  let the nodes of a cluster recognise each other by PACELINE_TOKEN, without encryption
+    backups   of the cluster engine, under plans with servers: servers that hold each shard besides its primary
     """
     _check(engine, folder, deadline, checkpoint_every is not None or resume is not None)
-    node = cluster.roster() if engine == "cluster" else None
+    node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
     hooks = _callbacks(callbacks, loggers, node)
-    interval, how = _interval(checkpoint_every), _How(progress, deadline, world, hooks, node)
+    interval, how = _interval(checkpoint_every), _How(progress, deadline, world, hooks, node, backups)
     if resume is not None:
         return _resume(_path(resume), job, plan, workers, updates, interval, how)
     if job is None:
@@ -107,6 +113,7 @@ class _How:
     world: World | None
     callbacks: Sequence[Any]
     node: Roster | None = None
+    backups: int = 1
 
 
 def _check(engine: str, folder: str | Path | None, deadline: float, checkpoints_wanted: bool) -> None:
@@ -221,7 +228,8 @@ def _train(
         with local.train(setup, place.path, heartbeat, how.progress, how.deadline, request) as outcome:
             return finish(setup, outcome, place, record, hooks)
     if how.node is not None:
-        with cluster.train(setup, how.node, place.path, heartbeat, how.progress, how.deadline, request) as outcome:
+        settings = (heartbeat, how.progress, how.deadline, request, how.backups)
+        with cluster.train(setup, how.node, place.path, *settings) as outcome:
             return finish(setup, outcome, place, record, hooks)
     heartbeat.beat(Phase.TRAINING, 0)
     outcome = mpi.train(setup) if setup.engine == "mpi" else virtual.train(setup, how.world or virtual.World())

@@ -88,6 +88,18 @@ BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples per batch. O
 Seed = Annotated[int | None, typer.Option(help="Random seed. Overrides the job's seed.")]
 Updates = Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.")]
 Deadline = Annotated[float, typer.Option(help="Seconds that a worker may wait for another one.")]
+Keys = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Engine cluster: keys of `paceline keys`; TLS between machines. [PACELINE_KEYS]"),
+]
+TrustedNetwork = Annotated[
+    bool,
+    typer.Option("--trusted-network", help="Engine cluster: recognise nodes by PACELINE_TOKEN, without encryption."),
+]
+Backups = Annotated[
+    int,
+    typer.Option(min=0, help="Engine cluster, plans with servers: servers that hold each shard besides its primary."),
+]
 CheckpointEvery = Annotated[
     str | None,
     typer.Option(

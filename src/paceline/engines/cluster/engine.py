@@ -31,7 +31,7 @@ from paceline.engines.outcome import Outcome, Snapshot
 from paceline.engines.setup import Setup
 from paceline.errors import PacelineError, RunFailed, RunOver
 from paceline.links.tcp.connection import Buffer
-from paceline.links.tcp.doors import LOOPBACK, Door
+from paceline.links.tcp.doors import Door
 from paceline.links.tcp.frame import LIMITS, Limits
 from paceline.links.tcp.handshake import Peer
 from paceline.links.tcp.hub import Gone, Hub, Received
@@ -54,13 +54,15 @@ def train(
     progress: ProgressCallback | None,
     deadline: float,
     request: CheckpointRequest | None = None,
-    door: Door = LOOPBACK,
+    backups: int = 1,
 ) -> Iterator[Outcome]:
     """Run this node's part of the plan. Every node returns the trained model; the head has the whole trace."""
     size = 2 * setup.layout.bytes
     limits = Limits(LIMITS.ints, max(LIMITS.body, size), max(LIMITS.queue, size))
-    hub, pump = rendezvous.open_hub(roster, door, TIMING, limits, deadline)
-    node = (_HeadNode if roster.leads else _OtherNode)(setup, roster, hub, door, deadline)
+    hub, pump = rendezvous.open_hub(roster, roster.door, TIMING, limits, deadline)
+    node = (
+        _HeadNode(setup, roster, hub, deadline, backups) if roster.leads else _OtherNode(setup, roster, hub, deadline)
+    )
     try:
         yield node.train(run, heartbeat, progress, request)
     finally:
@@ -73,8 +75,8 @@ def train(
 class _OtherNode:
     """A node that is not the head."""
 
-    def __init__(self, setup: Setup, roster: Roster, hub: Hub, door: Door, deadline: float) -> None:
-        self.setup, self.roster, self.hub, self.door, self.deadline = setup, roster, hub, door, deadline
+    def __init__(self, setup: Setup, roster: Roster, hub: Hub, deadline: float) -> None:
+        self.setup, self.roster, self.hub, self.deadline = setup, roster, hub, deadline
         self.snapshots: SnapshotFile | None = None
 
     def train(
@@ -86,7 +88,7 @@ class _OtherNode:
         welcome, head = rendezvous.register(hub, self.roster, terms, os.getpid())
         name, self.snapshots = bytes.fromhex(welcome.run), snapshot_file(setup, None, welcome.snapshots_every)
         host = rendezvous.own_host(self.roster.head)
-        ticket = _ticket(setup, self.roster, terms, name, host, self.door, self.deadline)
+        ticket = _ticket(setup, self.roster, terms, name, host, self.roster.door, self.deadline)
         agent = Agent(
             setup, ticket, Children(hub.wake), partial(rendezvous.send, hub, head), self.snapshots, leads=False
         )
@@ -115,8 +117,8 @@ class _OtherNode:
 class _HeadNode:
     """The node of the head: it has an agent like every other one."""
 
-    def __init__(self, setup: Setup, roster: Roster, hub: Hub, door: Door, deadline: float) -> None:
-        self.setup, self.roster, self.hub, self.door, self.deadline = setup, roster, hub, door, deadline
+    def __init__(self, setup: Setup, roster: Roster, hub: Hub, deadline: float, backups: int) -> None:
+        self.setup, self.roster, self.hub, self.deadline, self.backups = setup, roster, hub, deadline, backups
         self.snapshots: SnapshotFile | None = None
         #: Messages between the head and its own agent, which are handled one after another: (to the head, message).
         self._own: deque[tuple[bool, Message, memoryview]] = deque()
@@ -131,11 +133,11 @@ class _HeadNode:
         name, nodes = rendezvous.gather(hub, self.roster, terms, setup.snapshots_every, self.deadline)
         self.snapshots = snapshot_file(setup, request, setup.snapshots_every)
         self._peers = {rank: node.peer for rank, node in nodes.items()}
-        ticket = _ticket(setup, self.roster, terms, name, self.roster.head.host, self.door, self.deadline)
+        ticket = _ticket(setup, self.roster, terms, name, self.roster.head.host, self.roster.door, self.deadline)
         agent = Agent(setup, ticket, Children(hub.wake), self._to_head, self.snapshots, leads=True)
         head: Head | ServerHead
         if isinstance(setup.plan.method, Server):
-            head = ServerHead(setup, nodes, self._to_rank, self.deadline, self.snapshots, agent)
+            head = ServerHead(setup, nodes, self._to_rank, self.deadline, self.snapshots, agent, self.backups)
         else:
             head = Head(setup, nodes, self._to_rank, self.deadline, TIMING.silence, self.snapshots)
         observer = observer_of(setup, head, nodes, os.getpid(), heartbeat, progress)

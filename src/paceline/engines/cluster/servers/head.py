@@ -25,7 +25,6 @@ from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.doors import Address, listen
 from paceline.runs.trace import Kind, Row, Trace
 
-BACKUPS = 1  # servers that hold a shard besides its primary, on nodes of their own
 READ_SECONDS = 30.0  # that servers may take to answer the head
 
 
@@ -34,7 +33,7 @@ class ServerHead:
 
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, snapshots: SnapshotFile | None,
-        agent: Agent,
+        agent: Agent, backups: int,
     ) -> None:  # fmt: skip
         self.setup, self.snapshots, self.nodes = setup, snapshots, setup.plan.workers
         self.far = FarWorkers([nodes[rank].ahead if rank in nodes else 0 for rank in range(self.nodes)])
@@ -49,7 +48,7 @@ class ServerHead:
         seat, shards = agent.ticket, len(setup.layout.shards)
         listener = listen(Address(seat.host, 0), seat.door)
         ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, Address(seat.host, listener.getsockname()[1]))
-        placement = Placement(self.nodes, shards, min(self.nodes, 1 + BACKUPS))
+        placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
         self.collector = Collector(
             ticket.hub(Process(Role.HEAD, 0)), ticket.desk, ticket.timing, setup.layout, self._event
         )
