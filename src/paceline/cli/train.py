@@ -46,7 +46,8 @@ def train(
     )
     engine = engine or engine_of(chosen)
     rank = rank_of(engine)
-    console.quiet = quiet = quiet or rank > 0
+    quiet = quiet or rank > 0
+    console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
     # 0: a checkpoint is written on a signal only. Engines without checkpoints, and resumed runs, keep their own rule.
     every = "0" if checkpoint_every is None and engine == "local" and not resume else checkpoint_every
     progress = ProgressDisplay(

@@ -87,6 +87,8 @@ class Agent:
         self.keepers: list[Keeper] = []
         #: None once the worker has ended.
         self.worker: Child | None = None
+        #: How the worker has ended, if it has.
+        self.ending = ""
         self._doing = -1
 
     def start(self) -> None:
@@ -145,7 +147,7 @@ class Agent:
         elif isinstance(message, messages.Died):
             assert self.worker is not None
             ending = Ending.of(self.worker.process, self.oom_kills)
-            self.worker = None
+            self.worker, self.ending = None, f"died ({ending.how}) in update {self.arena.doing[0]}"
             self.to_head(Ended(ending.how, ending.out_of_memory, self.arena.doing[0]))
 
     def _pass_rows(self) -> None:

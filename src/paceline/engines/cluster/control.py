@@ -48,6 +48,7 @@ class Refused:
     """The run cannot begin, and why."""
 
     why: str
+    exit_code: int
 
 
 @dataclass(frozen=True)

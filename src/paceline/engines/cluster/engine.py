@@ -85,7 +85,7 @@ class _OtherNode:
     ) -> Outcome:  # fmt: skip
         setup, hub = self.setup, self.hub
         terms = Terms.of(setup, self.roster.nodes)
-        welcome, head = rendezvous.register(hub, self.roster, terms, os.getpid())
+        welcome, head = rendezvous.register(hub, self.roster, terms, os.getpid(), self.deadline)
         name, self.snapshots = bytes.fromhex(welcome.run), snapshot_file(setup, None, welcome.snapshots_every)
         host = rendezvous.own_host(self.roster.head)
         ticket = _ticket(setup, self.roster, terms, name, host, self.roster.door, self.deadline)
@@ -108,7 +108,7 @@ class _OtherNode:
                             raise RunOver(message.why, message.exit_code)
                         agent.hear(message)
                         if isinstance(message, Dismiss):
-                            raise RunFailed(_dismissed(self.roster))
+                            raise RunFailed(_dismissed(self.roster, agent.ending))
                 agent.look()
         finally:
             agent.close()
@@ -169,7 +169,7 @@ class _HeadNode:
         while not head.done:
             for event in self.hub.poll(POLL):
                 if isinstance(event, Gone):
-                    head.lost(event.peer.number, f"cannot be reached any longer: its agent {event.why}")
+                    head.lost(event.peer.number, f"is gone: its node {event.why}")
                 elif isinstance(event, Received):
                     head.hear(event.peer.number, *unpack(event.kind, event.ints, event.body))
             agent.look()
@@ -241,7 +241,9 @@ def _head_lost(roster: Roster, why: str) -> str:
     return f"rank {roster.rank} has ended, since it lost the head: rank 0 {why}"
 
 
-def _dismissed(roster: Roster) -> str:
+def _dismissed(roster: Roster, ending: str) -> str:
+    if ending:
+        return f"the worker of rank {roster.rank} {ending}; the run goes on without this rank"
     return (
         f"the run has gone on without rank {roster.rank}, which did not answer for too long: its process, its machine "
         "or its network was stopped. The other ranks compute its part of each batch"
