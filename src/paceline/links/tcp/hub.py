@@ -108,7 +108,8 @@ class Hub:
             me: who this process is.
             door: what keeps strangers out.
             listener: a socket that listens, which is the hub's from now on; None if this process only dials.
-            place: where to receive bodies.
+            place: where to receive bodies. What lies there counts only when `poll` returns it: its sender may die
+                in the middle.
             limits: what is accepted from a peer.
             timing: heartbeats and time limits.
             handed_over: roles of peers that another object serves: after `Arrived`, `take_over` returns their
