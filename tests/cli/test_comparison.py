@@ -82,5 +82,6 @@ def test_rounds_that_disagree_are_told_first_and_figures_are_intervals(
     assert "0.90-1.70" in ring
     assert "88-92%" in ring
     assert lines[-1] == (
-        "Undecided: ring x2 is 0.90x to 1.70x as fast as one process; time it longer, --seconds 60, on a quieter machine"
+        "Undecided: ring x2 is 0.90x to 1.70x as fast as one process; time it longer, --seconds 60, "
+        "on a quieter machine"
     )

@@ -20,4 +20,7 @@ def test_a_short_run_keeps_its_invariants_and_replays(plan: str, engine: str) ->
 
 
 def test_pytorchs_own_ddp_trains() -> None:
-    assert pl.train(JOBS["mlp"](), "ddp:workers=2", folder=None, updates=3).summary()["updates"] == 3
+    summary = pl.train(JOBS["mlp"](), "ddp:workers=2", folder=None, updates=3).summary()
+    assert summary["updates"] == 3
+    # What happens inside PyTorch is not in the trace: unknown is not zero.
+    assert (summary["wait_fraction"], summary["bytes_sent"]) == (None, None)

@@ -10,7 +10,7 @@ import paceline as pl
 from paceline.jobs.built_ins import built_in
 
 
-@pytest.mark.parametrize("plan", ["sequential", "downpour:workers=2"])
+@pytest.mark.parametrize("plan", [pytest.param("sequential", marks=pytest.mark.soak), "downpour:workers=2"])
 def test_the_digits_are_learned_and_the_accuracy_does_not_fall_at_the_end(plan: str) -> None:
     run = pl.train(built_in("digits"), plan, engine="virtual", folder=None)
     curve: list[Any] = [evaluation["test_accuracy"] for evaluation in run.history]

@@ -47,7 +47,7 @@ def tested(summary: dict[str, Any]) -> str:
 
 
 def _waiting(summary: dict[str, Any]) -> str:
-    if summary["plan"].partition(":")[0] == "ddp":
+    if summary["wait_fraction"] is None:
         return "not measured: PyTorch's DDP communicates while it computes"
     return f"{summary['wait_fraction']:.1%} of the workers' time; {_bytes(summary['bytes_sent'])} sent"
 
