@@ -45,5 +45,8 @@ def test_a_crowd_of_processes_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> N
 def test_pytorchs_own_ddp_trains_as_a_ring_does() -> None:
     run = pl.train(JOBS["mlp"](), "ddp:workers=2", folder=None, updates=3)
     ring = pl.train(JOBS["mlp"](), "ring:workers=2", engine="virtual", folder=None, updates=3)
-    assert run.summary()["updates"] == 3
+    summary = run.summary()
+    assert summary["updates"] == 3
+    # What happens inside PyTorch is not in the trace: unknown is not zero.
+    assert (summary["wait_fraction"], summary["bytes_sent"]) == (None, None)
     assert difference(run.model, ring.model) < 1e-9

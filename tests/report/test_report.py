@@ -267,6 +267,16 @@ def test_a_page_of_one_run_is_whole_without_its_script(runs: Path) -> None:
         assert said in text
 
 
+def test_a_run_that_a_callback_stopped_is_told_as_such(tmp_path: Path) -> None:
+    run = pl.train(job(), "ring:workers=2", engine="virtual", folder=tmp_path)
+    assert run.path is not None
+    record = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps({**record, "status": "stopped", "error": "stopped: enough"}))
+    text = page(open_all([run.path]))
+    assert "Two workers under ring trained small for 30 updates in" in text
+    assert "and the run was stopped: enough." in text
+
+
 def test_several_runs_are_set_against_the_single_process(runs: Path) -> None:
     opened = open_all([runs])
     found = {f.name: f for f in run_stats(opened, lanes_of(opened))}

@@ -30,6 +30,7 @@ SHORT = 0.4  # seconds of a round by default
 LONG = 3.0  # seconds of a round, where there is time for more than LEAST of them
 LEAST, MOST = 5, 25  # rounds
 UPDATES = 20  # of a round, at least
+LONGER = 4  # times that a round is made longer, at most
 WARM = 0.5  # share of a round's samples that must lie after its warm-up; with less, the next round is longer
 
 
@@ -61,6 +62,8 @@ class Entrant:
     waited: list[float] = field(default_factory=list)
     #: Updates of a round; None until a run has told how many fit into one.
     updates: int | None = None
+    #: How often a round was made longer, since most of it was warm-up.
+    longer: int = 0
 
     def time_round(self, seconds: float) -> None:
         """Train for about so many seconds."""
@@ -73,8 +76,8 @@ class Entrant:
         speed, share = _speed(run)
         self.speeds.append(speed)
         self.waited.append(_summary(run).core_wait_fraction)
-        if share < WARM:
-            self.updates = 2 * (self.updates or UPDATES)
+        if share < WARM and self.longer < LONGER:
+            self.updates, self.longer = 2 * (self.updates or UPDATES), self.longer + 1
 
     def learn_from(self, run: Run, seconds: float) -> None:
         """Find out from a training by this plan how many updates a round of so many seconds has."""

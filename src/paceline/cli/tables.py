@@ -47,7 +47,7 @@ def tested(summary: dict[str, Any]) -> str:
 
 
 def _waiting(summary: dict[str, Any]) -> str:
-    if summary["plan"].partition(":")[0] == "ddp":
+    if summary["wait_fraction"] is None:
         return "not measured: PyTorch's DDP communicates while it computes"
     return f"{summary['wait_fraction']:.1%} of the workers' time; {_bytes(summary['bytes_sent'])} sent"
 
@@ -77,10 +77,7 @@ def show_scripts(found: ScriptComparison) -> None:
     )
     for note in found.notes:
         console.print(f"note: {note}", style="yellow", markup=False)
-    single = [row for row in found.rows if row.processes == 1]
-    ours = found.rows[-1]
-    if single and ours.batches_per_second < max(row.batches_per_second for row in single):
-        console.print("This script is faster as one process.", style="yellow", markup=False)
+    console.print(f"{found.answer}.", style="bold", markup=False, soft_wrap=True)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -132,6 +132,8 @@ def _summarize(setup: Setup, outcome: Outcome) -> Summary:
         outcome.trace, plan=str(plan), engine=setup.engine, workers=plan.workers, updates=updates,
         samples=setup.agenda.samples_until(updates), seconds=outcome.seconds,
     )  # fmt: skip
+    if not plan.traits.traced:
+        summary = replace(summary, bytes_sent=None, wait_fraction=None)
     return replace(
         summary,
         compute=setup.job.compute,

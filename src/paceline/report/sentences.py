@@ -59,6 +59,9 @@ def _outcome(reading: Reading, found: RunStats) -> str:
     who = f"{team(found.workers)} under {found.plan.partition(':')[0]}"
     if found.status == "failed":
         return f"{who} failed to train {found.job}: {reading.record.error or 'no reason was recorded'}"
+    if found.status == "stopped" and found.updates is not None:  # by a callback
+        made = f"{plural(found.updates, 'update')} in {duration(found.seconds)}"
+        return f"{who} trained {found.job} for {made}, and the run was {reading.record.error or 'stopped'}."
     if found.status != "done":
         return f"{who} had trained {found.job} for {duration(found.seconds)}, and the run had not ended."
     samples = f", {found.samples:,} samples," if found.samples else ""

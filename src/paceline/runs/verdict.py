@@ -183,10 +183,11 @@ def _undecided(record: ComparisonRecord, rows: list[Row]) -> Answer:
     row = max(rows, key=lambda each: (_interval(each).high, each.plan))
     low, high = _interval(row)
     seconds = max(ENOUGH_SECONDS, 2 * (record.seconds or 0.0))
+    where = ", on a quieter machine" if disagreement(record) > SETTLED else ""
     return Answer(
         Kind.UNDECIDED,
         f"Undecided: {row.short} is {low:.2f}x to {high:.2f}x as fast as one process; time it longer, "
-        f"--seconds {seconds:.0f}",
+        f"--seconds {seconds:.0f}{where}",
         None, None, row.speedup, (low, high),
     )  # fmt: skip
 
