@@ -46,9 +46,6 @@ class MutualTls:
         self._by_name = (self.folder / HOSTS).exists()
         self._dials, self._listens = self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return MutualTls, (self.folder,)  # contexts cannot be pickled; a process of this machine reads the keys itself
-
     def stream(self, raw: socket.socket, listens: bool, host: str) -> Stream:
         if listens:
             return TlsStream(self._listens.wrap_socket(raw, server_side=True, do_handshake_on_connect=False))
