@@ -59,6 +59,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("runs", {"runs", "errors", "jobs", "version"}, set()),
     ("report", {"report", "runs", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
     ("backend", {"backend", "core", "links", "errors"}, {"numpy", "multiprocessing"}),
+    ("emit", {"emit", "plans", "errors"}, {"torch", "numpy"}),
     ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
     ("api.gloo_shim", {"backend"}, set()),
     (

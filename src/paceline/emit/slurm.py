@@ -93,6 +93,7 @@ def batch_script(training: Training, time: str | None = None, partition: str | N
 
 def _options(training: Training, time: str | None, partition: str | None) -> list[str]:
     """Return the lines for sbatch."""
+    # Ray refuses to start beside another Ray, and `ray symmetric-run` ends with every Ray of the user on the node.
     ray = training.roster == "ray"
     options = [
         f"--job-name={training.name}",
@@ -104,7 +105,7 @@ def _options(training: Training, time: str | None, partition: str | None) -> lis
         *([f"--mem={training.memory}G"] if training.memory else []),
         *([f"--time={time_limit(time)}"] if time else []),
         *([f"--partition={partition_name(partition)}"] if partition else []),
-        *(["--exclusive"] if ray else []),  # a second Ray of the same user on a node is refused
+        *(["--exclusive"] if ray else []),
         "--output=%x-%j.out",
         "--open-mode=append",
         "--requeue",
