@@ -50,6 +50,7 @@ export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
 #: Slurm sends its signals to Ray's own processes too, which would end before a checkpoint is written. So the signal
 #: before the time limit goes to the script, which passes it on to the training alone. It runs on this node, the first.
 DRIVER = """\
+# The signal before the time limit comes to this script. It goes on to the training, on this node, and not to Ray.
 stop() { if [ -s "$runs/.driver" ]; then kill -TERM "$(cat "$runs/.driver")" 2>/dev/null || true; fi; }
 trap stop TERM
 rm -f "$runs/.driver"

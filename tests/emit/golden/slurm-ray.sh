@@ -51,6 +51,7 @@ else
     set -- "$@" --resume "$latest"
 fi
 
+# The signal before the time limit comes to this script. It goes on to the training, on this node, and not to Ray.
 stop() { if [ -s "$runs/.driver" ]; then kill -TERM "$(cat "$runs/.driver")" 2>/dev/null || true; fi; }
 trap stop TERM
 rm -f "$runs/.driver"
