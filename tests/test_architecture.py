@@ -64,6 +64,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("report", {"report", "runs", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
     ("callbacks", {"callbacks", "report", "runs", "errors"}, {"multiprocessing", "torch.distributed"}),
     ("backend", {"backend", "core", "links", "errors"}, {"numpy", "multiprocessing"}),
+    ("emit", {"emit", "plans", "errors"}, {"torch", "numpy"}),
     ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
     ("api.gloo_shim", {"backend"}, set()),
     (
