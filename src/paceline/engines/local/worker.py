@@ -12,7 +12,7 @@ from paceline.data.source import Source
 from paceline.engines.local.arena import ABORT, Arena
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.group import FixedGroup
-from paceline.engines.local.methods import WALKS, walk_of
+from paceline.engines.local.methods import walk_of
 from paceline.engines.local.methods.coordinated import train_coordinated
 from paceline.engines.local.read_ahead import ReadAhead
 from paceline.engines.local.replica_worker import ReplicaWorker
@@ -68,7 +68,7 @@ class LocalWorker:
         self.runner = self.replica.runner
         self.context: WorkerContext = self.runner
         #: The gradients that the method requests; None where it decides itself when to compute.
-        self.walk = walk_of(self.runner, arena) if type(given.plan.method) in WALKS else None
+        self.walk = walk_of(self.runner, arena)
 
     def position(self, update: int) -> Position:
         """Return the update that the worker is in, with its version and samples if they are known."""
