@@ -88,8 +88,16 @@ def train(
     if job is None:
         raise UsageError("there is no job to train: give one (--help says how), or a run to resume (resume)")
     job.refuse_unused()
-    if compute is not None:
-        job = job.with_(compute=compute)
+    job = job if compute is None else job.with_(compute=compute)
+    return _begin(job, plan, workers, engine, folder, updates, interval, how)
+
+
+def _begin(
+    job: Job, plan: str | Plan | None, workers: int | None, engine: str, folder: str | Path | None,
+    updates: int | None, interval: CheckpointInterval | None, how: _How,
+) -> Run:  # fmt: skip
+    """Begin a run in a folder of its own."""
+    node = how.node
     chosen = _plan(plan, workers or (node.nodes if node else None), engine)
     interval = _possible(interval, chosen, bool(how.callbacks) and engine == "local" and folder is not None)
     if _follows(job, chosen, engine, node):
