@@ -82,6 +82,16 @@ def test_a_peer_that_leaves_is_told_from_one_that_dies(make_pair: MakePair, call
     assert error.value.left
 
 
+def test_a_send_in_vain_says_too_that_the_peer_has_left(make_pair: MakePair, called_off: CallOff) -> None:
+    first, second = make_pair()
+    second.post(16)
+    leave([second], PATIENCE)
+    line = BlockingConnection(first, waiter(called_off))
+    with pytest.raises(PeerLost, match="the other has left") as error:
+        [line.send(17, (), [bytes(100_000)]) for _ in range(1000)]
+    assert error.value.left
+
+
 @pytest.mark.parametrize("body", [b"", bytes(LARGE)])
 def test_a_silent_peer_is_lost_before_the_deadline(body: bytes, make_pair: MakePair, called_off: CallOff) -> None:
     first, _ = make_pair()

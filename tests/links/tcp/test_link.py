@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,11 +24,13 @@ from paceline.errors import PeerLost, ProtocolError, WaitedTooLong
 from paceline.links import TURNS, Link, Span
 from paceline.links.doorbell import Doorbell
 from paceline.links.shared_memory_link import SharedMemoryLink, SharedVectors
-from paceline.links.tcp.doors import LOOPBACK, Address, listen
+from paceline.links.tcp.doors import LOOPBACK, Address, Door, listen
 from paceline.links.tcp.handshake import Identity, Peer
+from paceline.links.tcp.keys import make_keys
 from paceline.links.tcp.link import TcpLink, raw
 from paceline.links.tcp.meeting import connect, meet
 from paceline.links.tcp.pump import Pump
+from paceline.links.tcp.tls import MutualTls
 from paceline.links.tcp.waiting import CallOff, SocketWaiter
 from paceline.links.waiting import Cancelled, Waiter
 from tests.links.conftest import MakeMemory
@@ -36,7 +39,7 @@ from tests.links.tcp.conftest import PATIENCE, MakePair
 RUN, JOB = bytes(16), bytes(32)
 GROUP = 1
 NUMBERS = 1000
-LARGE = 8_000_000  # numbers; more than two sockets hold
+LARGE = 4_000_000  # numbers; more than two sockets hold
 COLLECTIVES: dict[str, Collective] = {
     "ring": Ring(), "tree": Tree(), "halving_doubling": HalvingDoubling(), "hierarchical": Hierarchical(2),
     "central": Central(),
@@ -62,14 +65,21 @@ def in_threads(ranks: int, do: Callable[[int], None]) -> None:
         raise errors[0]
 
 
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (folder,) = make_keys(tmp_path_factory.mktemp("keys") / "run")
+    return folder
+
+
 class World:
     """The addresses of a few ranks, each of which is then a thread or a process."""
 
     def __init__(
-        self, ranks: int, numbers: int = NUMBERS, deadline: float = PATIENCE, silence: float = PATIENCE
-    ) -> None:
-        self.numbers, self.deadline, self.silence = numbers, deadline, silence
-        self.listeners = [listen(Address("127.0.0.1", 0), LOOPBACK) for _ in range(ranks)]
+        self, ranks: int, numbers: int = NUMBERS, deadline: float = PATIENCE, silence: float = PATIENCE,
+        door: Door = LOOPBACK,
+    ) -> None:  # fmt: skip
+        self.numbers, self.deadline, self.silence, self.door = numbers, deadline, silence, door
+        self.listeners = [listen(Address("127.0.0.1", 0), door) for _ in range(ranks)]
         self.addresses = [Address(*listener.getsockname()[:2]) for listener in self.listeners]
 
     def run(self, rank: int, do: Callable[[TcpLink], None]) -> None:
@@ -77,7 +87,7 @@ class World:
         waiter, pump = SocketWaiter(rank, self.deadline, lambda: "in update 7", silence=self.silence), Pump(0.02)
         try:
             me = Identity(Peer(GROUP, rank, 3), RUN, JOB)
-            connections = meet(me, self.listeners[rank], self.addresses, LOOPBACK, waiter, pump)
+            connections = meet(me, self.listeners[rank], self.addresses, self.door, waiter, pump)
             link = TcpLink(rank, connections, [torch.zeros(self.numbers) for _ in range(TURNS)], waiter, pump)
             try:
                 do(link)
@@ -103,8 +113,8 @@ class World:
         return pid
 
 
-def over_tcp(ranks: int, do: Callable[[TcpLink], None], numbers: int = NUMBERS) -> None:
-    world = World(ranks, numbers)
+def over_tcp(ranks: int, do: Callable[[TcpLink], None], numbers: int = NUMBERS, door: Door = LOOPBACK) -> None:
+    world = World(ranks, numbers, door=door)
     in_threads(ranks, lambda rank: world.run(rank, do))
 
 
@@ -123,11 +133,13 @@ def reduced(link: Link, collective: Collective, ranks: int, rounds: int = 5) -> 
     ("name", "ranks"),
     [(name, ranks) for name in COLLECTIVES for ranks in (2, 3, 4) if name != "hierarchical" or ranks % 2 == 0],
 )
+@pytest.mark.parametrize("kind", ["plain", "tls"])
 def test_a_collective_gives_the_bits_that_it_gives_over_shared_memory(
-    name: str, ranks: int, make_memory: MakeMemory
+    name: str, ranks: int, kind: str, make_memory: MakeMemory, keys: Path
 ) -> None:
     shared = SharedVectors(memory := make_memory(1 << 17), ranks, NUMBERS, torch.float32)
     doorbells = [Doorbell.of(memory) for _ in range(ranks)]
+    door = MutualTls(keys) if kind == "tls" else LOOPBACK
     expected: dict[int, list[Tensor]] = {}
     got: dict[int, list[Tensor]] = {}
 
@@ -139,7 +151,7 @@ def test_a_collective_gives_the_bits_that_it_gives_over_shared_memory(
         got[link.rank] = reduced(link, COLLECTIVES[name], ranks)
 
     in_threads(ranks, locally)
-    over_tcp(ranks, over_the_wire)
+    over_tcp(ranks, over_the_wire, door=door)
     for rank in range(ranks):
         assert all(torch.equal(a, b) for a, b in zip(got[rank], expected[rank], strict=True))
 
@@ -280,6 +292,27 @@ def test_a_link_that_is_called_off_ends_every_take() -> None:
 
     over_tcp(3, do)
     assert sorted(ended) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("how", ["calls off", "leaves"])
+def test_an_offer_to_a_rank_that_has_gone_says_why(how: str) -> None:
+    """One that was called off must not be taken for dead."""
+    whole, gone = Span(0, 0, NUMBERS), threading.Event()
+
+    def do(link: TcpLink) -> None:
+        if link.rank == 1:
+            link.offer(0, whole)
+            if how == "calls off":
+                link.call_off()
+            link.close()
+            gone.set()
+            return
+        assert gone.wait(PATIENCE)
+        with pytest.raises(Cancelled if how == "calls off" else PeerLost) as error:
+            [link.offer(1, whole) for _ in range(1000)]
+        assert getattr(error.value, "left", True)
+
+    over_tcp(2, do)
 
 
 def test_a_rank_that_leaves_in_good_order_disturbs_none_that_waits_for_another(

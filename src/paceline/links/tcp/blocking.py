@@ -35,10 +35,13 @@ class BlockingConnection:
 
     def send(self, kind: int, ints: Sequence[int] = (), bodies: Sequence[Buffer] = ()) -> None:
         """Send a frame; the buffers may be changed afterwards."""
-        connection = self.connection
-        connection.post(kind, ints, bodies, copy=False)
-        if connection.wants_write:
-            self._until_sent()
+        try:
+            self.connection.post(kind, ints, bodies, copy=False)
+            if self.connection.wants_write:
+                self._until_sent()
+        except PeerLost:
+            self._listen_to_the_end()
+            raise
 
     def receive(self) -> Frame:
         """Return the next frame."""
@@ -46,11 +49,20 @@ class BlockingConnection:
         if frame is None:
             frame = self.connection.next() or self._until_received()
         if frame.kind == LEAVE:
-            raise PeerLost(self.connection.name, "has left, while something was expected of it", left=True)
+            raise self._has_left()
         return frame
 
     def close(self) -> None:
         self.connection.close()
+
+    def _listen_to_the_end(self) -> None:
+        """Raise PeerLost with `left` if the other end has said so before it closed the connection."""
+        while self.connection.lost is None and (frame := self.connection.next()) is not None:
+            if frame.kind == LEAVE:
+                raise self._has_left()
+
+    def _has_left(self) -> PeerLost:
+        return PeerLost(self.connection.name, "has left, while something was expected of it", left=True)
 
     def _until_sent(self) -> None:
         connection, wait = self.connection, Wait(self.waiter, self.connection)

@@ -26,7 +26,7 @@ from paceline.errors import PeerLost, ProtocolError, RunFailed
 from paceline.links import Span
 from paceline.links.tcp.connection import Connection
 from paceline.links.tcp.frame import CALL_OFF, LEAVE, SPAN, Frame, Limits
-from paceline.links.tcp.leaving import LINGER, leave
+from paceline.links.tcp.leaving import leave
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import SocketWaiter, Wait
 from paceline.links.waiting import Cancelled
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from paceline.links import Link
 
 ENDED = select.POLLRDHUP  # the other end sends nothing more
+FAREWELL = 0.2  # seconds that the closing of a link may take which was called off: the next group waits
 
 
 class _Source:
@@ -143,11 +144,23 @@ class TcpLink:
             pump.watch(connection)
 
     def offer(self, to: int, span: Span) -> None:
-        """Send rank `to` a span of this rank's vector. Returns without waiting for it."""
+        """Send rank `to` a span of this rank's vector. Returns without waiting for it.
+
+        Raises:
+            PeerLost: the rank has ended, or has left the link.
+            Cancelled: it has called the link off.
+        """
         self._offers += 1
         if (view := self._raws.get(span)) is None:
             view = self._raws[span] = raw(self.vectors[span.turn][span.start : span.stop])
-        self._connections[to].post(SPAN, span, (view,), copy=False)
+        try:
+            self._connections[to].post(SPAN, span, (view,), copy=False)
+        except PeerLost:
+            self._over, source = True, self._sources[to]
+            source.read_to_the_end()  # it may have said why
+            if source.left:
+                raise source.has_left() from None
+            raise
 
     def take(self, peer: int, span: Span) -> Tensor:
         """Return what rank `peer` offered, valid until this rank offers something later.
@@ -188,7 +201,8 @@ class TcpLink:
         """
         for connection in self._connections.values():
             self._pump.forget(connection)
-        seconds, last = (LINGER, CALL_OFF) if self._over else (self._waiter.deadline, LEAVE)
+        over = self._over or self._waiter.called_off.done
+        seconds, last = (FAREWELL, CALL_OFF) if over else (self._waiter.deadline, LEAVE)
         leave(list(self._connections.values()), seconds, last)
 
     def _wait(self, source: _Source) -> Frame:
