@@ -435,6 +435,9 @@ def test_the_page_of_a_comparison_begins_with_the_answer(runs: Path, tmp_path: P
     assert "The rounds disagree by up to ±67%" in wild
     assert "0.50 to 2.50" in wild
     assert "times as fast as the best single process" not in wild
+    (ring,) = (reading for reading in open_all([tmp_path / "wild"]) if reading.method == "ring")
+    assert "In rounds that disagree, it was 0.50 to 2.50 times as fast as the best single process" in page([ring])
+    assert "<dt>times one process</dt><dd>0.50 to 2.50</dd>" in page([ring])
 
 
 def test_a_report_is_written_into_the_folder_of_the_run(runs: Path) -> None:

@@ -24,16 +24,17 @@ def section(title: str, body: str, note: str = "") -> str:
     return f"<section><h2>{escape(title)}</h2>{text}{body}</section>\n"
 
 
-def tiles(found: RunStats) -> str:
-    """The key numbers of one run; unknown ones are left out."""
+def tiles(found: RunStats, ranges: bool = False) -> str:
+    """The key numbers of one run; unknown ones are left out. With `ranges`, ratios are shown by their intervals."""
+    per_worker = None if ranges else found.efficiency
     entries = [
         ("samples per second", number(found.samples_per_second)),
         ("test accuracy", share(found.test_accuracy, 1)),
         *((name.replace("_", " "), number(value)) for name, value in found.metrics.items() if name not in TESTED),
         ("trained for", duration(found.seconds)),
-        ("times one process", factor(found.speedup)),
-        ("share of ceiling", share(found.ceiling_share)),
-        ("speed-up per worker", share(found.efficiency)),
+        ("times one process", ratio(found.speedup, found.speedup_interval, range_only=ranges)),
+        ("share of ceiling", ratio(found.ceiling_share, found.ceiling_share_interval, True, ranges)),
+        ("speed-up per worker", share(per_worker)),
         ("time waiting", share(found.wait_fraction)),
         ("staleness", number(found.staleness_mean, 2) if found.staleness_max else NONE),
     ]
@@ -59,7 +60,7 @@ def _columns(found: Sequence[RunStats], ranges: bool) -> list[Column]:
         Column("samples per second", "", lambda f: (f.samples_per_second, number(f.samples_per_second))),
         Column("speed-up", "over the best single process",
                lambda f: (f.speedup, ratio(f.speedup, f.speedup_interval, range_only=ranges))),
-        Column("speed-up per worker", "", lambda f: (f.efficiency, share(f.efficiency))),
+        Column("speed-up per worker", "", lambda f: (None if ranges else f.efficiency, share(f.efficiency))),
         Column("share of ceiling", "of the speed of workers that never communicate",
                lambda f: (f.ceiling_share, ratio(f.ceiling_share, f.ceiling_share_interval, **percent))),
         Column("test accuracy", "at the end",

@@ -32,7 +32,7 @@ def page(readings: Sequence[Reading]) -> str:
     spans = SPANS // max(1, sum(map(len, laid)))
     if len(readings) == 1:
         reading, title = readings[0], _title(readings[0], found[0])
-        summary = _said(about_run(reading, found[0])) + tiles(found[0])
+        summary = _said(about_run(reading, found[0])) + tiles(found[0], reading.unsettled)
         body = learning([reading]) + of_run(reading, found[0], laid[0], spans) + settings(reading)
         return _document(title, section("Summary", summary) + body + glossary())
     comparison = comparison_of(readings)

@@ -46,6 +46,11 @@ class Reading:
         return self.plan.partition(":")[0]
 
     @property
+    def unsettled(self) -> bool:
+        """Whether the rounds of its comparison disagree, so that a ratio says less than its interval."""
+        return self.timed is not None and self.timed.comparison.disagreement is not None
+
+    @property
     def divided(self) -> bool:
         """Whether the trace tells computing from communicating and waiting; what PyTorch's DDP does is not in it."""
         return self.method != "ddp"

@@ -80,6 +80,9 @@ def _speed(reading: Reading, found: RunStats) -> str:
     ceiling = "" if found.ceiling_share is None else f", and {share(found.ceiling_share)} of the ceiling"
     if reading.timed:
         against = f"the best single process ({reading.timed.comparison.best_single})"
+        if reading.unsettled and found.speedup_interval:
+            low, high = found.speedup_interval
+            return f"In rounds that disagree, it was {factor(low)} to {factor(high)} times as fast as {against}."
         return f"The comparison measured {speed}: {factor(found.speedup)} times the speed of {against}{ceiling}."
     if found.workers == 1:
         return f"That is {speed}."
