@@ -60,6 +60,9 @@ def _slices(row: Columns, number: int) -> Iterator[Event]:
     if kind == Kind.RESUME:  # belongs to no worker
         yield {"ph": "i", "name": "resumed", "s": "p", "ts": int(row["start"]) / 1e3, **place, "tid": 0}
         return
+    if kind == Kind.REGROUP:
+        yield {"ph": "i", "name": f"group {int(row['version'])}", "s": "t", "ts": int(row["start"]) / 1e3, **place}
+        return
     arguments = {
         key: int(row[key]) for key in ("update", "shard", "base", "version", "samples", "bytes") if row[key] > 0
     }

@@ -83,7 +83,7 @@ class LiveStatus:
         return sums
 
     def _remember(self, rows: Columns) -> None:
-        if len(rows) and rows["kind"][-1] != Kind.DEATH:
+        if len(rows) and rows["kind"][-1] not in (Kind.DEATH, Kind.REGROUP):
             last, worker = rows[-1], int(rows["worker"][-1])
             self._last_row[worker] = last["end"] / 1e9
             self._position[worker] = _Position(int(last["update"]), bool(last["kind"] != Kind.COMPUTE))

@@ -44,6 +44,9 @@ class Kind(IntEnum):
     #: A stage of a pipeline worked on a micro-batch: `shard` is the stage, `base` the micro-batch, `version` the letter
     #: of the work (F, B, W).
     STAGE = 8
+    #: A worker entered a group, after another one had died or the run was resumed: `version` is the group's epoch,
+    #: `update` the first update that it shares out, and `base` the last collective that this worker had made before.
+    REGROUP = 9
 
 
 class Row(NamedTuple):

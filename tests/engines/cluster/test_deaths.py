@@ -55,6 +55,7 @@ def _check(folder: Path, ran: Nodes, plan: str, count: int, dead: list[int] | No
     assert sorted(rank for rank in deaths if rank) == lost  # the process of rank 0 outlives its worker
     for rank in deaths:
         assert f"rank {rank} " in ended[0].err
+    assert pl.replay(run).matches
 
 
 @pytest.mark.parametrize("plan", ["ring", "tree"])
@@ -125,3 +126,5 @@ def test_replicas_go_on_without_the_dead_one(tmp_path: Path, plan: str) -> None:
     assert len(alive[0]["summary"]["deaths"]) == 1, [each.err for each in ended]
     assert len({each["summary"]["parameters_sha256"] for each in alive}) == 1
     assert alive[0]["summary"]["updates"] == 57
+    (run,) = (tmp_path / "runs").iterdir()
+    assert pl.replay(run).matches

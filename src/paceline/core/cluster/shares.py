@@ -9,12 +9,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from paceline.core.collectives import Collective
+from paceline.core.collectives.hierarchical import Hierarchical
+
 
 def parts_of(rank: int, ranks: Sequence[int], parts: int, update: int) -> list[int]:
     """Return the parts of a batch, of `parts` in all, that a rank computes when only these ranks are there."""
     absent = [part for part in range(parts) if part not in ranks]
     mine = [part for turn, part in enumerate(absent) if ranks[(turn + update) % len(ranks)] == rank]
     return sorted([rank, *mine] if rank < parts else mine)
+
+
+def fitting(collective: Collective, ranks: int) -> Collective:
+    """Return the collective of a plan for a group of so many ranks."""
+    return collective.fitting(ranks) if isinstance(collective, Hierarchical) else collective
 
 
 class Membership:

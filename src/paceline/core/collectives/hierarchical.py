@@ -57,6 +57,10 @@ class Hierarchical:
         inside = 2 * (members - 1) * (latency + send / members)
         return inside + 2 * (self.groups - 1) * (latency + send / workers)
 
+    def fitting(self, workers: int) -> Hierarchical:
+        """Return the same collective for fewer workers, as one group if its groups would not be equal."""
+        return Hierarchical(1 if workers % self.groups else self.groups)
+
     def _members(self, workers: int) -> int:
         if workers % self.groups:
             fit = " or ".join(str(n) for n in range(1, workers + 1) if workers % n == 0)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.agenda import Chunk
+from paceline.core.cluster.epochs import Epochs
+from paceline.core.cluster.shares import fitting
 from paceline.core.collectives import Collective, Part, segment_cuts
 from paceline.core.rules import Arrival
 from paceline.core.rules.plain import Plain
@@ -27,7 +29,8 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_afte
 class SharedParameters:
     """The arithmetic of `Alone` and `AllReduce`, whose workers hold the same parameters."""
 
-    def __init__(self, setup: Setup, method: Alone | AllReduce) -> None:
+    def __init__(self, setup: Setup, method: Alone | AllReduce, epochs: Epochs) -> None:
+        self.epochs = epochs
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         self.learner, optimizer = make_learner(setup)
         parameters = self.learner.replica.parameters
@@ -44,7 +47,7 @@ class SharedParameters:
         return computed
 
     def apply(self, update: int, shares: list[GradientSum]) -> None:
-        """Add the shares up, then let the optimizer apply the whole batch's gradient."""
+        """Add the shares of all ranks up, then let the optimizer apply the whole batch's gradient."""
         whole = shares[0] if self.payloads is None else self.payloads.sum(shares)
         Plain().update(self.store, Arrival(self.learner.settle(whole)))
 
@@ -58,8 +61,10 @@ class SharedParameters:
 class SteppedReplicas:
     """The arithmetic of `LocalSteps` and `Gossip`: each worker steps its own replica, and replicas are averaged."""
 
-    def __init__(self, setup: Setup, method: LocalSteps | Gossip) -> None:
-        self.setup, self.snapshots = setup, Snapshots(setup, self.values)
+    def __init__(self, setup: Setup, method: LocalSteps | Gossip, epochs: Epochs) -> None:
+        self.setup, self.snapshots, self.epochs = setup, Snapshots(setup, self.values), epochs
+        #: The number of averages so far.
+        self.averages = 0
         self.averaging = method.averaging
         self.payloads = Payloads(setup, method.collective)
         self.mean = self.payloads.mixtures if isinstance(method, Gossip) else self.payloads.mean
@@ -73,22 +78,25 @@ class SteppedReplicas:
         return self.replicas[worker].learner.compute(chunks)
 
     def apply(self, update: int, shares: list[GradientSum]) -> None:
-        """Step every replica and, if it is due, average them."""
+        """Step the replica of every rank that shares out the update and, if it is due, average them."""
         due = averages_after(self.averaging, update, self.setup.agenda.updates)
         if due and self.averaging.mixes_first:
             self._average()
-        for replica, share in zip(self.replicas, shares, strict=True):
-            replica.step(share)
+        for rank, share in zip(self.epochs.ranks(update), shares, strict=True):
+            self.replicas[rank].step(share)
         if due and not self.averaging.mixes_first:
             self._average()
 
     def _average(self) -> None:
-        means = self.mean([replica.contribution() for replica in self.replicas])
-        for replica, mean in zip(self.replicas, means, strict=True):
-            replica.apply_mean(mean)
+        number, self.averages = self.averages, self.averages + 1
+        ranks = self.epochs.exchanging(number)
+        means = self.mean([self.replicas[rank].contribution() for rank in ranks])
+        for rank, mean in zip(ranks, means, strict=True):
+            if self.epochs.made(rank, number):
+                self.replicas[rank].apply_mean(mean)
 
     def values(self) -> list[Tensor]:
-        return mean_of([replica.result() for replica in self.replicas[: self.setup.plan.results]])
+        return mean_of([self.replicas[rank].result() for rank in self.epochs.last[: self.setup.plan.results]])
 
     def finite(self) -> bool:
         return all(bool(v.isfinite().all()) for replica in self.replicas for v in replica.store.values)
@@ -105,7 +113,8 @@ class CoordinatedWorkers:
     called for what follows.
     """
 
-    def __init__(self, setup: Setup, method: Coordinated) -> None:
+    def __init__(self, setup: Setup, method: Coordinated, epochs: Epochs) -> None:
+        del epochs  # a coordinator cannot continue without one of its workers
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         coordinator, workers = method.coordinator, setup.plan.workers
         self.slices = [
@@ -164,8 +173,9 @@ class CoordinatedWorkers:
 
 SynchronousArithmetic = SharedParameters | SteppedReplicas | CoordinatedWorkers
 
-#: The arithmetic of each method without a server and without stages: called with the setup of a run and the method.
-ARITHMETIC: dict[type, Callable[[Setup, Any], SynchronousArithmetic]] = {
+#: The arithmetic of each method without a server and without stages: called with the setup of a run, the method and the
+#: groups of its workers.
+ARITHMETIC: dict[type, Callable[[Setup, Any, Epochs], SynchronousArithmetic]] = {
     Alone: SharedParameters,
     AllReduce: SharedParameters,
     LocalSteps: SteppedReplicas,
@@ -174,9 +184,10 @@ ARITHMETIC: dict[type, Callable[[Setup, Any], SynchronousArithmetic]] = {
 }
 
 
-def synchronous(setup: Setup) -> SynchronousArithmetic:
-    """Make the arithmetic of a method without a server and without stages."""
-    return ARITHMETIC[type(setup.plan.method)](setup, setup.plan.method)
+def synchronous(setup: Setup, epochs: Epochs | None = None) -> SynchronousArithmetic:
+    """Make the arithmetic of a method without a server and without stages, in these groups of its workers."""
+    method = setup.plan.method
+    return ARITHMETIC[type(method)](setup, method, epochs or Epochs(setup.plan.workers))
 
 
 class Payloads:
@@ -190,7 +201,7 @@ class Payloads:
 
     def sum(self, shares: list[GradientSum]) -> GradientSum:
         self._write(shares)
-        execute(self.collective, self.flats)
+        execute(fitting(self.collective, len(shares)), self.flats[: len(shares)])
         return self.payloads[0].read(sum(share.samples for share in shares))
 
     def mean(self, shares: list[GradientSum]) -> list[GradientSum]:
@@ -209,7 +220,7 @@ class Payloads:
         return found
 
     def _write(self, shares: list[GradientSum]) -> None:
-        for payload, share in zip(self.payloads, shares, strict=True):
+        for payload, share in zip(self.payloads, shares, strict=False):  # a group may have lost workers
             payload.write(share)
 
 

@@ -41,7 +41,7 @@ from paceline.parameters.replicas import mean_of
 from paceline.plans.methods.local_steps import Gossip
 from paceline.runs.live import Heartbeat, ProcessRecord
 from paceline.runs.progress import ProgressCallback
-from paceline.runs.trace import DTYPE, Columns
+from paceline.runs.trace import DTYPE, Columns, Kind, Row
 
 
 class ToRank(Protocol):
@@ -174,6 +174,8 @@ class Head:
         if formed.group.epoch == 1:
             self.far.started_at = self.observer.started_at = now()
             self.observer.training_started(self._trace_file)
+        if formed.group.epoch > 1:
+            self.observer.note(_rows_of(formed, now()))
 
     def _excluded(self, excluded: Excluded) -> None:
         """A rank is no longer part of the run: the others go on, or nobody is left."""
@@ -203,6 +205,14 @@ class Head:
 
     def _victims(self, rank: int) -> list[int]:
         return sorted(self.machine.alive - {rank} - self.finished.keys())
+
+
+def _rows_of(formed: Formed, at: int) -> list[Row]:
+    """Return the rows of a group for the trace, one for each of its ranks."""
+    group, pairs = formed.group, zip(formed.group.ranks, formed.held, strict=True)
+    return [
+        Row(Kind.REGROUP, rank, group.since, base=held, version=group.epoch, start=at, end=at) for rank, held in pairs
+    ]
 
 
 def report_of(failed: Failed) -> FailureReport:

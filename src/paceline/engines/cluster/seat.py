@@ -105,10 +105,11 @@ class Seat:
         with self._changed:
             return self.shares.parts_of(self.ticket.rank, update)
 
-    def begin(self, update: int) -> None:
-        """Note that this rank computes its parts of an update now."""
+    def begin(self, update: int) -> list[int]:
+        """Return the parts of an update that this rank computes now: they do not change any longer."""
         with self._changed:
             self.member.begun = max(self.member.begun, update + 1)
+            return self.shares.parts_of(self.ticket.rank, update)
 
     # --- exchanges ---
 

@@ -9,6 +9,7 @@ import torch
 
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.cluster.group import Regroup
+from paceline.core.cluster.shares import fitting
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.engines.cluster.seat import Seat
@@ -43,6 +44,9 @@ class SurvivingGroup:
         return self.seat.leads(max(0, self.seat.member.begun - 1))
 
     def chunks(self, update: int) -> list[Chunk]:
+        return [chunk for part in self.seat.begin(update) for chunk in self.agenda.mine(update, part)]
+
+    def coming(self, update: int) -> list[Chunk]:
         return [chunk for part in self.seat.parts(update) for chunk in self.agenda.mine(update, part)]
 
     def sums(self, collective: Collective) -> SurvivingSums:
@@ -52,7 +56,7 @@ class SurvivingGroup:
         return SurvivingMeans(self, lambda link, ranks: NeighbourMixing(link, graph, ranks, self.layout, self.payloads))
 
     def _reduction(self, link: TcpLink, collective: Collective, ranks: int) -> PayloadReduction:
-        return PayloadReduction(Reduction(link, collective, ranks), self.payloads)
+        return PayloadReduction(Reduction(link, fitting(collective, ranks), ranks), self.payloads)
 
 
 class _Exchange(Protocol):

@@ -27,6 +27,7 @@ from paceline.errors.failure import Position
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import Waiter
 from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_before
 
 
 class ClusterWorker:
@@ -40,8 +41,11 @@ class ClusterWorker:
         self._doing = shared.doing
         waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, self._where)
         sums = isinstance(given.plan.method, AllReduce)
-        start = given.resume_point.updates
-        self.seat = Seat(ticket, Member(held=start - 1 if sums else -1, repeats=sums, begun=start), pipe, self._where)
+        start, method = given.resume_point.updates, given.plan.method
+        held = start - 1
+        if isinstance(method, LocalSteps | Gossip):
+            held = averages_before(method.averaging, start, given.agenda.updates) - 1
+        self.seat = Seat(ticket, Member(held, repeats=sums, begun=start), pipe, self._where)
         self.group = SurvivingGroup(self.seat, given.agenda, layout)
         resume = replace(given.resume_point, state_buffer=state_buffer, notify=lambda: self.seat.send(StateLeft()))
         self.replica = ReplicaWorker(given, source, layout, shared, waiter, host, self.group, resume, repeats=sums)
@@ -72,7 +76,6 @@ class ClusterWorker:
             pass
 
     def _computing(self, update: int, ahead: ReadAhead) -> None:
-        self.seat.begin(update)
         ahead.computing(update)
         self._buffers = [buffer.clone() for buffer in self.replica.runner.replica.moving]
 

@@ -29,7 +29,10 @@ class Group(Protocol):
         """Whether this worker is the one that writes what all of them could write, such as snapshots."""
 
     def chunks(self, update: int) -> list[Chunk]:
-        """Return the chunks of an update that this worker computes."""
+        """Return the chunks of an update that this worker computes now."""
+
+    def coming(self, update: int) -> list[Chunk]:
+        """Return the chunks of an update that this worker will compute, as far as it is known."""
 
     def sums(self, collective: Collective) -> Sums:
         """Make this worker's side of the collective that adds up the vectors of all."""
@@ -56,6 +59,9 @@ class FixedGroup:
         return self.number == 0
 
     def chunks(self, update: int) -> list[Chunk]:
+        return self.agenda.mine(update, self.number)
+
+    def coming(self, update: int) -> list[Chunk]:
         return self.agenda.mine(update, self.number)
 
     def sums(self, collective: Collective) -> PayloadReduction | GroupReduction:

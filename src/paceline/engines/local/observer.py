@@ -48,6 +48,7 @@ class Observer:
         self.started_at = 0  # nanoseconds of the monotonic clock; 0 before the workers begin to train
         self.writer: TraceWriter | None = None
         self._deaths: list[tuple[int, int]] = []  # (worker, when) that are not in the trace yet
+        self._own: list[Row] = []  # further rows that are not in the trace yet
 
     @property
     def origin(self) -> int:
@@ -74,6 +75,10 @@ class Observer:
         """Note a death for the trace; the next look writes its row."""
         self._deaths.append((number, time.perf_counter_ns()))
 
+    def note(self, rows: Sequence[Row]) -> None:
+        """Note rows of this process's own for the trace; the next look writes them."""
+        self._own += rows
+
     def look(self, stopping: bool) -> None:
         """Drain the traces and report; called several times a second, and whenever a worker sends a message."""
         rows = self._drain()
@@ -99,6 +104,8 @@ class Observer:
             at = max(when, self.started_at)
             rows.append(Trace.of([Row(Kind.DEATH, number, self.workers.doing[number], start=at, end=at)]).rows)
         self._deaths.clear()
+        rows += [Trace.of([row]).rows for row in self._own]
+        self._own.clear()
         for part in rows:
             self.writer.append(part)
         return rows

@@ -54,7 +54,7 @@ def _known(runner: PlanRunner) -> Iterator[Chunk]:
         return (c for u in runner.updates_ahead(number, runner.plan.workers) for c in agenda.filled(u))
     if isinstance(runner.plan.method, NativeDdp):
         return (c for u in runner.updates_ahead() for c in ddp_chunks(agenda, u, number))
-    return (c for u in runner.updates_ahead() for c in runner.group.chunks(u))
+    return (c for u in runner.updates_ahead() for c in runner.group.coming(u))
 
 
 def _chunks(agenda: Agenda, leases: Iterable[int]) -> Iterator[Chunk]:

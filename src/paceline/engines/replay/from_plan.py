@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
 import torch
 
+from paceline.core.cluster.epochs import Epoch, Epochs
 from paceline.engines.arithmetic.fused_team import Team
 from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
 from paceline.engines.arithmetic.synchronous import synchronous
@@ -22,7 +24,7 @@ from paceline.gradients.fused_replica import by_one
 from paceline.gradients.payload import GradientSum
 from paceline.plans.methods.alone import Alone
 from paceline.plans.plan import Plan
-from paceline.runs.trace import Columns, Trace
+from paceline.runs.trace import Columns, Kind, Trace
 
 
 class Replayer(Protocol):
@@ -46,10 +48,13 @@ class Replayer(Protocol):
 
 
 class SynchronousReplayer:
-    """Replays synchronous plans, and the first worker of a plan whose workers exchange nothing."""
+    """Replays synchronous plans, and the first worker of a plan whose workers exchange nothing.
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup, self.sums = setup, synchronous(setup)
+    On a cluster some workers may have died; `epochs` says between which ones each update was made.
+    """
+
+    def __init__(self, setup: Setup, epochs: Epochs) -> None:
+        self.setup, self.sums, self.epochs = setup, synchronous(setup, epochs), epochs
         plan, updates = setup.plan, setup.agenda.updates
         self.alone = isinstance(plan.method, Alone)
         self.updates = list(range(0, updates, plan.workers if self.alone else 1))
@@ -75,7 +80,10 @@ class SynchronousReplayer:
         agenda = self.setup.agenda
         if self.alone:
             return [self.sums.compute(0, agenda.filled(update))]
-        return [self.sums.compute(worker, agenda.mine(update, worker)) for worker in range(self.setup.plan.workers)]
+        return [
+            self.sums.compute(rank, [c for part in self.epochs.parts(rank, update) for c in agenda.mine(update, part)])
+            for rank in self.epochs.ranks(update)
+        ]
 
     def values(self) -> list[torch.Tensor]:
         return self.sums.values()
@@ -156,6 +164,17 @@ class ResumedReplayer:
         return self.now.values()
 
 
+def epochs_of(trace: Trace, plan: Plan) -> Epochs:
+    """Return the groups that the trace has recorded."""
+    rows = np.sort(trace.of_kind(Kind.REGROUP), order=("start", "worker"))
+    found: list[Epoch] = []
+    for start in np.unique(rows["start"]):
+        group = rows[rows["start"] == start]
+        held = dict(zip(group["worker"].tolist(), group["base"].tolist(), strict=True))
+        found.append(Epoch(int(group["update"][0]), held))
+    return Epochs(plan.workers, found)
+
+
 def make_replayer(setup: Setup, trace: Trace, plans: list[Plan]) -> Replayer:
     """Make the replayer of a run; `plans` has one plan for each part of the run, between two resumptions.
 
@@ -166,7 +185,7 @@ def make_replayer(setup: Setup, trace: Trace, plans: list[Plan]) -> Replayer:
     if setup.blueprint is not None:
         return PipelineReplayer(setup)
     if setup.plan.traits.keeps_step:
-        return SynchronousReplayer(setup)
+        return SynchronousReplayer(setup, epochs_of(trace, setup.plan))
     if len(plans) == 1:
         return ServerReplayer(setup, trace.rows)
     return ResumedReplayer(

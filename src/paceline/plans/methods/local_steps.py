@@ -21,6 +21,11 @@ def averages_after(averaging: Averaging, update: int, updates: int) -> bool:
     return update + 1 == updates or bool(every and (update + 1) % every == 0)
 
 
+def averages_before(averaging: Averaging, update: int, updates: int) -> int:
+    """Return how often replicas are averaged before this update begins."""
+    return sum(averages_after(averaging, before, updates) for before in range(update))
+
+
 @dataclass(frozen=True)
 class LocalSteps:
     """Averages all replicas after some local steps."""

@@ -8,7 +8,7 @@ from paceline.core.rules import Averaging
 from paceline.engines.local.collectives import Means
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.parameters.replicas import AveragingReplica
-from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after
+from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after, averages_before
 
 
 def local_steps(runner: PlanRunner, method: LocalSteps) -> Walk:
@@ -23,7 +23,8 @@ def gossip(runner: PlanRunner, method: Gossip) -> Walk:
 
 def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:
     """Step a replica in every update, and average it after those that are due."""
-    store, exchanges, apart = runner.local_store(rule), 0, False
+    store, updates = runner.local_store(rule), runner.agenda.updates
+    exchanges, apart = averages_before(rule, runner.resume_point.updates, updates), False
     replica, state = AveragingReplica(runner.learner, store, rule), runner.resume(store)
     for update in runner.updates_ahead():
         computed = yield GradientRequest(update, runner.group.chunks(update), update)
@@ -31,7 +32,7 @@ def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:
             if apart:  # as after the last update of an agenda
                 _average(runner, update - 1, exchanges, replica, means)
             break
-        due = averages_after(rule, update, runner.agenda.updates)
+        due = averages_after(rule, update, updates)
         if due and rule.mixes_first:
             _average(runner, update, exchanges, replica, means)
         start = now()
