@@ -55,6 +55,8 @@ bench: $(VENV)/.ready         ## the measured claims, at full size (most of an h
 	$(BIN)/python benchmarks/stale-pipelines/run.py
 	$(BIN)/python benchmarks/library/run.py
 	$(BIN)/python benchmarks/ranks/run.py
+	$(BIN)/python benchmarks/wire/run.py
+	$(BIN)/python benchmarks/wire/hostile.py
 	$(BIN)/python benchmarks/checker/installed.py
 	$(BIN)/python benchmarks/checker/guided.py
 

@@ -1,6 +1,7 @@
 """The command line: one file per command, and no logic.
 
-Text for people goes to standard error; JSON objects, drawings and the findings of `check` go to standard output.
+Text for people goes to standard error; JSON objects, drawings, the findings of `check` and what `emit` writes go to
+standard output.
 
 Exit codes: 0 done; 1 a run failed, a replay diverged, a proof failed or `check` found something; 2 wrong use;
 130 interrupted; 143 stopped by SIGTERM.
@@ -40,7 +41,7 @@ def paceline(debug: bool = typer.Option(False, "--debug", help="Show the full tr
 @cache
 def register() -> None:
     """Add the commands to `app`; they are imported only now, so that importing this package stays cheap."""
-    from paceline.cli import bench, check, compare, draw, prove, replay, report, train
+    from paceline.cli import bench, check, compare, draw, emit, keys, prove, replay, report, train
 
     app.command()(train.train)
     app.command()(compare.compare)
@@ -50,6 +51,8 @@ def register() -> None:
     app.command()(report.report)
     app.command()(check.check)
     app.command()(bench.bench)
+    app.command()(keys.keys)
+    app.add_typer(emit.app, name="emit")
 
 
 def main() -> None:

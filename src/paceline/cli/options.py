@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,6 +88,18 @@ BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples per batch. O
 Seed = Annotated[int | None, typer.Option(help="Random seed. Overrides the job's seed.")]
 Updates = Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.")]
 Deadline = Annotated[float, typer.Option(help="Seconds that a worker may wait for another one.")]
+Keys = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Engine cluster: keys of `paceline keys`; TLS between machines. [PACELINE_KEYS]"),
+]
+TrustedNetwork = Annotated[
+    bool,
+    typer.Option("--trusted-network", help="Engine cluster: recognise nodes by PACELINE_TOKEN, without encryption."),
+]
+Backups = Annotated[
+    int,
+    typer.Option(min=0, help="Engine cluster, plans with servers: servers that hold each shard besides its primary."),
+]
 CheckpointEvery = Annotated[
     str | None,
     typer.Option(
@@ -101,7 +114,7 @@ Resume = Annotated[
 DataDir = Annotated[str | None, typer.Option(help="Folder with MNIST-format IDX files.")]
 Runs = Annotated[Path, typer.Option(help="Folder in which run folders are created.")]
 TimedSeconds = Annotated[
-    float | None, typer.Option(help="Seconds to time each plan, divided over five interleaved rounds.")
+    float | None, typer.Option(help="Seconds to time each plan, divided over interleaved rounds of about three.")
 ]
 
 # --- replay, draw, report, bench ---
@@ -124,7 +137,9 @@ Page = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="File or folder to write.", show_default="report.html and the like"),
+    typer.Option(
+        "--output", "-o", help="File or folder to write.", show_default="report.html in the folder of the run"
+    ),
 ]
 ReportFormat = Annotated[
     str, typer.Option("--format", help="html, json, csv, tensorboard (event files) or perfetto (a trace).")
@@ -159,6 +174,39 @@ Cached = Annotated[
 ]
 Explain = Annotated[str | None, typer.Option(metavar="RULE", help="Explain a rule with an example, and exit.")]
 
+# --- emit ---
+EmittedJob = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="A Python file with a module-level `job` (or file.py:name), or a built-in job."),
+]
+EmittedPlan = Annotated[str, typer.Option("--plan", "-p", help="A plan's name and options, as in downpour:workers=4.")]
+Nodes = Annotated[int | None, typer.Option(help="Number of nodes.", show_default="one for each worker")]
+Cpus = Annotated[int | None, typer.Option(help="CPUs of each node.", show_default="one for each worker's thread")]
+Gpus = Annotated[int, typer.Option(help="GPUs of each node.")]
+Memory = Annotated[
+    int | None, typer.Option(help="GiB of memory of each node.", show_default="Slurm's own; 4 for Kubernetes")
+]
+Roster = Annotated[
+    str,
+    typer.Option(
+        help="ray: Ray places, starts and replaces processes; environment: the launcher starts one on each node."
+    ),
+]
+EmittedName = Annotated[
+    str | None, typer.Option("--name", help="What the training is called there.", show_default="from JOB")
+]
+Time = Annotated[str | None, typer.Option(help="Time limit, as in 1:30:00.", show_default="the partition's own")]
+Partition = Annotated[str | None, typer.Option(help="Slurm's partition.", show_default="Slurm's own")]
+Image = Annotated[str | None, typer.Option(help="The image of all pods.", show_default="the name, with tag latest")]
+Namespace = Annotated[str | None, typer.Option(help="The namespace of all objects.", show_default="kubectl's own")]
+PythonVersion = Annotated[str, typer.Option("--python", help="Version of Python.")]
+Cuda = Annotated[bool, typer.Option("--cuda", help="Install PyTorch for NVIDIA GPUs instead of CPUs.")]
+EmittedFile = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", callback=writable, help="File to write.", show_default="standard output"),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
+
 # --- output ---
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, only the result.")]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
@@ -184,9 +232,27 @@ def open_job(where: str, data_dir: str | None, **changes: Any) -> Job:
     return job.with_(**given) if given else job
 
 
+def again(command: str, job: str, **given: object) -> str:
+    """A command line with this job and these options, to be copied into a shell."""
+    words = ["paceline", command, job]
+    for name, value in given.items():
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
 def numbers(given: str, option: str) -> tuple[int, ...]:
     """Parse positive whole numbers that are separated by commas."""
     parts = given.split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise UsageError(f"{option}={given!r}: give positive whole numbers separated by commas, as in 1,2,4")
     return tuple(int(part) for part in parts)
+
+
+# --- many machines ---
+KeyFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to be made, or that has an authority.")]
+Hosts = Annotated[
+    str | None,
+    typer.Option(metavar="A,B,...", help="Names or addresses of the machines, as the others dial them."),
+]
+Days = Annotated[int, typer.Option(min=1, help="Days for which the certificates are valid.")]

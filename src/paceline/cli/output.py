@@ -1,5 +1,7 @@
-"""Standard output is reserved for one JSON object; anything else that is printed, here or in a worker, goes to
-standard error.
+"""What commands hand over: one JSON object on standard output, or a text there or in a file.
+
+Standard output is reserved for the JSON object; anything else that is printed, here or in a worker, goes to standard
+error.
 """
 
 from __future__ import annotations
@@ -7,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+from paceline.errors import UsageError
 from paceline.runs.json_files import strict
 
 #: A duplicate of the original standard output, once it is reserved.
@@ -31,3 +35,17 @@ def print_json(value: Any) -> None:
         sys.stdout.write(line)
     else:
         os.write(_json_output, line.encode())
+
+
+def write_text(text: str, file: Path | None, replace: bool) -> None:
+    """Write a text to standard output or to a file; a file that exists is only replaced on request."""
+    if file is None:
+        sys.stdout.write(text)
+        return
+    try:
+        with file.open("w" if replace else "x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise UsageError(f"--output {file}: the file exists; give --force to replace it, or another name") from None
+    except OSError as error:
+        raise UsageError(f"--output {file}: {error.strerror}; give another file") from error

@@ -23,6 +23,9 @@ def train(
     deadline: options.Deadline = 120.0,
     checkpoint_every: options.CheckpointEvery = None,
     resume: options.Resume = None,
+    keys: options.Keys = None,
+    trusted_network: options.TrustedNetwork = False,
+    backups: options.Backups = 1,
     data_dir: options.DataDir = None,
     runs: options.Runs = Path("runs"),
     quiet: options.Quiet = False,
@@ -53,7 +56,7 @@ def train(
     try:
         run = run_training(
             chosen, plan, workers, engine=engine, folder=runs, progress=progress, updates=updates, deadline=deadline,
-            checkpoint_every=every, resume=resume,
+            checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
         )  # fmt: skip
     finally:
         progress.close()

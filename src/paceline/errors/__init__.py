@@ -6,7 +6,7 @@
     │   ├── JobError            a job's model, data, loss or optimizer
     │   ├── RunFolderError      a run's folder cannot be read or written
     │   ├── MachineError        this machine cannot run it
-    │   └── UnsafeAddress       an address that others can reach, with nothing that keeps strangers out
+    │   └── SecurityError       nothing would keep strangers out, or others can read the keys
     ├── RunFailed               the run was started and did not finish                   (exit code 1)
     │   ├── Blamed              one worker failed first; `.failure` describes it
     │   │   ├── WorkerFailed    it raised an exception: the user's code, usually
@@ -64,7 +64,7 @@ class MachineError(UsageError):
     pass
 
 
-class UnsafeAddress(UsageError):
+class SecurityError(UsageError):
     pass
 
 

@@ -1,1 +1,19 @@
-"""A cluster of machines: what is decided there, without a clock, a socket or a process."""
+"""The protocol of a cluster: a machine for every process, on a network that loses, doubles, delays and cuts.
+
+    messages    what processes send each other, and how it is packed into integers
+    outputs     what a machine asks of its engine: to send, to apply, to compute
+    applied     the batches that a shard has: a low-water mark and a set above it
+    views       the desk's side of one shard: which servers hold it
+    desk        leases batches to workers; rebuilt from the shards when it was lost
+    shard       a shard server: primary, backup or spare
+    worker      asks, computes, pushes to every shard
+    launchers   what a launcher says in the environment
+
+A machine is handed messages and the time, and returns outputs:
+
+    outputs = machine.handle(now, sender, message)
+    outputs = machine.tick(now)
+
+It knows no socket, no clock and no tensor, so that the objects that train over sockets are those that the simulation
+(`engines.virtual.network`) and the exploration break. The contract that they keep is docs/contract.md.
+"""

@@ -45,8 +45,9 @@ class Desk:
     owners that died before the run was resumed (`core.server.checkpoint_cut`).
     """
 
-    def __init__(self, workers: int, batches: int, gate: Gate, ghosts: int = 0) -> None:
-        self.workers, self.batches, self.gate, self.ghosts = workers, batches, gate, ghosts
+    def __init__(self, workers: int, batches: int, gate: Gate, ghosts: int = 0, keyed: bool = False) -> None:
+        """`keyed`: shards know every batch by its number (`core.cluster.shard`), not by the worker that pushed it."""
+        self.workers, self.batches, self.gate, self.ghosts, self.keyed = workers, batches, gate, ghosts, keyed
         self._orphan, self._lease = 4, 4 + workers + ghosts
         self._lost = self._lease + workers
         self._gate = self._lost + workers
@@ -87,18 +88,25 @@ class Desk:
         if state[lease] == DEAD:
             return Noted()
         if state[lease] != NONE:
-            state[self._orphan + worker] = state[self._lost + worker] = state[lease]
-            state[2] += 1
-            state[3] += 1
+            self._orphaned(state, worker, state[lease])
         state[lease] = DEAD
         self.gate.died(state, self._gate, worker)
         return Noted()
 
+    def _orphaned(self, state: State, worker: int, batch: int) -> None:
+        """Keep a dead worker's batch for another one, in the first free cell."""
+        cell = next(c for c in (self._orphan + worker, *range(self._orphan, self._lease)) if state[c] == NONE)
+        state[cell] = batch
+        state[2] += 1
+        if not self.keyed:
+            state[self._lost + worker] = batch
+            state[3] += 1
+
     def _join(self, state: State, worker: int) -> Noted | Wait:
         """Take a dead worker's place, but not before the batch that died with it is finished.
 
-        Shards know by the dead worker's number which of them have that batch. A push under the same number would
-        make them forget it, and apply the batch twice.
+        Unless batches are the key, shards know by the dead worker's number which of them have that batch. A push under
+        the same number would make them forget it, and apply the batch twice.
         """
         lease = self._lease + worker
         if state[lease] != DEAD:
@@ -138,6 +146,15 @@ class Desk:
         state[lease], state[cell] = state[cell], NONE
         state[2] -= 1
         return Lease(state[lease], again=True)
+
+    def retain(self, state: State, worker: int, batch: int) -> bool:
+        """Let a worker that has just joined go on with an orphan that it computes; return whether it is one."""
+        for cell in range(self._orphan, self._lease):
+            if state[cell] == batch:
+                state[self._lease + worker], state[cell] = batch, NONE
+                state[2] -= 1
+                return True
+        return False
 
     def leased(self, state: State) -> list[int]:
         """Return the batch of each worker, NONE or DEAD."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from paceline.parameters.replicas import AveragingReplica, mean_of, weighted_sum
 from paceline.parameters.store import LocalStore
 from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
 from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after
 
@@ -27,13 +29,13 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_afte
 class SharedParameters:
     """The arithmetic of `Alone` and `AllReduce`, whose workers hold the same parameters."""
 
-    def __init__(self, setup: Setup, epochs: Epochs) -> None:
+    def __init__(self, setup: Setup, method: Alone | AllReduce, epochs: Epochs) -> None:
         self.epochs = epochs
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         self.learner, optimizer = make_learner(setup)
-        parameters, method = self.learner.replica.parameters, setup.plan.method
+        parameters = self.learner.replica.parameters
         self.store = LocalStore(parameters, optimizer, setup.job.schedule, Plain())
-        self.payloads = Payloads(setup, method.collective) if isinstance(method, AllReduce) else None
+        self.payloads = Payloads(setup, method.collective) if method.collective is not None else None
         self.encoders = make_encoders(setup, parameters)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
@@ -64,8 +66,8 @@ class SteppedReplicas:
         #: The number of averages so far.
         self.averages = 0
         self.averaging = method.averaging
-        self.payloads = Payloads(setup, method.collective if isinstance(method, LocalSteps) else method.graph)
-        self.mean = self.payloads.mean if isinstance(method, LocalSteps) else self.payloads.mixtures
+        self.payloads = Payloads(setup, method.collective)
+        self.mean = self.payloads.mixtures if isinstance(method, Gossip) else self.payloads.mean
         self.replicas = list[AveragingReplica]()
         for _ in range(setup.plan.workers):
             learner, optimizer = make_learner(setup)
@@ -111,7 +113,8 @@ class CoordinatedWorkers:
     called for what follows.
     """
 
-    def __init__(self, setup: Setup, method: Coordinated) -> None:
+    def __init__(self, setup: Setup, method: Coordinated, epochs: Epochs) -> None:
+        del epochs  # a coordinator cannot continue without one of its workers
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         coordinator, workers = method.coordinator, setup.plan.workers
         self.slices = [
@@ -168,17 +171,23 @@ class CoordinatedWorkers:
         return all(bool(p.isfinite().all()) for p in self.slices[0].parameters)
 
 
-Synchronous = SharedParameters | SteppedReplicas | CoordinatedWorkers
+SynchronousArithmetic = SharedParameters | SteppedReplicas | CoordinatedWorkers
+
+#: The arithmetic of each method without a server and without stages: called with the setup of a run, the method and the
+#: groups of its workers.
+ARITHMETIC: dict[type, Callable[[Setup, Any, Epochs], SynchronousArithmetic]] = {
+    Alone: SharedParameters,
+    AllReduce: SharedParameters,
+    LocalSteps: SteppedReplicas,
+    Gossip: SteppedReplicas,
+    Coordinated: CoordinatedWorkers,
+}
 
 
-def synchronous(setup: Setup, epochs: Epochs | None = None) -> Synchronous:
-    """Return the arithmetic of a method without a server and without stages, in these groups of its workers."""
-    method, epochs = setup.plan.method, epochs or Epochs(setup.plan.workers)
-    if isinstance(method, Coordinated):
-        return CoordinatedWorkers(setup, method)
-    if isinstance(method, LocalSteps | Gossip):
-        return SteppedReplicas(setup, method, epochs)
-    return SharedParameters(setup, epochs)
+def synchronous(setup: Setup, epochs: Epochs | None = None) -> SynchronousArithmetic:
+    """Make the arithmetic of a method without a server and without stages, in these groups of its workers."""
+    method = setup.plan.method
+    return ARITHMETIC[type(method)](setup, method, epochs or Epochs(setup.plan.workers))
 
 
 class Payloads:

@@ -13,7 +13,7 @@ docs/cluster.md has the design.
 """
 
 from paceline.engines.cluster.engine import train
-from paceline.engines.cluster.refusals import check
+from paceline.engines.cluster.refusals import check, no_checkpoints
 from paceline.engines.cluster.roster import Roster, nodes, roster
 
-__all__ = ["Roster", "check", "nodes", "roster", "train"]
+__all__ = ["Roster", "check", "no_checkpoints", "nodes", "roster", "train"]

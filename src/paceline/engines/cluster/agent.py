@@ -25,11 +25,14 @@ from paceline.engines.cluster.control import (
     Reported,
     Result,
     Rows,
+    Serve,
     Snapshot,
     Wanted,
     state_message,
 )
 from paceline.engines.cluster.seat import Ticket
+from paceline.engines.cluster.servers.node_servers import NodeServers
+from paceline.engines.cluster.servers.processes import ServerTicket, run_worker
 from paceline.engines.cluster.worker_main import main
 from paceline.engines.local import messages
 from paceline.engines.local.arena import TAKEN, WANTED, Arena, ArenaShape
@@ -43,6 +46,7 @@ from paceline.engines.setup import Setup
 from paceline.links.memory import SharedTensors
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.link import raw
+from paceline.plans.methods.server import Server
 from paceline.runs.trace import Kind
 
 
@@ -50,6 +54,13 @@ class ToHead(Protocol):
     """Sends a message to the head."""
 
     def __call__(self, message: Message, content: Sequence[Buffer] = ()) -> None: ...
+
+
+class Keeper(Protocol):
+    """Keeps a process running."""
+
+    def ended(self, child: Child) -> None:
+        """Start another process, if this one that has ended was its own."""
 
 
 @dataclass
@@ -76,6 +87,8 @@ class Agent:
             tempfile.TemporaryDirectory(prefix="paceline-", dir=short_folder()) if setup.job.loader_workers else None
         )
         self.oom_kills = oom_kills()  # before the run
+        #: Those who start another process in the place of one that has ended, other than the worker.
+        self.keepers: list[Keeper] = []
         #: None once the worker has ended.
         self.worker: Child | None = None
         #: How the worker has ended, if it has.
@@ -84,9 +97,21 @@ class Agent:
         self.arena.control[TAKEN] = self.resume.updates
 
     def start(self) -> None:
-        """Start the worker."""
-        given, buffer = [self._assignment()], self.resume.state_buffer
-        self.worker = self.children.start(main, (given, self.ticket, self.arena, self.tensors, self.snapshots, buffer))
+        """Start the worker, unless the head first says where its servers are."""
+        if not isinstance(self.setup.plan.method, Server):
+            given, buffer = [self.assignment()], self.resume.state_buffer
+            self.worker = self.children.start(
+                main, (given, self.ticket, self.arena, self.tensors, self.snapshots, buffer)
+            )
+
+    def serve(self, message: Serve) -> None:
+        """Start this node's servers, and a worker that pushes to servers."""
+        seat, layout = self.ticket, self.setup.layout
+        ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, message.desk)
+        servers = NodeServers(self.children, ticket, seat.rank, seat.parts, self.assignment, layout)
+        self.keepers.append(servers)
+        servers.start(message.shards)
+        self.worker = self.children.start(run_worker, (ticket, [self.assignment()], self.arena, layout, self.tensors))
 
     def hear(self, message: Message) -> None:
         """Take a message of the head."""
@@ -95,6 +120,8 @@ class Agent:
                 self.worker.send(message)
         elif isinstance(message, Wanted):
             self.arena.control[WANTED] = message.update
+        elif isinstance(message, Serve):
+            self.serve(message)
         elif isinstance(message, Deliver):
             self.to_head(Result(), [raw(self.arena.results[0])])
 
@@ -105,6 +132,9 @@ class Agent:
         for child, message in said:
             if child is self.worker:
                 self._pass(message)
+            elif isinstance(message, messages.Died):
+                for keeper in self.keepers:
+                    keeper.ended(child)
 
     def close(self) -> None:
         """End the worker and release what it shared."""
@@ -153,7 +183,8 @@ class Agent:
                 updates = int(row["update"])
                 self.to_head(Snapshot(updates), [raw(tensor) for tensor in _whole(self.snapshots.read(updates))])
 
-    def _assignment(self) -> bytes:
+    def assignment(self) -> bytes:
+        """Pickle what a process of this node has to know of the job."""
         setup, job = self.setup, self.setup.job
         given = Assignment(
             self.ticket.rank, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving,

@@ -169,6 +169,14 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Serve:
+    """A node is to start a worker, and a server for each of these shards."""
+
+    desk: Address
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Over:
     """The run has failed or was stopped; every process ends."""
 
@@ -178,7 +186,7 @@ class Over:
 
 Message: TypeAlias = (
     Register | Welcome | Refused | Clock | Reported | Regrouped | CallOff | Accuse | Dismiss | Rows | Ended | Failed
-    | Finished | Snapshot | Deliver | Result | Over | State | Wanted | Asked
+    | Finished | Snapshot | Deliver | Result | Over | State | Wanted | Asked | Serve
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = get_args(Message)
 _KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}

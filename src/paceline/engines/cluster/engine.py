@@ -15,7 +15,6 @@ from paceline.engines.cluster.roster import Roster
 from paceline.engines.cluster.terms import Terms
 from paceline.engines.outcome import Outcome
 from paceline.engines.setup import Setup
-from paceline.links.tcp.doors import LOOPBACK, Door
 from paceline.links.tcp.frame import LIMITS, Limits
 from paceline.links.tcp.waiting import TIMING
 from paceline.runs.live import Heartbeat
@@ -31,19 +30,19 @@ def train(
     progress: ProgressCallback | None,
     deadline: float,
     request: CheckpointRequest | None = None,
-    door: Door = LOOPBACK,
+    backups: int = 1,
 ) -> Iterator[Outcome]:
     """Run this node's part of the plan. Every node gets the trained model; the head has the whole trace."""
     most = 16 * setup.layout.bytes  # of a worker's state, with what optimizers keep
     limits = Limits(LIMITS.ints, max(LIMITS.body, most), max(LIMITS.queue, most))
     terms = Terms.of(setup, roster.nodes)
-    hub, pump = rendezvous.open_hub(roster, door, TIMING, limits, deadline)
-    part = NodePart(setup, roster, terms, hub, door, TIMING, deadline)
+    hub, pump = rendezvous.open_hub(roster, roster.door, TIMING, limits, deadline)
+    part = NodePart(setup, roster, terms, hub, TIMING, deadline)
     try:
         if not roster.leads:
             yield follow(part)
             return
-        node = HeadNode(part, run, heartbeat, progress, request)
+        node = HeadNode(part, run, heartbeat, progress, request, backups)
         try:
             yield node.train()
         finally:

@@ -156,7 +156,7 @@ class Head:
         elif isinstance(message, Ended):
             self.lost(rank, f"died ({message.how})")
         elif isinstance(message, Failed) and rank in self.machine.alive:
-            raise self.diagnosis.failed(rank, _report(message), self._victims(rank))
+            raise self.diagnosis.failed(rank, report_of(message), self._victims(rank))
 
     def lost(self, rank: int, why: str) -> None:
         """A worker has died, or its node cannot be reached."""
@@ -259,15 +259,23 @@ def _rows_of(formed: Formed, at: int) -> list[Row]:
     ]
 
 
-def _report(failed: Failed) -> FailureReport:
+def report_of(failed: Failed) -> FailureReport:
     position = Position(failed.update, failed.version, failed.samples)
     return FailureReport(
         failed.what, position, failed.traceback, failed.advice, failed.waited_for, failed.complete, now()
     )
 
 
+class Followed(Protocol):
+    """What an observer needs of a head."""
+
+    far: FarWorkers
+    finished: dict[int, Finished]
+    dead: set[int]
+
+
 def observer_of(
-    setup: Setup, head: Head, nodes: dict[int, Node], own: int, heartbeat: Heartbeat,
+    setup: Setup, head: Followed, nodes: dict[int, Node], own: int, heartbeat: Heartbeat,
     progress: ProgressCallback | None, start: Checkpoint | None,
 ) -> Observer:  # fmt: skip
     """Return the observer of a run, with the processes of all nodes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -20,16 +21,18 @@ from paceline.engines.cluster.control import Message, Over, Result, Welcome, pac
 from paceline.engines.cluster.head import Head, observer_of
 from paceline.engines.cluster.node import POLL, NodePart, joined, resume_point
 from paceline.engines.cluster.rendezvous import Node
+from paceline.engines.cluster.servers.head import ServerHead
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.worker_pool import snapshot_file
 from paceline.engines.outcome import Outcome, Snapshot
 from paceline.errors import PacelineError
 from paceline.links.tcp.connection import Buffer
+from paceline.links.tcp.events import Gone, Received
 from paceline.links.tcp.handshake import RUN_BYTES
-from paceline.links.tcp.hub import Gone, Received
 from paceline.links.tcp.link import raw
+from paceline.plans.methods.server import Server
 from paceline.runs.live import Heartbeat, Phase
-from paceline.runs.progress import ProgressCallback
+from paceline.runs.progress import ProgressCallback, Watcher
 from paceline.runs.trace import Kind, Trace
 
 FAREWELL = 30.0  # seconds that nodes may take to receive the result
@@ -40,34 +43,50 @@ class HeadNode:
 
     def __init__(
         self, part: NodePart, folder: Path | None, heartbeat: Heartbeat, progress: ProgressCallback | None,
-        request: CheckpointRequest | None,
+        request: CheckpointRequest | None, backups: int,
     ) -> None:  # fmt: skip
         self.part, self.request = part, request
         self.hub, self.heartbeat = part.hub, heartbeat
         run = secrets.token_bytes(RUN_BYTES)
+        #: Messages between the head and its own agent, which are handled one after another: (to the head, message).
+        self._own: deque[tuple[bool, Message, memoryview]] = deque()
         self.nodes = rendezvous.gather(part.hub, part.roster, part.terms, part.deadline)
         for rank, node in self.nodes.items():
             self._welcome(rank, node, run)
-        #: Messages between the head and its own agent, which are handled one after another: (to the head, message).
-        self._own: deque[tuple[bool, Message, memoryview]] = deque()
         setup, start = part.setup, request.start if request else None
+        servers = isinstance(setup.plan.method, Server)
         self.snapshots = snapshot_file(setup, request, setup.snapshots_every)
-        self.checkpoints = FarCheckpoints(setup, request) if request else None
-        self.head = Head(
-            setup, self.nodes, self._to_rank, part.deadline, part.timing.silence, self.snapshots, self.checkpoints
-        )
+        self.checkpoints = FarCheckpoints(setup, request) if request and not servers else None
+        self.agent = self._agent(run)
+        self.head: Head | ServerHead
+        if servers:
+            self.head = ServerHead(setup, self.nodes, self._to_rank, part.deadline, self.snapshots, self.agent, backups)
+        else:
+            self.head = Head(
+                setup, self.nodes, self._to_rank, part.deadline, part.timing.silence, self.snapshots, self.checkpoints
+            )
         self.observer = observer_of(setup, self.head, self.nodes, os.getpid(), heartbeat, progress, start)
         self.head.observe(self.observer, folder / "trace.arrow" if folder else None)
-        state = state_for(start, 0, setup.plan.traits.agrees) if start else None
+        if isinstance(progress, Watcher):
+            stop = self.checkpoints.signals.take if self.checkpoints else None
+            progress.connect(
+                self.snapshots.read if self.snapshots else None, partial(stop, signal.SIGTERM) if stop else None
+            )
+
+    def _agent(self, run: bytes) -> Agent:
+        """Make the agent of this node, whose worker goes on from its state if the run is resumed."""
+        part, request = self.part, self.request
+        start = request.start if request else None
+        state = state_for(start, 0, part.setup.plan.traits.agrees) if start else None
         every, updates = request.interval.updates if request else 0, start.updates if start else 0
-        self.agent = Agent(
-            setup,
+        return Agent(
+            part.setup,
             part.ticket(run, part.roster.head.host),
             Children(part.hub.wake),
             self._to_head,
             self.snapshots,
             leads=True,
-            resume=resume_point(updates, every, request is not None, state),
+            resume=resume_point(updates, every, self.checkpoints is not None, state),
         )
 
     def train(self) -> Outcome:

@@ -14,7 +14,6 @@ from paceline.engines.cluster.seat import Ticket
 from paceline.engines.cluster.terms import Terms
 from paceline.engines.local.state_buffers import ResumePoint, StateBuffer
 from paceline.engines.setup import Setup
-from paceline.links.tcp.doors import Door
 from paceline.links.tcp.hub import Hub
 from paceline.links.tcp.waiting import Timing
 from paceline.parameters.worker_state import WorkerState
@@ -30,7 +29,6 @@ class NodePart:
     roster: Roster
     terms: Terms
     hub: Hub
-    door: Door
     timing: Timing
     #: Seconds that a rank may wait for another one.
     deadline: float
@@ -38,7 +36,7 @@ class NodePart:
     def ticket(self, run: bytes, host: str) -> Ticket:
         """Return what this node's worker needs to meet the other ranks."""
         parts, job = self.setup.plan.workers, self.terms.sha256
-        return Ticket(self.roster.rank, parts, run, job, host, self.door, self.deadline, self.timing)
+        return Ticket(self.roster.rank, parts, run, job, host, self.roster.door, self.deadline, self.timing)
 
 
 def resume_point(updates: int, every: int, keeps: bool, state: WorkerState | None) -> ResumePoint:

@@ -13,12 +13,11 @@ from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
 from paceline.plans.plan import Plan
 
-IN_STEP = "ring, tree, halving_doubling, central, local_sgd and diloco"
+IN_STEP = "ring, tree, downpour, ssp, local_sgd and diloco"
 #: For each kind of method that a cluster does not run: why, and what to use.
 REFUSED: dict[type, tuple[str, str]] = {
     Alone: ("its workers exchange nothing", f"plans for several nodes are {IN_STEP}"),
-    ParameterServer: ("its server lies in the memory of one machine", f"on several machines use {IN_STEP}"),
-    GatheringServer: ("its server lies in the memory of one machine", f"on several machines use {IN_STEP}"),
+    GatheringServer: ("its server lies in the memory of one machine", "on several machines use downpour, ssp or ring"),
     CentreServer: ("its centre lies in the memory of one machine", "use its mode=synchronous, or local_sgd"),
     PairwiseGossip: ("its pairs average in the memory of one machine", "use gossip with mode=synchronous"),
     Hogwild: ("its workers write into one memory", f"on several machines use {IN_STEP}"),
@@ -34,7 +33,7 @@ def check(plan: Plan, roster: Roster, resumed: bool = False) -> None:
     A run can be resumed by fewer nodes where all workers hold the same: they compute the chunks of those that are gone.
     """
     method = plan.method
-    if not isinstance(method, AllReduce | LocalSteps | Gossip):
+    if not isinstance(method, AllReduce | LocalSteps | Gossip | ParameterServer):
         why, instead = REFUSED[type(method)]
         raise PlanError(f"plan {plan.name} does not run on a cluster: {why}; {instead}")
     fewer = resumed and plan.traits.agrees and roster.nodes < plan.workers
@@ -43,3 +42,10 @@ def check(plan: Plan, roster: Roster, resumed: bool = False) -> None:
             f"plan {plan} has {plan.workers} workers, and {roster.launcher} has started {roster.nodes} nodes, which "
             "have a worker each: leave the number of workers out, or start as many nodes"
         )
+
+
+def no_checkpoints(plan: Plan) -> str:
+    """Return why runs of a plan keep no checkpoints on a cluster; empty where they do."""
+    if isinstance(plan.method, ParameterServer):
+        return "on a cluster, the backups of its servers keep the state instead"
+    return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import signal
 import threading
 import time
 import warnings
@@ -33,7 +34,6 @@ from paceline.parameters.replicas import mean_of
 from paceline.parameters.shard_version import ShardVersion
 from paceline.parameters.worker_state import WorkerState, copied
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
-from paceline.plans.methods.server import Hogwild
 
 MARGIN = 2  # updates from the furthest worker to the update after which all write their state
 
@@ -70,6 +70,10 @@ class CheckpointCoordinator:
                 state_buffer.next.write(tag, common | start.holders[f"worker.{number}"])
 
     # --- when ------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Request a checkpoint that ends the run, as SIGTERM does."""
+        self.signals.take(signal.SIGTERM)
 
     def take(self, finished: set[int]) -> Checkpoint | None:
         """Take a checkpoint, if one is due and the workers have written their states for it."""
@@ -128,7 +132,7 @@ class CheckpointCoordinator:
     def _state_at_push(self, worker: int) -> WorkerState | None:
         """Read the state that a worker had when it last pushed."""
         state_buffer, shard = self.state_buffers[worker], self.arena.shards[0]
-        if isinstance(self.setup.plan.method, Hogwild):  # it has no versions
+        if not self.setup.plan.traits.versioned:
             return state_buffer.newest
         return state_buffer.read(shard.machine.base(shard.integers.current, worker))
 

@@ -65,7 +65,9 @@ class LoopWorker:
             arena.shape.layout, FixedGroup(self.number, arena, agenda, waiter),
         )  # fmt: skip
         self.desk_lock = arena.lock(DESK_LOCK, waiter, "the desk")
-        self.walk = walk_of(self.runner, arena)
+        walk = walk_of(self.runner, arena)
+        assert walk is not None, "`parallel` refuses methods without one"
+        self.walk = walk
         self.due = next(self.walk)
         self.since = now()
 

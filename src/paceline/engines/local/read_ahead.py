@@ -14,7 +14,6 @@ from paceline.core.agenda import Agenda, Chunk
 from paceline.core.forecast import Forecast
 from paceline.data.source import Reader
 from paceline.engines.local.methods.runner import PlanRunner
-from paceline.engines.servers.shard_memory import DeskMemory
 from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.native import NativeDdp
 
@@ -22,15 +21,15 @@ from paceline.plans.methods.native import NativeDdp
 class ReadAhead:
     """Announces to a worker's reader which chunks it will need."""
 
-    def __init__(self, reader: Reader, runner: PlanRunner, desk: DeskMemory | None = None) -> None:
+    def __init__(self, reader: Reader, runner: PlanRunner, given_out: int | None = None) -> None:
+        """`given_out` is how many batches a desk has leased so far; None where the plan fixes what workers compute."""
         self.reader, self.agenda, self.lease = reader, runner.agenda, -1
         self.forecast: Forecast | None = None
         if not reader.ahead:
             return  # no loader processes: batches are read when they are asked for
-        if desk is None:
+        if given_out is None:
             reader.announce(_known(runner))
             return
-        given_out = desk.desk.given_out(desk.integers.current)  # not 0 if the run was resumed
         self.forecast = Forecast(given_out + runner.number, runner.plan.workers, self.agenda.leases)
         reader.announce(_chunks(self.agenda, self.forecast.coming()))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import select
 from collections.abc import Sequence
 
+from paceline.errors import PeerLost
 from paceline.links.tcp.connection import Buffer, Connection
-from paceline.links.tcp.frame import Frame
+from paceline.links.tcp.frame import LEAVE, Frame
 from paceline.links.tcp.waiting import SocketWaiter, Wait
 
 BOTH = select.POLLIN | select.POLLOUT
@@ -34,20 +35,34 @@ class BlockingConnection:
 
     def send(self, kind: int, ints: Sequence[int] = (), bodies: Sequence[Buffer] = ()) -> None:
         """Send a frame; the buffers may be changed afterwards."""
-        connection = self.connection
-        connection.post(kind, ints, bodies, copy=False)
-        if connection.wants_write:
-            self._until_sent()
+        try:
+            self.connection.post(kind, ints, bodies, copy=False)
+            if self.connection.wants_write:
+                self._until_sent()
+        except PeerLost:
+            self._listen_to_the_end()
+            raise
 
     def receive(self) -> Frame:
         """Return the next frame."""
         frame, self._early = self._early, None
         if frame is None:
-            frame = self.connection.next()
-        return self._until_received() if frame is None else frame
+            frame = self.connection.next() or self._until_received()
+        if frame.kind == LEAVE:
+            raise self._has_left()
+        return frame
 
     def close(self) -> None:
         self.connection.close()
+
+    def _listen_to_the_end(self) -> None:
+        """Raise PeerLost with `left` if the other end has said so before it closed the connection."""
+        while self.connection.lost is None and (frame := self.connection.next()) is not None:
+            if frame.kind == LEAVE:
+                raise self._has_left()
+
+    def _has_left(self) -> PeerLost:
+        return PeerLost(self.connection.name, "has left, while something was expected of it", left=True)
 
     def _until_sent(self) -> None:
         connection, wait = self.connection, Wait(self.waiter, self.connection)

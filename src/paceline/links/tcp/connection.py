@@ -13,7 +13,7 @@ from paceline.errors import PeerLost
 from paceline.links.tcp.frame import HEARTBEAT, LIMITS, Decoder, Encoder, Frame, Limits, Place
 from paceline.links.tcp.stream import Stream
 
-READS = 256  # of one connection before others have their turn
+FRAMES, READS = 64, 256  # of one connection before others have their turn
 #: What can be sent: bytes, an array, a memoryview.
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -43,6 +43,10 @@ class Connection:
         self.heard = self.sent = monotonic_ns()
         #: Why the connection is of no use any longer.
         self.lost: PeerLost | None = None
+        #: Why nothing can be sent any longer; what the other end has sent before can still be read.
+        self._mute: PeerLost | None = None
+        #: Whether the last `drain` left something.
+        self.unread = False
         #: Bytes that wait in the queue.
         self.queued = 0
         #: Called when a frame could not be sent at once, by the thread that posted it.
@@ -65,8 +69,17 @@ class Connection:
     def admit(self, name: str, limits: Limits, place: Place | None) -> None:
         """Accept what a known peer may send; until then the limits are those of a stranger."""
         self.name = name
-        self._encoder.limits = self._decoder.limits = limits
+        self.limit(limits)
         self._decoder.place = place
+
+    @property
+    def limits(self) -> Limits:
+        """What is accepted and kept."""
+        return self._decoder.limits
+
+    def limit(self, limits: Limits) -> None:
+        """Accept and keep no more than this from now on."""
+        self._encoder.limits = self._decoder.limits = limits
 
     def receive_into(self, place: Place | None) -> None:
         """Receive the bodies of the frames from the next one on where `place` says."""
@@ -85,7 +98,8 @@ class Connection:
                 the buffers must not change before all is sent.
 
         Raises:
-            PeerLost: the connection has ended, or too much waits already.
+            PeerLost: the connection has ended, or too much waits already. Only in the second case `lost` is set: what
+                the other end has sent before it ended can still be read.
         """
         views = [view for view in (memoryview(body) for body in bodies) if view.nbytes]
         with self._sending:
@@ -117,24 +131,26 @@ class Connection:
 
     def beat(self, now: int, interval: int) -> None:
         """Send a heartbeat, if nothing was sent for `interval` nanoseconds and nothing waits to be sent."""
-        if now - self.sent >= interval and not self._queue and self.lost is None:
+        if now - self.sent >= interval and not self._queue and self.lost is self._mute is None:
             self.post(HEARTBEAT)
 
     def _shut_down_if_finished(self) -> None:
-        if self._finishing and not self._queue and self.lost is None:
+        if self._finishing and not self._queue and self.lost is self._mute is None:
             self._finishing = False
             with contextlib.suppress(OSError):  # the other end has closed it
                 self.stream.finish()
 
     def _send(self, buffers: list[memoryview]) -> list[memoryview]:
         """Send until the socket takes no more, and return what is left."""
-        if self.lost is not None:
-            raise self.lost
+        if (mute := self.lost or self._mute) is not None:
+            raise mute
         while buffers:
             try:
                 count = self.stream.send(buffers)
             except OSError as error:
-                raise self._lose(f"cannot be reached any longer ({error.strerror or error})") from error
+                self._mute = PeerLost(self.name, f"cannot be reached any longer ({error.strerror or error})")
+                self._empty_queue()
+                raise self._mute from error
             if count is None:
                 break
             self.sent = monotonic_ns()
@@ -150,21 +166,33 @@ class Connection:
             PeerLost: the other end has closed the connection.
             FrameError: what arrived is not a frame that is allowed.
         """
-        decoder = self._decoder
-        for _ in range(READS):
-            while (frame := decoder.next()) is not None:
-                if frame.kind != HEARTBEAT:
-                    return frame
+        while (frame := self._decoded()) is None:
             if not self._receive():
                 return None
-        return None
+        return frame
 
-    def drain(self, most: int = READS) -> Iterator[Frame]:
-        """Yield the frames that have arrived, but no more than `most`, for the sake of other connections."""
-        for _ in range(most):
-            if (frame := self.next()) is None:
+    def drain(self) -> Iterator[Frame]:
+        """Yield the frames that have arrived, but no more than a share, for the sake of other connections.
+
+        Afterwards `unread` says whether there may be more, of which the kernel need not know.
+        """
+        self.unread, frames, reads = True, FRAMES, READS
+        while frames and reads:
+            if (frame := self._decoded()) is not None:
+                yield frame
+                frames -= 1
+            elif self._receive():
+                reads -= 1
+            else:
+                self.unread = False
                 return
-            yield frame
+
+    def _decoded(self) -> Frame | None:
+        """Return the next frame of what was received, without heartbeats."""
+        while (frame := self._decoder.next()) is not None:
+            if frame.kind != HEARTBEAT:
+                return frame
+        return None
 
     def _receive(self) -> bool:
         """Receive once; whether there was something."""
@@ -187,9 +215,12 @@ class Connection:
 
     def _lose(self, why: str) -> PeerLost:
         self.lost = PeerLost(self.name, why)
+        self._empty_queue()
+        return self.lost
+
+    def _empty_queue(self) -> None:
         self._queue.clear()
         self.queued = 0
-        return self.lost
 
     def close(self) -> None:
         """Close the socket. What waits in the queue is not sent."""

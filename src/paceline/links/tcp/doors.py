@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from paceline.errors import UnsafeAddress
+from paceline.errors import SecurityError, UsageError
 from paceline.links.tcp.stream import PlainStream, Stream
 
 TOKEN_BYTES = 16  # at least
@@ -35,7 +35,7 @@ class Address(NamedTuple):
         """Read HOST:PORT or [HOST]:PORT."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
-            raise UnsafeAddress(f"{text!r} is no address; write HOST:PORT, or [HOST]:PORT for IPv6")
+            raise UsageError(f"{text!r} is no address; write HOST:PORT, or [HOST]:PORT for IPv6")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
 
@@ -72,12 +72,12 @@ LOOPBACK = Loopback()
 class TrustedNetwork:
     """A network on which nobody listens or changes what others send: it takes the token to join, nothing is hidden."""
 
-    token: bytes
+    token: bytes = field(repr=False)
     locked: bool = True
 
     def __post_init__(self) -> None:
         if len(self.token) < TOKEN_BYTES:
-            raise UnsafeAddress(
+            raise SecurityError(
                 f"a token of {len(self.token)} bytes can be guessed; give at least {TOKEN_BYTES}, as "
                 "`python -c 'import secrets; print(secrets.token_hex(16))'` prints"
             )
@@ -90,7 +90,7 @@ def listen(address: Address, door: Door) -> socket.socket:
     """Return a socket that listens; port 0 means any.
 
     Raises:
-        UnsafeAddress: other machines could reach it, and the door keeps nobody out.
+        SecurityError: other machines could reach it, and the door keeps nobody out.
     """
     require_safe(address, door, "listen at")
     family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
@@ -98,13 +98,13 @@ def listen(address: Address, door: Door) -> socket.socket:
 
 
 def require_safe(address: Address, door: Door, verb: str) -> None:
-    """Raise UnsafeAddress unless the door is fit for the address."""
+    """Raise SecurityError unless the door is fit for the address."""
     if door.locked or is_loopback(address.host):
         return
-    raise UnsafeAddress(
+    raise SecurityError(
         f"Paceline does not {verb} {address}, which is no loopback address, without anything that keeps strangers out. "
-        "Make keys with `paceline keys FOLDER`, copy the folder to every machine and give --keys FOLDER; or, on a "
-        "network where you trust every machine, give --trusted-network: a token is asked for, nothing is encrypted"
+        "Make keys with `paceline keys FOLDER`, copy FOLDER/node to every machine and give --keys FOLDER; or, on a "
+        "network where every machine is trusted, give --trusted-network: a token is asked for, nothing is encrypted"
     )
 
 

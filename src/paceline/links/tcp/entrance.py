@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from time import monotonic_ns
 
-from paceline.errors import ConnectionFailed
+from paceline.errors import ConnectionFailed, FrameError, PeerLost
 from paceline.links.tcp.candidate import Candidate, open_socket
 from paceline.links.tcp.connection import Connection
 from paceline.links.tcp.doors import Address, Door
@@ -25,27 +26,27 @@ from paceline.links.tcp.waiting import SECOND, Timing
 PLACES = 64  # strangers at a time
 ACCEPTED = 64  # at once, before others have their turn
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two attempts to dial
-REMEMBERED = 256  # machines that were refused
+REMEMBERED = 1000  # machines that were refused, and reported
 
 
 class Refusals:
-    """Tells of each machine that is refused once, and remembers a bounded number of them."""
+    """Tells of each machine that is refused once, and of so many machines at most."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._told: OrderedDict[str, None] = OrderedDict()
+        self._told: set[str] = set()
         #: How many connections were refused.
         self.count = 0
 
     def add(self, host: str, why: str) -> None:
         self.count += 1
-        if host in self._told:
-            self._told.move_to_end(host)
+        if host in self._told or len(self._told) > REMEMBERED:
             return
-        self._told[host] = None
+        self._told.add(host)
         if len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
-        self._tell(f"refused a connection from {host}: it {why}. Further ones from there are not reported")
+            self._tell(f"refused connections from more than {REMEMBERED} machines; further ones are not reported")
+        else:
+            self._tell(f"refused a connection from {host}: it {why}. Further ones from there are not reported")
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Dial:
     end: int
     due: int  # nanoseconds of the monotonic clock
     pause: float = FIRST_PAUSE
+    attempts: int = 0
     why: str = "nobody answered"  # the last attempt failed
     candidate: Candidate | None = None
 
@@ -64,20 +66,27 @@ class Entrance:
     """The handshakes of a process. Its owner polls the candidates, and says which of them are ready."""
 
     def __init__(self, me: Identity, door: Door, timing: Timing, tell: Callable[[str], None]) -> None:
-        self._me, self._door, self._timing = me, door, timing
+        self._me, self._door, self._timing, self._tell = me, door, timing, tell
+        #: Addresses whose process is not the right one, as was told.
+        self._complained: set[Address] = set()
         self.refusals = Refusals(tell)
         #: Those that were accepted, the oldest first.
         self._strangers: dict[int, Candidate] = {}
         self._dials: list[Dial] = []
 
     def dial(self, address: Address, seconds: float) -> None:
-        """Dial an address from the next `due` on, for at most so long."""
+        """Dial an address from the next `due` on, for at most so long. One that is being dialled may take longer."""
         now = monotonic_ns()
-        self._dials.append(Dial(address, now + int(seconds * SECOND), now))
+        end = now + int(seconds * SECOND)
+        for dial in self._dials:
+            if dial.address == address:
+                dial.end = max(dial.end, end)
+                return
+        self._dials.append(Dial(address, end, now))
 
     def next_due(self) -> int | None:
         """When something has to be dialled or given up next."""
-        ends = [stranger.end for stranger in list(self._strangers.values())[:1]]
+        ends = [stranger.end for stranger in islice(self._strangers.values(), 1)]
         ends += [min(d.end, d.candidate.end if d.candidate else d.due) for d in self._dials]
         return min(ends, default=None)
 
@@ -95,11 +104,11 @@ class Entrance:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                continue  # it has gone again
+                continue
             try:
                 prepare(raw, self._timing.give_up)
                 candidate = Candidate(raw, self._door, self._me, self._timing.handshake, None)
-            except OSError:
+            except OSError:  # it has gone again
                 raw.close()
                 continue
             if len(self._strangers) >= PLACES:
@@ -129,8 +138,13 @@ class Entrance:
         """Go on with a handshake; return who the peer is as soon as that is known."""
         try:
             found = candidate.advance()
+        except PeerLost as error:
+            self.refuse(candidate, error.why)
+            return None
         except ConnectionFailed as error:
-            self.refuse(candidate, getattr(error, "why", str(error)))
+            why = f"sent what is not allowed: {error}" if isinstance(error, FrameError) else str(error)
+            self.refuse(candidate, why)
+            self._complain(candidate, why)
             return None
         except OSError as error:
             self.refuse(candidate, f"cannot be reached ({error.strerror or error})")
@@ -155,7 +169,8 @@ class Entrance:
 
     def _attempt(self, dial: Dial) -> Candidate | None:
         try:
-            raw = open_socket(dial.address)
+            dial.attempts += 1
+            raw = open_socket(dial.address, dial.attempts - 1)
         except OSError as error:
             self._postpone(dial, error.strerror or str(error))
             return None
@@ -173,6 +188,12 @@ class Entrance:
             self._postpone(dial, why)
         else:
             self._dials.remove(dial)
+
+    def _complain(self, candidate: Candidate, why: str) -> None:
+        """Tell once why the process at an address is not the right one: waiting for it may take long."""
+        if candidate.dialled is not None and candidate.dialled not in self._complained:
+            self._complained.add(candidate.dialled)
+            self._tell(f"dialled {candidate.dialled}: it {why}. It is dialled again until the deadline")
 
     def _postpone(self, dial: Dial, why: str) -> None:
         dial.candidate, dial.why = None, why

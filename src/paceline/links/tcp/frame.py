@@ -86,9 +86,9 @@ class Encoder:
     def head(self, kind: int, ints: Sequence[int], size: int) -> bytes:
         """Return header and integers of the next frame, which a body of `size` bytes follows."""
         _check_sizes(len(ints), size, self.limits, "this process was about to send")
-        number = self._number
-        self._number = (number + 1) % NUMBERS
-        return _head(len(ints)).pack(MAGIC, VERSION, kind, len(ints), number, size, *ints)
+        head = _head(len(ints)).pack(MAGIC, VERSION, kind, len(ints), self._number, size, *ints)
+        self._number = (self._number + 1) % NUMBERS
+        return head
 
 
 class Decoder:
@@ -143,6 +143,8 @@ class Decoder:
         # 1. The header, as soon as it is there, and its limits.
         if self._announced is None:
             if self._stop - self._start < HEADER.size:
+                if self._stop > self._start:
+                    self._check_magic()  # another program's request may be shorter than a header
                 return None
             self._announced = self._read_header()
         kind, count, size = self._announced
@@ -164,7 +166,7 @@ class Decoder:
     def _read_header(self) -> _Announced:
         magic, version, kind, count, number, size = HEADER.unpack_from(self._stage, self._start)
         if magic != MAGIC:
-            raise FrameError("magic", f"what arrived begins with {magic!r}, which is no frame of Paceline")
+            self._check_magic()
         if version != VERSION:
             raise FrameError(
                 "version",
@@ -177,6 +179,11 @@ class Decoder:
         self._number = (number + 1) % NUMBERS
         self._start += HEADER.size
         return _Announced(kind, count, size)
+
+    def _check_magic(self) -> None:
+        begin = bytes(self._stage[self._start : min(self._stop, self._start + len(MAGIC))])
+        if begin != MAGIC[: len(begin)]:
+            raise FrameError("magic", f"what arrived begins with {begin!r}, which is no frame of Paceline")
 
     def _place_of(self, kind: int, size: int) -> memoryview:
         if not size:

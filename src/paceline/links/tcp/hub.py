@@ -14,61 +14,28 @@ One thread polls and posts; others may call `wake`. Nothing here blocks but `pol
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import sys
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic_ns
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from paceline.errors import ConnectionFailed, FrameError, PeerLost
 from paceline.links.tcp.candidate import Candidate
 from paceline.links.tcp.connection import Buffer, Connection
 from paceline.links.tcp.doors import LOOPBACK, Address, Door, require_safe
 from paceline.links.tcp.entrance import Entrance
+from paceline.links.tcp.events import Arrived, Event, Gone, PeerPlace, Received, Unreached
 from paceline.links.tcp.frame import FIRST_KIND, LEAVE, LIMITS, Frame, Limits
 from paceline.links.tcp.handshake import Identity, Peer
+from paceline.links.tcp.leaving import LINGER, leave
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import SECOND, TIMING, Timing, silent
 
-FRAMES = 64  # of one peer before others have their turn
-
-
-class Arrived(NamedTuple):
-    """A peer that has proved who it is. `dialled` is the address, if this process has dialled it."""
-
-    peer: Peer
-    dialled: Address | None = None
-
-
-class Received(NamedTuple):
-    """A frame. The body lies where `place` said, or in memory of its own, which is the receiver's to keep."""
-
-    peer: Peer
-    kind: int
-    ints: tuple[int, ...]
-    body: memoryview
-
-
-class Gone(NamedTuple):
-    """A peer that is connected no longer; `left` if it said so before."""
-
-    peer: Peer
-    why: str
-    left: bool = False
-
-
-class Unreached(NamedTuple):
-    """An address that was dialled in vain until its deadline."""
-
-    address: Address
-    why: str
-
-
-Event: TypeAlias = Arrived | Received | Gone | Unreached
-#: Called with peer, kind, integers and size of a body: where to receive it; None for memory of its own.
-PeerPlace: TypeAlias = "Callable[[Peer, int, tuple[int, ...], int], memoryview | None]"
+__all__ = ["Arrived", "Event", "Gone", "Hub", "PeerPlace", "Received", "Unreached"]
 
 
 class _Member(NamedTuple):
@@ -80,6 +47,10 @@ class _Member(NamedTuple):
 
 def _tell(text: str) -> None:
     print(f"paceline: {text}", file=sys.stderr, flush=True)
+
+
+def _name(peer: Peer) -> str:
+    return f"peer {peer.role}.{peer.number} (incarnation {peer.incarnation})"
 
 
 class Hub:
@@ -96,6 +67,7 @@ class Hub:
         timing: Timing = TIMING,
         handed_over: Collection[int] = (),
         pump: Pump | None = None,
+        describe: Callable[[Peer], str] = _name,
         tell: Callable[[str], None] = _tell,
     ) -> None:
         """
@@ -103,17 +75,21 @@ class Hub:
             me: who this process is.
             door: what keeps strangers out.
             listener: a socket that listens, which is the hub's from now on; None if this process only dials.
-            place: where to receive bodies.
+            place: where to receive bodies. What lies there counts only when `poll` returns it: its sender may die
+                in the middle.
             limits: what is accepted from a peer.
             timing: heartbeats and time limits.
             handed_over: roles of peers that another object serves: after `Arrived`, `take_over` returns their
                 connection, and the hub does not read from it.
             pump: a thread that sends while this one computes; without it heartbeats go out in `poll` alone.
+            describe: what a peer is called in messages.
             tell: where refused connections are reported.
         """
         self.me, self._door, self._listener = me, door, listener
+        if listener is not None:
+            require_safe(self.address, door, "listen at")
         self._place, self._limits, self._timing, self._handed_over = place, limits, timing, frozenset(handed_over)
-        self._pump = pump
+        self._pump, self._describe = pump, describe
         self._entrance = Entrance(me, door, timing, tell)
         self._members: dict[Peer, _Member] = {}
         #: The incarnation that is connected, by role and number.
@@ -132,7 +108,6 @@ class Hub:
         self._listening = self._looked
         self._accepting = False
         if listener is not None:
-            require_safe(self.address, door, "listen at")
             listener.setblocking(False)
             self._accept_again()
 
@@ -173,17 +148,21 @@ class Hub:
                 events, self._events = self._events, []
                 return events
 
-    def post(self, peer: Peer, kind: int, ints: Sequence[int] = (), bodies: Sequence[Buffer] = ()) -> bool:
-        """Send a frame to a peer without waiting; the buffers may be changed afterwards.
+    def post(
+        self, peer: Peer, kind: int, ints: Sequence[int] = (), bodies: Sequence[Buffer] = (), copy: bool = True
+    ) -> bool:
+        """Send a frame to a peer without waiting.
 
-        Returns False if the peer is not connected. True is no promise either: only an answer is.
+        The buffers may be changed afterwards; with copy=False only after the peer has confirmed. Returns False if the
+        peer is not connected. True is no promise either: only an answer is.
         """
         if (member := self._members.get(peer)) is None:
             return False
         try:
-            member.connection.post(kind, ints, bodies)
+            member.connection.post(kind, ints, bodies, copy)
         except PeerLost as error:
-            self._gone(member, error.why)
+            if member.connection.lost is not None:  # else it may have said why, which is read first
+                self._gone(member, error.why)
             return False
         if member.connection.wants_write:
             self._watch(member)
@@ -193,20 +172,21 @@ class Hub:
         """Return the connection to a peer of a role that is handed over; it is the caller's from now on."""
         return self._ready.pop(peer)
 
-    def disconnect(self, peer: Peer) -> None:
-        """Leave a peer, which gets `Gone` with `left`. There is no event on this side."""
+    def disconnect(self, peer: Peer, seconds: float = 0.1) -> None:
+        """Leave a peer, which gets `Gone` with `left` after all that was posted. There is no event on this side."""
         if (member := self._members.get(peer)) is not None:
-            self._leave(member)
-            self._forget(member)
+            connection = self._forget(member)
+            leave([connection], seconds)
 
     def wake(self) -> None:
         """Let `poll` return at once. May be called by any thread."""
         os.eventfd_write(self._wake, 1)
 
-    def close(self) -> None:
-        """Leave every peer, and close all sockets."""
-        for peer in list(self._members):
-            self.disconnect(peer)
+    def close(self, seconds: float = LINGER) -> None:
+        """Leave every peer and close all sockets, after waiting at most so long until what was posted has arrived."""
+        if self._epoll.closed:
+            return
+        leave([self._forget(member) for member in list(self._members.values())], seconds)
         for connection in self._ready.values():
             connection.close()
         self._entrance.close()
@@ -255,10 +235,8 @@ class Hub:
             if silence >= self._timing.silence * SECOND:
                 self._gone(member, silent(self._timing.silence))
                 continue
-            try:
+            with contextlib.suppress(PeerLost):  # reading says why
                 member.connection.beat(now, int(self._timing.heartbeat * SECOND))
-            except PeerLost as error:
-                self._gone(member, error.why)
 
     def _handle(self, owner: _Member | Candidate | None, events: int) -> None:
         if isinstance(owner, Candidate):
@@ -307,12 +285,14 @@ class Hub:
         if peer.role in self._handed_over:
             if (before := self._ready.pop(peer, None)) is not None:
                 before.close()
-            connection.admit(_name(peer, candidate.host), self._limits, None)
+            connection.admit(f"{self._describe(peer)} at {candidate.host}", self._limits, None)
             self._ready[peer] = connection
         else:
             seat = self._seats.get(peer[:2])
             if seat is not None and seat.incarnation > peer.incarnation:
-                self._entrance.refusals.add(candidate.host, f"is {_name(peer)}, which was replaced by a later one")
+                self._entrance.refusals.add(
+                    candidate.host, f"is {self._describe(peer)}, which was replaced by a later one"
+                )
                 connection.close()
                 return
             if seat is not None:
@@ -323,7 +303,7 @@ class Hub:
     def _join(self, member: _Member, host: str) -> None:
         peer, place = member.peer, self._place
         where = None if place is None else lambda kind, ints, size: place(peer, kind, ints, size)
-        member.connection.admit(_name(peer, host), self._limits, where)
+        member.connection.admit(f"{self._describe(peer)} at {host}", self._limits, where)
         self._members[peer] = self._by_descriptor[member.connection.fileno()] = member
         self._seats[peer[:2]] = peer
         self._epoll.register(member.connection, select.EPOLLIN)
@@ -337,11 +317,10 @@ class Hub:
 
     def _serve(self, member: _Member) -> None:
         """Read what a peer has sent, but no more than its share."""
-        peer, served = member.peer, 0
+        peer, connection = member
         self._unread.discard(peer)
         try:
-            for frame in member.connection.drain(FRAMES):
-                served += 1
+            for frame in connection.drain():
                 if frame.kind < FIRST_KIND:
                     self._control(member, frame)
                     return
@@ -349,10 +328,10 @@ class Hub:
         except PeerLost as error:
             self._gone(member, error.why)
         except ConnectionFailed as error:
-            self._entrance.refusals.add(member.connection.name, f"sent what is not allowed: {error}")
+            self._entrance.refusals.add(connection.name, f"sent what is not allowed: {error}")
             self._gone(member, f"sent what is not allowed: {error}")
         else:
-            if served == FRAMES:
+            if connection.unread:
                 self._unread.add(peer)
 
     def _control(self, member: _Member, frame: Frame) -> None:
@@ -361,37 +340,24 @@ class Hub:
         self._gone(member, "has left", left=True)
 
     def _flush(self, member: _Member) -> None:
-        try:
+        with contextlib.suppress(PeerLost):  # reading says why
             member.connection.flush()
-        except PeerLost as error:
-            self._gone(member, error.why)
-        else:
-            self._watch(member)
+        self._watch(member)
 
     def _watch(self, member: _Member) -> None:
         wanted = select.EPOLLIN | (select.EPOLLOUT if member.connection.wants_write else 0)
         self._epoll.modify(member.connection, wanted)
 
-    def _leave(self, member: _Member) -> None:
-        try:
-            member.connection.post(LEAVE)
-        except PeerLost:
-            return
-
     def _gone(self, member: _Member, why: str, left: bool = False) -> None:
-        self._forget(member)
+        self._forget(member).close()
         self._events.append(Gone(member.peer, why, left))
 
-    def _forget(self, member: _Member) -> None:
+    def _forget(self, member: _Member) -> Connection:
+        """Return the connection of a peer that is none any longer."""
         peer, connection = member
         if self._pump is not None:
             self._pump.forget(connection)
         self._unread.discard(peer)
         del self._members[peer], self._seats[peer[:2]], self._by_descriptor[connection.fileno()]
         self._epoll.unregister(connection)
-        connection.close()
-
-
-def _name(peer: Peer, host: str = "") -> str:
-    at = f" at {host}" if host else ""
-    return f"peer {peer.role}.{peer.number} (incarnation {peer.incarnation}){at}"
+        return connection

@@ -12,19 +12,21 @@ copied either: a span that was offered does not change before its taker is done 
 
 from __future__ import annotations
 
+import contextlib
 import select
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from time import monotonic
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.errors import PeerLost, ProtocolError
+from paceline.errors import PeerLost, ProtocolError, RunFailed
 from paceline.links import Span
 from paceline.links.tcp.connection import Connection
-from paceline.links.tcp.frame import CALL_OFF, LEAVE, SPAN, Frame
+from paceline.links.tcp.frame import CALL_OFF, LEAVE, SPAN, Frame, Limits
+from paceline.links.tcp.leaving import leave
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import SocketWaiter, Wait
 from paceline.links.waiting import Cancelled
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from paceline.links import Link
 
 ENDED = select.POLLRDHUP  # the other end sends nothing more
+FAREWELL = 0.2  # seconds that the closing of a link may take which was called off: the next group waits
 
 
 class _Source:
@@ -67,18 +70,24 @@ class _Source:
         """Return the numbers of the frame that was waited for."""
         if frame.kind == LEAVE:
             self.left = True
-            raise PeerLost(self.connection.name, "has left, while something was expected of it", left=True)
+            raise self.has_left()
         if frame.kind == CALL_OFF:
             raise Cancelled
-        span, self._span = self._span, None
-        if frame.kind != SPAN or frame.ints != span:
-            raise ProtocolError(
-                f"{self.connection.name} sent frame {frame.kind} of {frame.ints} where {span} was due: two ranks run "
-                "different collectives"
-            )
         assert self._buffer is not None
+        span, self._span = self._span, None
         tensor, place = self._buffer
-        return tensor if frame.body.obj is place.obj else torch.frombuffer(frame.body, dtype=self._dtype)
+        if frame.kind != SPAN or frame.ints != span or len(frame.body) != len(place):
+            raise ProtocolError(
+                f"{self.connection.name} sent frame {frame.kind} of {frame.ints} and {len(frame.body)} bytes, where "
+                f"{span} of {len(place)} bytes was due: two ranks run different collectives"
+            )
+        if frame.body.obj is place.obj or not len(place):
+            return tensor
+        return torch.frombuffer(frame.body, dtype=self._dtype)
+
+    def has_left(self) -> PeerLost:
+        """The error of a take in vain."""
+        return PeerLost(self.connection.name, "has left, while something was expected of it", left=True)
 
     def _place(self, kind: int, ints: tuple[int, ...], size: int) -> memoryview | None:
         if kind == SPAN and ints == self._span and self._buffer is not None and size == self._buffer[1].nbytes:
@@ -127,15 +136,31 @@ class TcpLink:
         self._pollers = {peer: self._poller(peer) for peer in connections}
         self._raws: dict[Span, memoryview] = {}
         self._offers = 0
+        #: Whether it was called off, or a take has failed.
+        self._over = False
         for connection in connections.values():
+            # No span is larger. How much may wait is bounded by the collective: a rank offers what is asked of it.
+            connection.limit(Limits(len(Span._fields), vectors[0].nbytes, sys.maxsize))
             pump.watch(connection)
 
     def offer(self, to: int, span: Span) -> None:
-        """Send rank `to` a span of this rank's vector. Returns without waiting for it."""
+        """Send rank `to` a span of this rank's vector. Returns without waiting for it.
+
+        Raises:
+            PeerLost: the rank has ended, or has left the link.
+            Cancelled: it has called the link off.
+        """
         self._offers += 1
         if (view := self._raws.get(span)) is None:
             view = self._raws[span] = raw(self.vectors[span.turn][span.start : span.stop])
-        self._connections[to].post(SPAN, span, (view,), copy=False)
+        try:
+            self._connections[to].post(SPAN, span, (view,), copy=False)
+        except PeerLost:
+            self._over, source = True, self._sources[to]
+            source.read_to_the_end()  # it may have said why
+            if source.left:
+                raise source.has_left() from None
+            raise
 
     def take(self, peer: int, span: Span) -> Tensor:
         """Return what rank `peer` offered, valid until this rank offers something later.
@@ -147,37 +172,38 @@ class TcpLink:
         """
         source = self._sources[peer]
         source.expect(span, self._offers)
-        if source.early:
-            return source.taken(source.early.popleft())
-        frame = source.connection.next()
-        if frame is None:
-            frame = self._wait(source)
-        return source.taken(frame)
+        try:
+            if source.early:
+                return source.taken(source.early.popleft())
+            if source.left:
+                raise source.has_left()
+            frame = source.connection.next()
+            if frame is None:
+                frame = self._wait(source)
+            return source.taken(frame)
+        except (RunFailed, Cancelled):
+            self._over = True
+            raise
 
     def call_off(self) -> None:
         """End every wait on this link, on all ranks: each raises `Cancelled`."""
+        self._over = True
         self._waiter.called_off.set()
-        self._finish(CALL_OFF)
+        for connection in self._connections.values():
+            with contextlib.suppress(PeerLost):
+                connection.post(CALL_OFF)
+                connection.finish()
 
     def close(self) -> None:
-        """Leave: send what is still queued, for at most the waiter's deadline, then close the connections."""
-        self._finish(LEAVE)
-        end = monotonic() + self._waiter.deadline
-        for connection in self._connections.values():
-            poller = select.poll()
-            poller.register(connection, select.POLLOUT)
-            while connection.wants_write and monotonic() < end and not self._waiter.called_off.done:
-                poller.poll(50)  # the pump sends it
-            self._pump.forget(connection)
-            connection.close()
+        """Leave the link. What is still to be sent arrives first, if that takes no longer than the deadline.
 
-    def _finish(self, kind: int) -> None:
+        A rank of which a take has failed calls the link off, since the others wait in vain for what it would have sent.
+        """
         for connection in self._connections.values():
-            try:
-                connection.post(kind)
-                connection.finish()
-            except PeerLost:
-                continue
+            self._pump.forget(connection)
+        over = self._over or self._waiter.called_off.done
+        seconds, last = (FAREWELL, CALL_OFF) if over else (self._waiter.deadline, LEAVE)
+        leave(list(self._connections.values()), seconds, last)
 
     def _wait(self, source: _Source) -> Frame:
         """Wait for a frame of one peer, and meanwhile notice when another one ends."""

@@ -1,21 +1,29 @@
-"""How the ranks of a group come to have a connection each to each other: the higher rank dials the lower one."""
+"""How processes that wait for each other get connections: one to a server, or those of all ranks of a group.
+
+In a group the higher rank dials the lower one.
+"""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from paceline.errors import WaitedTooLong
 from paceline.links.tcp.connection import Connection
 from paceline.links.tcp.doors import Address, Door
 from paceline.links.tcp.frame import LIMITS, Limits
-from paceline.links.tcp.handshake import Identity
+from paceline.links.tcp.handshake import ROLES, Identity, Peer
 from paceline.links.tcp.hub import Arrived, Hub, Unreached
+from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import TIMING, SocketWaiter, Timing
 from paceline.links.waiting import Cancelled
 
 LOOK_SECONDS = 0.05  # between two looks whether it was called off
+
+
+def _worker(peer: Peer) -> str:
+    return f"worker {peer.number}"
 
 
 def meet(
@@ -24,8 +32,10 @@ def meet(
     addresses: Sequence[Address],
     door: Door,
     waiter: SocketWaiter,
+    pump: Pump,
     limits: Limits = LIMITS,
     timing: Timing = TIMING,
+    describe: Callable[[Peer], str] = _worker,
 ) -> dict[int, Connection]:
     """Return a connection to every other rank.
 
@@ -35,15 +45,17 @@ def meet(
         addresses: where every rank listens.
         door: what keeps strangers out.
         waiter: how long to wait for the others.
+        pump: sends heartbeats to those that are there, which may wait for this rank already.
         limits: what is accepted from them.
         timing: heartbeats and time limits.
+        describe: what a rank is called in messages.
 
     Raises:
         WaitedTooLong: ranks are missing at the deadline; the message names them.
         Cancelled: it was called off meanwhile.
     """
     rank, end = me.peer.number, monotonic() + waiter.deadline
-    hub = Hub(me, door, listener, limits=limits, timing=timing, handed_over=(me.peer.role,))
+    hub = Hub(me, door, listener, limits=limits, timing=timing, handed_over=(me.peer.role,), describe=describe)
     found: dict[int, Connection] = {}
     why: dict[Address, str] = {}
     try:
@@ -52,29 +64,71 @@ def meet(
         while len(found) < len(addresses) - 1:
             for event in hub.poll(LOOK_SECONDS):
                 match event:
+                    case Arrived(peer) if peer.incarnation == me.peer.incarnation and peer.number < len(addresses):
+                        _keep(hub.take_over(peer), peer.number, found, pump)
                     case Arrived(peer):
-                        connection = hub.take_over(peer)
-                        if peer.incarnation != me.peer.incarnation or not 0 <= peer.number < len(addresses):
-                            connection.close()  # of a group that is no more
-                            continue
-                        if (before := found.pop(peer.number, None)) is not None:
-                            before.close()
-                        found[peer.number] = connection
+                        hub.take_over(peer).close()  # of a group that is no more
                     case Unreached(address, reason):
                         why[address] = reason
-            _check(waiter, end, {r: a for r, a in enumerate(addresses) if r != rank and r not in found}, why)
+            missing = {
+                describe(me.peer._replace(number=number)): address
+                for number, address in enumerate(addresses)
+                if number != rank and number not in found
+            }
+            _check(waiter, end, missing, why)
     except BaseException:
         for connection in found.values():
-            connection.close()
+            _drop(connection, pump)
         raise
     finally:
         hub.close()
     return found
 
 
-def _check(waiter: SocketWaiter, end: float, missing: dict[int, Address], why: dict[Address, str]) -> None:
+def connect(
+    me: Identity,
+    address: Address,
+    door: Door,
+    waiter: SocketWaiter,
+    limits: Limits = LIMITS,
+    timing: Timing = TIMING,
+) -> tuple[Peer, Connection]:
+    """Return who listens at an address, and a connection to it. Arguments and errors are those of `meet`."""
+    end, why = monotonic() + waiter.deadline, ""
+    hub = Hub(me, door, limits=limits, timing=timing, handed_over=range(ROLES))
+    try:
+        hub.dial(address, waiter.deadline)
+        while True:
+            for event in hub.poll(LOOK_SECONDS):
+                match event:
+                    case Arrived(peer):
+                        return peer, hub.take_over(peer)
+                    case Unreached(_, why):
+                        end = 0.0
+            if waiter.called_off.done:
+                raise Cancelled
+            if monotonic() >= end:
+                awaited = f"the process at {address} ({why})" if why else f"the process at {address}"
+                raise WaitedTooLong(waiter.worker, awaited, waiter.deadline, waiter.where())
+    finally:
+        hub.close()
+
+
+def _keep(connection: Connection, rank: int, found: dict[int, Connection], pump: Pump) -> None:
+    if (before := found.pop(rank, None)) is not None:  # it has connected again
+        _drop(before, pump)
+    found[rank] = connection
+    pump.watch(connection)
+
+
+def _drop(connection: Connection, pump: Pump) -> None:
+    pump.forget(connection)
+    connection.close()
+
+
+def _check(waiter: SocketWaiter, end: float, missing: dict[str, Address], why: dict[Address, str]) -> None:
     if waiter.called_off.done:
         raise Cancelled
     if missing and monotonic() >= end:
-        names = [f"worker {rank} at {at}{f' ({why[at]})' if at in why else ''}" for rank, at in missing.items()]
+        names = [f"{name} at {at}{f' ({why[at]})' if at in why else ''}" for name, at in missing.items()]
         raise WaitedTooLong(waiter.worker, ", ".join(names), waiter.deadline, waiter.where())

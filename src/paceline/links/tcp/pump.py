@@ -55,6 +55,8 @@ class Pump:
 
     def close(self) -> None:
         """End the thread."""
+        if self._ends:
+            return
         self._ends = True
         self._kick()
         self._thread.join()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import termios
 from collections.abc import Sequence
+from struct import Struct
 from typing import Protocol
 
 BUFFERS = 64  # that one system call sends; the kernel takes at most 1,024
+CLOSED = 7  # a state of TCP_INFO
+INT = Struct("i")
 PROBE_SECONDS = 1  # between two probes of a connection on which nothing is sent
 
 
@@ -24,6 +29,9 @@ class Stream(Protocol):
 
     def receive(self, into: memoryview) -> int | None:
         """Receive some bytes, and return how many; 0 at the end."""
+
+    def undelivered(self) -> int:
+        """Return how many of the bytes that were sent the other end's kernel has not confirmed."""
 
     def finish(self) -> None:
         """Tell the other end that nothing more is sent."""
@@ -57,11 +65,22 @@ class PlainStream:
         except BlockingIOError:
             return None
 
+    def undelivered(self) -> int:
+        return undelivered(self._raw)
+
     def finish(self) -> None:
         self._raw.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._raw.close()
+
+
+def undelivered(raw: socket.socket) -> int:
+    """Return how many bytes the kernel has still to deliver; 0 if it has given up."""
+    if raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == CLOSED:
+        return 0
+    (count,) = INT.unpack(fcntl.ioctl(raw, termios.TIOCOUTQ, INT.pack(0)))
+    return int(count)
 
 
 def prepare(raw: socket.socket, give_up: float) -> None:

@@ -48,15 +48,15 @@ class CallOff:
         os.close(self._event)
 
 
-@dataclass(frozen=True)
+@dataclass
 class SocketWaiter:
-    """How one process waits for others."""
+    """How one process waits for others. Whoever made it closes `called_off`."""
 
     worker: int
     deadline: float = 120.0  # seconds
     where: Callable[[], str] = lambda: ""
     called_off: CallOff = field(default_factory=CallOff)
-    silence: float = TIMING.silence
+    silence: float = TIMING.silence  # seconds
 
 
 class Wait:

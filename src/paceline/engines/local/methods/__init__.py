@@ -42,9 +42,9 @@ SERVER_WALKS: dict[type, Callable[[PlanRunner, Any, Arena], Walk]] = {
 }
 
 
-def walk_of(runner: PlanRunner, arena: Arena) -> Walk:
-    """Start the walk of the runner's method on one machine."""
+def walk_of(runner: PlanRunner, arena: Arena) -> Walk | None:
+    """Start the walk of the runner's method on one machine; None if the method decides itself when to compute."""
     method = runner.plan.method
     if type(method) in SERVER_WALKS:
         return SERVER_WALKS[type(method)](runner, method, arena)
-    return WALKS[type(method)](runner, method)
+    return WALKS[type(method)](runner, method) if type(method) in WALKS else None

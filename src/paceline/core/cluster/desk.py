@@ -1,0 +1,354 @@
+"""The desk of a cluster: it leases batches to workers, and decides which servers hold which shard.
+
+    recovering    servers report what they hold; the desk chooses a view for every shard      (not for the first desk)
+    rebuilding    all views are proposed; once every one is established, the leases are rebuilt from the shards
+    serving       workers get batches; views change when servers die; after a lossy change it is rebuilding again
+
+The desk is soft state. A batch is finished if every shard has it, so the shards know all that matters: which batches
+were finished, which are under way. A worker that still computes one says so when it enters. What the desk decides
+wrongly (a batch leased twice, since a worker was silent) costs time, and is refused by the shards.
+
+The epoch fences earlier desks: servers and workers ignore messages of an epoch that is older than one they have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from enum import IntEnum
+from functools import partial
+
+from paceline.core.cluster.applied import common
+from paceline.core.cluster.messages import (
+    NONE,
+    AllDone,
+    Dismiss,
+    Enter,
+    Entered,
+    Leased,
+    Message,
+    NextBatch,
+    Poll,
+    Process,
+    Role,
+    Status,
+    Unknown,
+    Views,
+    WhichViews,
+)
+from paceline.core.cluster.outputs import Again, Changed, Finished, Lost, Output, Send, Timing
+from paceline.core.cluster.views import EPOCH_BITS, ShardViews
+from paceline.core.server.actions import Action, Done, Lease
+from paceline.core.server.desk import Desk
+from paceline.core.server.events import Ask, Death, Finish, Join
+from paceline.core.server.gates import Gate
+
+
+class Phase(IntEnum):
+    RECOVERING = 0
+    REBUILDING = 1
+    SERVING = 2
+
+
+class Seat:
+    """A worker that the desk knows."""
+
+    def __init__(self, worker: Process, slot: int, holding: int) -> None:
+        #: `slot` is its number in the plan.
+        self.worker, self.slot = worker, slot
+        #: The batch that it computes, or NONE.
+        self.holding = holding
+        #: Its last request, and the answer; None while there is none.
+        self.request: NextBatch | None = None
+        self.answer: Leased | AllDone | None = None
+
+
+class DeskMachine:
+    """One desk, of one epoch."""
+
+    def __init__(
+        self, epoch: int, slots: int, batches: int, gate: Gate, copies: int, timing: Timing,
+        members: Sequence[tuple[int, ...]], now: float = 0.0, expected: Collection[int] = (),
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            epoch: 1 for the first desk of a run, and more than any earlier one afterwards.
+            slots: workers that may take part at the same time.
+            copies: servers that should hold each shard: 1 + backups.
+            members: for the first desk, the servers that hold each shard at version 0; afterwards as many empty tuples.
+            expected: for a later desk, the servers that are believed to be alive, which are to report first.
+        """
+        self.epoch, self.slots, self.batches, self.gate, self.timing = epoch, slots, batches, gate, timing
+        self.views = [ShardViews(shard, copies, now) for shard in range(len(members))]
+        self.phase = Phase.REBUILDING if epoch == 1 else Phase.RECOVERING
+        self.seats: dict[Process, Seat] = {}
+        #: The last status of every server.
+        self.statuses: dict[int, Status] = {}
+        #: When each process was heard of last, and those whose connection ended since.
+        self.heard: dict[Process, float] = {}
+        self.gone: set[Process] = set()
+        self.since = self.rebuilding_since = now
+        self.expected = frozenset(expected)
+        self._members, self._made, self._beat, self._finished = members, 0, now, False
+        self._ready(0, ())
+
+    def start(self, now: float) -> list[Output]:
+        """Propose the first views, or ask what servers hold."""
+        outputs: list[Output] = []
+        for view, members in zip(self.views, self._members, strict=True):
+            for member in members:
+                self.heard[_server(member)] = now
+            if members:
+                outputs += view.first(self._number(), members)
+        return outputs
+
+    def handle(self, now: float, sender: Process, message: Message) -> list[Output]:
+        """Take a message, and return what to do."""
+        self.heard[sender] = now
+        self.gone.discard(sender)
+        outputs: list[Output] = []
+        if isinstance(message, Status):
+            outputs += self._status(now, sender.number, message)
+        elif isinstance(message, Enter):
+            outputs += self._enter(sender, message)
+        elif isinstance(message, NextBatch):
+            outputs += self._next(sender, message)
+        elif isinstance(message, WhichViews):
+            outputs.append(Send(sender, self.valid_views()))
+        return outputs
+
+    def lost(self, now: float, process: Process) -> list[Output]:
+        """Take note that the connection to a process has ended. It may be alive; then it will be heard of again."""
+        self.gone.add(process)
+        return self._look(now)
+
+    def alive_sign(self, now: float, process: Process) -> None:
+        """Take note that a process is alive, as its heartbeat says."""
+        self.heard[process] = now
+
+    def tick(self, now: float) -> list[Output]:
+        """Do what is due: replace servers and workers that are silent, ask again what was not answered."""
+        if now - self._beat < self.timing.heartbeat:
+            return []
+        self._beat = now
+        outputs = self._look(now)
+        for view in self.views if self.phase != Phase.RECOVERING else ():
+            outputs += view.ask_again(self.epoch)
+        if self.phase == Phase.RECOVERING:
+            servers = [process for process in self.heard if process.role is Role.SERVER]
+            outputs += [Send(server, Poll(self.epoch)) for server in servers]
+        return outputs
+
+    def valid_views(self) -> Views:
+        return Views(self.epoch, tuple(view.view for view in self.views if view.established))
+
+    def _number(self) -> int:
+        """Return the number of the next view: no other desk makes the same."""
+        self._made += 1
+        return (self.epoch << EPOCH_BITS) + self._made
+
+    # Servers
+
+    def _status(self, now: float, server: int, status: Status) -> Iterator[Output]:
+        if status.epoch < self.epoch:
+            yield Send(_server(server), Poll(self.epoch))
+            return
+        before = self.statuses.get(server)
+        if status.epoch > self.epoch or (before is not None and before.serial >= status.serial):
+            return
+        self.statuses[server] = status
+        for view in self.views:
+            if view.shard != status.shard:
+                view.statuses.pop(server, None)
+        if status.shard != NONE:
+            yield from self._holder(now, server, status)
+        if before is None or self.phase != Phase.SERVING or _position(before) != _position(status):
+            yield from self._look(now)
+
+    def _holder(self, now: float, server: int, status: Status) -> Iterator[Output]:
+        """Take note of what a server holds; one that the shard has gone on without is dismissed."""
+        views = self.views[status.shard]
+        views.note(now, server, status)
+        if self.phase == Phase.RECOVERING:
+            return
+        if server in views.view.members:
+            yield from views.proposals(self.epoch, (server,) if status.view < views.view.number else ())
+        elif server != views.feeding and views.established:
+            views.statuses.pop(server)
+            yield Send(_server(server), Dismiss(self.epoch, status.view))
+
+    def _alive(self, now: float, process: Process) -> bool:
+        last = self.heard.get(process)
+        return last is not None and process not in self.gone and now - last < self.timing.silence
+
+    def _holds(self, now: float, server: int, shard: int) -> bool:
+        """Whether a server is alive and has not lost this shard."""
+        status = self.statuses.get(server)
+        return (status is None or status.shard == shard) and self._alive(now, _server(server))
+
+    def _look(self, now: float) -> list[Output]:
+        """Look at everyone, and at what follows from what has changed."""
+        outputs: list[Output] = []
+        for process in [p for p in self.seats if not self._alive(now, p)]:
+            outputs += self._leave(process)
+        if self.phase == Phase.RECOVERING:
+            return outputs + self._recover(now)
+        for view in self.views:
+            holds = partial(self._holds, now, shard=view.shard)
+            if any(holds(member) for member in view.view.members):
+                view.since = now
+            silent = now - view.since
+            outputs += view.mend(
+                self.epoch, self._number, holds, partial(self._spare, now), silent > self.timing.patience / 2
+            )
+            if silent > self.timing.patience:
+                outputs.append(Lost(view.shard))
+        if any(isinstance(output, Changed) and output.lossy for output in outputs):
+            self.phase, self.rebuilding_since = Phase.REBUILDING, now
+            outputs += [Send(_server(member), Poll(self.epoch)) for view in self.views for member in view.view.members]
+        settled = [view.settle() for view in self.views]
+        if any(settled):
+            outputs += [Send(worker, self.valid_views()) for worker in self.seats]
+        if self.phase == Phase.REBUILDING and all(view.fresh(self.rebuilding_since) for view in self.views):
+            outputs += self._rebuild()
+        return outputs
+
+    def _spare(self, now: float, current: int) -> int:
+        """Return the spare that a shard is about to get, or another one if that is gone; NONE if there is none."""
+        if current != NONE and self._alive(now, _server(current)):
+            return current
+        taken = {view.feeding for view in self.views} | {m for view in self.views for m in view.view.members}
+        free = (s for s in sorted(self.statuses) if s not in taken and self._holds(now, s, NONE))
+        return next(free, NONE)
+
+    # Recovering, rebuilding
+
+    def _recover(self, now: float) -> list[Output]:
+        """Choose the views, once all members have reported, or have had the time to."""
+        waited = now - self.since
+        missing = [v.shard for v in self.views if not any(self._holds(now, s, v.shard) for s in v.statuses)]
+        if missing:
+            return [Lost(missing[0])] if waited > self.timing.patience else []
+        reported = {server for server, status in self.statuses.items() if status.epoch == self.epoch}
+        complete = self.expected <= reported
+        if not complete and waited < self.timing.silence:
+            return []
+        outputs: list[Output] = []
+        for view in self.views:
+            outputs += view.recover(self._number(), partial(self._holds, now, shard=view.shard), complete)
+        self.phase = Phase.REBUILDING
+        return outputs
+
+    def _rebuild(self) -> Iterator[Output]:
+        """Rebuild the leases from what the shards have."""
+        finished = common(view.durable for view in self.views)
+        held = {seat.holding for seat in self.seats.values()} - {NONE}
+        given_out = max(max(view.end for view in self.views), max(held, default=NONE) + 1)
+        orphans = [batch for batch in range(given_out) if batch not in finished]
+        self._ready(given_out, orphans)
+        for seat in self.seats.values():
+            self._sit(seat)
+        again = tuple(batch for batch in orphans if batch not in held)
+        if again:
+            yield Again(again)
+        self.phase = Phase.SERVING
+        yield from self._answer_all()
+
+    def _ready(self, given_out: int, orphans: Sequence[int]) -> None:
+        """Make the leases: so many batches were given out, and these of them are not finished."""
+        self.desk = Desk(self.slots, self.batches, self.gate, len(orphans), keyed=True)
+        self.state = [0] * self.desk.ints
+        self.desk.init(self.state, given_out, orphans)
+        for slot in range(self.slots):
+            self.desk.handle(self.state, Death(slot))
+
+    def _sit(self, seat: Seat) -> None:
+        """Let a worker take its slot, with the batch that it already computes."""
+        self.desk.handle(self.state, Join(seat.slot))
+        if seat.holding != NONE and not self.desk.retain(self.state, seat.slot, seat.holding):
+            seat.holding = NONE
+
+    # Workers
+
+    def _enter(self, worker: Process, message: Enter) -> Iterator[Output]:
+        seat = self.seats.get(worker)
+        if seat is None:
+            taken = {other.slot for other in self.seats.values()}
+            free = [slot for slot in (worker.number, *range(self.slots)) if slot < self.slots and slot not in taken]
+            if not free:
+                return  # the worker asks again
+            seat = self.seats[worker] = Seat(worker, free[0], message.holding)
+            if self.phase == Phase.SERVING:
+                self._sit(seat)
+        yield Send(worker, Entered(self.epoch, seat.slot))
+        yield Send(worker, self.valid_views())
+
+    def _leave(self, worker: Process) -> Iterator[Output]:
+        """Let a worker's batch be computed by another one."""
+        seat = self.seats.pop(worker)
+        if self.phase == Phase.SERVING:
+            self.desk.handle(self.state, Death(seat.slot))
+            yield from self._answer_all()
+
+    def _next(self, worker: Process, request: NextBatch) -> Iterator[Output]:
+        seat = self.seats.get(worker)
+        if seat is None or request.epoch != self.epoch:
+            yield Send(worker, Unknown(self.epoch))
+            return
+        before = seat.request
+        if before is not None and request.sequence <= before.sequence:
+            if request.sequence == before.sequence and seat.answer is not None:
+                yield Send(worker, seat.answer)
+            return
+        seat.request, seat.answer = request, None
+        if self.phase == Phase.SERVING:
+            yield from self._answer_all()
+
+    def _finish(self, seat: Seat, request: NextBatch) -> Iterator[Output]:
+        """Count a worker's batch as finished, if all acknowledgements of it still hold; else lease it again."""
+        held = self.desk.leased(self.state)[seat.slot]
+        if held == NONE:
+            return
+        seat.holding = NONE
+        valid = len(request.acknowledged) == len(self.views) and all(
+            number >= view.lossy_since for number, view in zip(request.acknowledged, self.views, strict=True)
+        )
+        if held == request.finished and valid:
+            yield from self._give(seat, self.desk.handle(self.state, Finish(seat.slot, held)))
+        else:
+            self.desk.handle(self.state, Death(seat.slot))
+            self.desk.handle(self.state, Join(seat.slot))
+            yield Again((held,))
+
+    def _answer_all(self) -> Iterator[Output]:
+        """Answer every request that can be answered now: what is finished opens the gate for others."""
+        for seat in self._waiting():
+            assert seat.request is not None
+            yield from self._finish(seat, seat.request)
+        for seat in self._waiting():
+            yield from self._give(seat, self.desk.handle(self.state, Ask(seat.slot)))
+        if self.desk.finished(self.state) == self.batches and not self._finished:
+            self._finished = True
+            yield Finished()
+
+    def _waiting(self) -> list[Seat]:
+        return [seat for seat in self.seats.values() if seat.request is not None and seat.answer is None]
+
+    def _give(self, seat: Seat, action: Action) -> Iterator[Output]:
+        """Answer a worker's request, unless it has to wait."""
+        assert seat.request is not None
+        if isinstance(action, Lease):
+            seat.holding = action.batch
+            seat.answer = Leased(self.epoch, seat.request.sequence, action.batch)
+        elif isinstance(action, Done):
+            seat.answer = AllDone(self.epoch, seat.request.sequence)
+        if seat.answer is not None:
+            yield Send(seat.worker, seat.answer)
+
+
+def _position(status: Status) -> tuple[object, ...]:
+    """Return what views depend on: everything but the progress of the training."""
+    return status.shard, status.view, status.members, status.synced, status.fed
+
+
+def _server(number: int) -> Process:
+    return Process(Role.SERVER, number)

@@ -1,0 +1,320 @@
+"""The messages of a cluster's processes. Every field is an integer or a tuple of integers.
+
+On the wire a message is its kind and its integers (`pack`, `unpack`); tensors follow as the body of the frame: a
+gradient with Push and Replicate, parameters with Pushed and Pulled, a whole version with Copy.
+
+Every message may be lost, doubled, delayed, or come from an earlier epoch or view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from paceline.errors import ProtocolError
+
+NONE = -1  # no batch, no shard, no version
+
+
+class Role(IntEnum):
+    """What a process of a cluster does."""
+
+    DESK = 0
+    WORKER = 1
+    SERVER = 2
+    #: The head of the run, which reads what servers hold and takes no part.
+    HEAD = 3
+
+
+class Process(NamedTuple):
+    """The name of a process. Numbers are never used again: a process that is restarted gets another one."""
+
+    role: Role
+    number: int
+
+    def __str__(self) -> str:
+        return self.role.name.lower() if self.role is Role.DESK else f"{self.role.name.lower()} {self.number}"
+
+
+class View(NamedTuple):
+    """Which servers hold a shard: the first is its primary, the others are its backups."""
+
+    shard: int
+    #: Grows with each change. It contains the epoch of the desk that made it, so no two desks make the same one.
+    number: int
+    members: tuple[int, ...]
+
+
+# Between workers and the desk
+
+
+class Enter(NamedTuple):
+    """A worker introduces itself to a desk that does not know it."""
+
+    #: The batch that it computes or pushes, or NONE.
+    holding: int
+
+
+class Entered(NamedTuple):
+    """The desk knows the worker now, as worker `slot` of the plan."""
+
+    epoch: int
+    slot: int
+
+
+class NextBatch(NamedTuple):
+    """A worker wants a batch. Sent again under the same sequence number until it is answered."""
+
+    epoch: int
+    sequence: int
+    #: The batch that it has pushed to every shard, or NONE.
+    finished: int
+    #: For each shard, the view that acknowledged that push.
+    acknowledged: tuple[int, ...]
+
+
+class Leased(NamedTuple):
+    """Compute this batch."""
+
+    epoch: int
+    sequence: int
+    batch: int
+
+
+class AllDone(NamedTuple):
+    """Every batch has been applied: the worker has finished."""
+
+    epoch: int
+    sequence: int
+
+
+class Unknown(NamedTuple):
+    """The desk does not know the worker, which has to enter first."""
+
+    epoch: int
+
+
+class WhichViews(NamedTuple):
+    """A worker wants the newest views, since a shard's primary does not answer."""
+
+
+class Views(NamedTuple):
+    """The views that are valid now."""
+
+    epoch: int
+    views: tuple[View, ...]
+
+
+# Between workers and shard servers
+
+
+class Push(NamedTuple):
+    """The gradient of a batch, for one shard; the answer brings the newest parameters."""
+
+    shard: int
+    view: int
+    batch: int
+    #: The version of the shard that the gradient was computed from.
+    base: int
+
+
+class Pushed(NamedTuple):
+    """The shard has the batch, and so have all its backups. The newest parameters follow."""
+
+    shard: int
+    view: int
+    batch: int
+    version: int
+
+
+class Pull(NamedTuple):
+    """A worker wants the newest parameters without pushing a gradient."""
+
+    shard: int
+    view: int
+
+
+class Pulled(NamedTuple):
+    """The newest parameters of a shard follow."""
+
+    shard: int
+    view: int
+    version: int
+
+
+class Refused(NamedTuple):
+    """The server is not the primary of that view. Its own view is this one."""
+
+    shard: int
+    view: int
+
+
+# Between shard servers
+
+
+class Replicate(NamedTuple):
+    """The primary has applied a batch; its backups apply it as the same version."""
+
+    view: int
+    version: int
+    batch: int
+    worker: int
+    base: int
+
+
+class Replicated(NamedTuple):
+    """A backup has every version up to this one."""
+
+    view: int
+    version: int
+
+
+class Enrol(NamedTuple):
+    """A backup has entered a view, and has this version of an earlier one."""
+
+    view: int
+    version: int
+
+
+class InSync(NamedTuple):
+    """The version with which a backup entered the view is part of the primary's; what follows continues it."""
+
+    view: int
+    version: int
+    #: The version with which the primary entered the view. A backup that has it has every acknowledged push.
+    until: int
+
+
+class Copy(NamedTuple):
+    """The primary's state, for a backup or a spare that lacks too much; the version itself follows."""
+
+    view: int
+    shard: int
+    version: int
+    #: The batches in it: all below `mark`, and these.
+    mark: int
+    above: tuple[int, ...]
+
+
+# Between the desk and shard servers
+
+
+class Poll(NamedTuple):
+    """A desk wants the status of every server."""
+
+    epoch: int
+
+
+class Status(NamedTuple):
+    """What a shard server holds; sent at every heartbeat and whenever it changes."""
+
+    epoch: int
+    #: Grows with each status of a server, so that a late one is not taken for news.
+    serial: int
+    shard: int
+    view: int
+    members: tuple[int, ...]
+    #: The last view in which it had every push that was acknowledged before; its own view for a primary.
+    synced: int
+    version: int
+    mark: int
+    above: tuple[int, ...]
+    #: The spare that a primary has brought up to date, or NONE.
+    fed: int
+
+
+class Propose(NamedTuple):
+    """The desk wants its members to enter a view."""
+
+    epoch: int
+    shard: int
+    view: int
+    members: tuple[int, ...]
+
+
+class Feed(NamedTuple):
+    """The desk wants a primary to bring a spare up to date."""
+
+    epoch: int
+    view: int
+    spare: int
+
+
+class Dismiss(NamedTuple):
+    """The server holds nothing any longer: the shard has gone on without it. It becomes a spare."""
+
+    epoch: int
+    #: The view of the server that the desk has seen; a server in a later one stays.
+    view: int
+
+
+Message = (
+    Enter | Entered | NextBatch | Leased | AllDone | Unknown | WhichViews | Views
+    | Push | Pushed | Pull | Pulled | Refused
+    | Replicate | Replicated | Enrol | InSync | Copy
+    | Poll | Status | Propose | Feed | Dismiss
+)  # fmt: skip
+
+#: The kind of each message on the wire is its place in this list; new ones are added at its end.
+KINDS: tuple[type, ...] = get_args(Message)
+_NUMBERS = {message: number for number, message in enumerate(KINDS)}
+
+
+def pack(message: Message) -> tuple[int, list[int]]:
+    """Return the kind and the integers of a message: tuples are preceded by their length."""
+    integers: list[int] = []
+    for value in message:
+        _write(value, integers)
+    return _NUMBERS[type(message)], integers
+
+
+def _write(value: Any, into: list[int]) -> None:
+    if isinstance(value, tuple):
+        if not hasattr(value, "_fields"):
+            into.append(len(value))
+        for each in value:
+            _write(each, into)
+    else:
+        into.append(int(value))
+
+
+def unpack(kind: int, integers: Sequence[int]) -> Message:
+    """Return the message of this kind and these integers.
+
+    Raises:
+        ProtocolError: there is no such kind, or the integers are not those of such a message.
+    """
+    if not 0 <= kind < len(KINDS):
+        raise ProtocolError(f"there is no message of kind {kind}")
+    source = iter(integers)
+    try:
+        message: Message = _READERS[kind](source)
+    except (StopIteration, OverflowError):
+        raise ProtocolError(f"{KINDS[kind].__name__} with {len(integers)} integers is incomplete") from None
+    if next(source, None) is not None:
+        raise ProtocolError(f"{KINDS[kind].__name__} has integers left over, of {len(integers)}")
+    return message
+
+
+Reader = Callable[[Iterator[int]], Any]
+
+
+def _reader(hint: Any) -> Reader:
+    """Return what reads a value of this type from integers."""
+    if hint is int:
+        return next
+    if get_origin(hint) is tuple:
+        element = _reader(get_args(hint)[0])
+        return lambda source: tuple([element(source) for _ in range(_length(next(source)))])
+    fields = [_reader(each) for each in get_type_hints(hint).values()]
+    return lambda source: hint(*[field(source) for field in fields])
+
+
+def _length(claimed: int) -> int:
+    if claimed < 0:
+        raise OverflowError
+    return claimed
+
+
+_READERS = [_reader(message) for message in KINDS]

@@ -1,0 +1,190 @@
+"""A worker of a cluster: it asks the desk for a batch, computes its gradient, and pushes it to every shard.
+
+    ENTERING --Entered, Views--> PULLING --Pulled from every shard--> ASKING --Leased--> COMPUTING
+                                                                        ^                    | `computed`
+                                                     AllDone            |                    v
+                                          FINISHED <------- ASKING      +--- Pushed by all --- PUSHING
+
+It pushes to all shards at once, and takes the newest parameters of each with the answer. What is not answered is sent
+again, to the primary of the newest view: a shard that has the batch already says so. To a desk that does not know it
+the worker says which batch it holds, and goes on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+from paceline.core.cluster.messages import (
+    NONE,
+    AllDone,
+    Enter,
+    Entered,
+    Leased,
+    Message,
+    NextBatch,
+    Process,
+    Pull,
+    Pulled,
+    Push,
+    Pushed,
+    Refused,
+    Role,
+    Unknown,
+    View,
+    Views,
+    WhichViews,
+)
+from paceline.core.cluster.outputs import Adopt, Compute, Finished, Output, Send, Timing
+
+DESK = Process(Role.DESK, 0)
+
+
+class Stage(IntEnum):
+    PULLING = 0
+    ASKING = 1
+    COMPUTING = 2
+    PUSHING = 3
+    FINISHED = 4
+
+
+class WorkerMachine:
+    """One worker."""
+
+    def __init__(self, number: int, shards: int, timing: Timing) -> None:
+        self.number, self.shards, self.timing = number, shards, timing
+        #: The newest desk that was heard of, and whether it knows this worker.
+        self.epoch, self.entered = 0, False
+        #: The worker's number in the plan, which the desk gives it.
+        self.slot = NONE
+        self.stage = Stage.PULLING
+        self.views: dict[int, View] = {}
+        #: The batch that is computed or pushed, and the number of the last request for one.
+        self.batch, self.sequence, self.finished = NONE, 0, NONE
+        #: The version of each shard that the worker computes with.
+        self.base = [0] * shards
+        #: The shards whose answer is awaited; for the others, the view that acknowledged the push.
+        self.awaited = set(range(shards))
+        self.acknowledged = [0] * shards
+        self._since, self._beat = 0.0, 0.0
+
+    def start(self, now: float) -> list[Output]:
+        self._since = self._beat = now
+        return [Send(DESK, Enter(NONE))]
+
+    def handle(self, now: float, sender: Process, message: Message) -> list[Output]:
+        """Take a message, and return what to do."""
+        if self.stage is Stage.FINISHED:
+            return []
+        if isinstance(message, Entered | Unknown | Views | Leased | AllDone):
+            if message.epoch < self.epoch:
+                return []
+            if message.epoch > self.epoch:
+                self.epoch, self.entered = message.epoch, False
+        outputs: list[Output] = []
+        if isinstance(message, Unknown):
+            self.entered = False
+            outputs.append(self._enter())
+        elif isinstance(message, Entered):
+            outputs += self._entered(now, message)
+        elif isinstance(message, Views):
+            outputs += self._new_views(now, message)
+        elif isinstance(message, Leased | AllDone):
+            outputs += self._answered(now, message)
+        elif isinstance(message, Pushed):
+            outputs += self._pushed(now, message)
+        elif isinstance(message, Pulled):
+            outputs += self._pulled(now, message)
+        elif isinstance(message, Refused) and message.shard in self.awaited and self._waits:
+            outputs.append(Send(DESK, WhichViews()))
+        return outputs
+
+    def tick(self, now: float) -> list[Output]:
+        """Send again what has not been answered."""
+        if now - self._since < self.timing.resend or self.stage in (Stage.COMPUTING, Stage.FINISHED):
+            return []
+        self._since = now
+        if not self.entered:
+            return [self._enter()]
+        if self.stage is Stage.ASKING:
+            return [self._request()]
+        return [*self._exchanges(self.awaited), Send(DESK, WhichViews())]
+
+    def lost(self, now: float, process: Process) -> list[Output]:
+        """Ask for the newest views if the connection to a primary has ended that owes an answer."""
+        owes = any(self._waits and s in self.views and self.views[s].members[0] == process.number for s in self.awaited)
+        return [Send(DESK, WhichViews())] if process.role is Role.SERVER and owes else []
+
+    def computed(self, now: float) -> list[Output]:
+        """Push the gradient of the batch, which is ready, to every shard."""
+        self.stage, self.awaited, self._since = Stage.PUSHING, set(range(self.shards)), now
+        return self._exchanges(self.awaited)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the worker waits for shards."""
+        return self.stage in (Stage.PULLING, Stage.PUSHING)
+
+    def _enter(self) -> Send:
+        return Send(DESK, Enter(self.batch))
+
+    def _request(self) -> Send:
+        acknowledged = tuple(self.acknowledged) if self.finished != NONE else ()
+        return Send(DESK, NextBatch(self.epoch, self.sequence, self.finished, acknowledged))
+
+    def _exchanges(self, shards: set[int]) -> list[Output]:
+        """Push to these shards, or pull from them, as far as their primaries are known."""
+        known = [self.views[shard] for shard in sorted(shards) if shard in self.views]
+        outputs: list[Output] = []
+        for shard, number, members in known:
+            pushing = self.stage is Stage.PUSHING
+            message = Push(shard, number, self.batch, self.base[shard]) if pushing else Pull(shard, number)
+            outputs.append(Send(Process(Role.SERVER, members[0]), message))
+        return outputs
+
+    def _entered(self, now: float, message: Entered) -> Iterator[Output]:
+        if not self.entered:
+            self.entered, self.slot, self._since = True, message.slot, now
+            if self.stage is Stage.ASKING:
+                yield self._request()
+
+    def _new_views(self, now: float, message: Views) -> Iterator[Output]:
+        """Take the newer views, and turn to the new primaries."""
+        newer = {view.shard for view in message.views if view.number > self.views.get(view.shard, view).number}
+        newer |= {view.shard for view in message.views if view.shard not in self.views}
+        self.views |= {view.shard: view for view in message.views if view.shard in newer}
+        if not self.entered:
+            yield self._enter()
+        if self._waits and (again := newer & self.awaited):
+            self._since = now
+            yield from self._exchanges(again)
+
+    def _answered(self, now: float, message: Leased | AllDone) -> Iterator[Output]:
+        if self.stage is Stage.ASKING and message.sequence == self.sequence:
+            self.finished = NONE
+            if isinstance(message, Leased):
+                self.stage, self.batch = Stage.COMPUTING, message.batch
+                yield Compute(message.batch)
+            else:
+                self.stage, self.batch = Stage.FINISHED, NONE
+                yield Finished()
+
+    def _pushed(self, now: float, message: Pushed) -> Iterator[Output]:
+        if self.stage is Stage.PUSHING and message.batch == self.batch and message.shard in self.awaited:
+            self.acknowledged[message.shard] = message.view
+            yield from self._exchanged(now, message.shard, message.version)
+
+    def _pulled(self, now: float, message: Pulled) -> Iterator[Output]:
+        if self.stage is Stage.PULLING and message.shard in self.awaited:
+            yield from self._exchanged(now, message.shard, message.version)
+
+    def _exchanged(self, now: float, shard: int, version: int) -> Iterator[Output]:
+        """Compute with a shard's newest parameters; when all have answered, ask for a batch."""
+        self.awaited.discard(shard)
+        self.base[shard] = version
+        yield Adopt(shard, version)
+        if not self.awaited:
+            self.stage, self._since = Stage.ASKING, now
+            self.finished, self.sequence = self.batch, self.sequence + 1
+            if self.entered:
+                yield self._request()

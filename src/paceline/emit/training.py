@@ -1,0 +1,106 @@
+"""What is to be trained, on how many nodes, and how its processes find each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.emit.names import job_name, label, printable
+from paceline.errors import PlanError, UsageError, suggest
+from paceline.plans.methods import Method
+from paceline.plans.methods.native import NativeDdp
+from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.server import Hogwild
+from paceline.plans.plan import Plan
+
+ROSTERS = ("ray", "environment")
+ONE_MACHINE: dict[type[Method], str] = {
+    Pipeline: "its stages exchange activations in shared memory",
+    Hogwild: "its workers write into one memory",
+    NativeDdp: "its processes form one group of PyTorch's own",
+}
+#: A node that is lost with its memory costs at most so much of the training.
+CHECKPOINT_EVERY = "60s"
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training on several nodes, with what each node must have."""
+
+    #: As the command line names it; the file is not read, and may exist on the cluster only.
+    job: str
+    plan: Plan
+    #: A DNS-1035 label.
+    name: str
+    nodes: int
+    #: Of each node.
+    cpus: int
+    gpus: int
+    #: GiB of each node; None leaves it to the scheduler.
+    memory: int | None
+    #: "ray": Ray places, starts and replaces processes; "environment": the launcher starts one per node.
+    roster: str
+
+    @property
+    def begins(self) -> list[str]:
+        """The words after `paceline train JOB` that begin a run."""
+        words = ["--plan", str(self.plan)]
+        if self.plan.workers > 1 and "workers" not in self.plan.options:  # the plan's default, which may change
+            words += ["--workers", str(self.plan.workers)]
+        return words + (["--checkpoint-every", CHECKPOINT_EVERY] if self.resumable else [])
+
+    @property
+    def engine(self) -> list[str]:
+        """The words that join Ray's cluster; under the other roster the environment says enough."""
+        return ["--engine", "ray", "--address", "auto"] if self.roster == "ray" else []
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the plan keeps checkpoints."""
+        return not self.plan.traits.no_checkpoints
+
+    @property
+    def summary(self) -> str:
+        workers = f"{self.plan.workers} worker{'s' * (self.plan.workers != 1)}"
+        return f"{self.job} by {self.plan}: {workers} on {self.nodes} node{'s' * (self.nodes != 1)}"
+
+
+def training(
+    job: str,
+    plan: str,
+    workers: int | None = None,
+    *,
+    nodes: int | None = None,
+    cpus: int | None = None,
+    gpus: int = 0,
+    memory: int | None = None,
+    roster: str = "ray",
+    name: str | None = None,
+) -> Training:
+    """Check what was asked for. By default every worker has a node, and a node as many CPUs as its workers' threads."""
+    chosen = _plan(printable(plan, "plan"), workers)
+    nodes = chosen.workers if nodes is None else nodes
+    if not 1 <= nodes <= chosen.workers:
+        raise UsageError(f"--nodes {nodes}: give 1 to {chosen.workers}, since each node has at least one worker")
+    cpus = -(-chosen.workers // nodes) * chosen.threads if cpus is None else cpus
+    for option, value, least in (("--cpus", cpus, 1), ("--gpus", gpus, 0), ("--memory", memory, 1)):
+        if value is not None and value < least:
+            raise UsageError(f"{option} {value}: give a whole number from {least}, for each node")
+    if roster not in ROSTERS:
+        raise UsageError(f"--roster {roster!r}: {suggest(roster, ROSTERS)}")
+    called = job_name(printable(job, "JOB")) if name is None else label(name)
+    return Training(job, chosen, called, nodes, cpus, gpus, memory, roster)
+
+
+def _plan(text: str, workers: int | None) -> Plan:
+    """Return the plan, if its workers can be on several machines."""
+    plan = Plan.parse(text, workers)
+    if workers not in (None, plan.workers):
+        raise PlanError(
+            f"--workers {workers}: plan {plan} has {plan.workers}; plans of several are downpour, ring, ..."
+        )
+    for method, why in ONE_MACHINE.items():
+        if isinstance(plan.method, method):
+            raise PlanError(
+                f"plan {plan.name!r} runs on one machine only: {why}; choose another, such as downpour or ring"
+            )
+    return plan

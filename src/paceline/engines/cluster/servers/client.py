@@ -1,0 +1,160 @@
+"""A worker's side of the servers: the walk that asks for batches, and pushes their gradients over sockets.
+
+batch = client.next_batch()       handles what arrives until the machine wants a batch computed
+client.push(computed)             one vector per shard; the machine pushes them all at once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+from time import perf_counter_ns as now
+
+import torch
+from torch import Tensor
+
+from paceline.core.cluster.messages import Message, Process, Pulled, Push, Pushed, Role
+from paceline.core.cluster.outputs import Adopt, Compute, Finished, Output, Timing
+from paceline.core.cluster.worker import Stage, WorkerMachine
+from paceline.engines.cluster.servers.loop import MachineLoop
+from paceline.engines.cluster.servers.shard_state import GradientVector
+from paceline.engines.cluster.servers.wire import kind_of
+from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.errors import WaitedTooLong
+from paceline.gradients.payload import GradientSum
+from paceline.links.tcp.connection import Buffer
+from paceline.links.tcp.doors import Address
+from paceline.links.tcp.handshake import Peer
+from paceline.links.tcp.hub import Hub
+from paceline.links.waiting import Cancelled
+from paceline.parameters.layout import ShardLayout, trainable
+from paceline.plans.methods.server import ParameterServer
+
+PUSHED, PULLED = kind_of(Pushed), kind_of(Pulled)
+
+
+class ShardReplica:
+    """A worker's copy of one shard: the memory that its module computes with, and the vector that it pushes."""
+
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype, parameters: Sequence[Tensor], looks_back: bool) -> None:
+        self.flat = torch.zeros(layout.length, dtype=dtype)
+        self.views = layout.parameter_views(self.flat)
+        self.buffers = layout.buffer_views(self.flat)
+        for parameter, view in zip(parameters, self.views, strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        self.raw = self.flat.view(torch.uint8).numpy().data
+        self.vector = GradientVector(layout, dtype, looks_back)
+        self.looks_back = looks_back
+
+    def write(self, gradients: Sequence[Tensor | None], moving: Sequence[Tensor]) -> None:
+        """Write what is pushed."""
+        self.vector.write(gradients, moving)
+        if self.looks_back:
+            self.vector.before.copy_(self.flat.view(torch.uint8))
+
+
+class ServerClient:
+    """`loop.Owner` of a worker."""
+
+    def __init__(
+        self, number: int, runner: PlanRunner, timing: Timing, desk: Address, deadline: float,
+        open_hub: Callable[[Callable[[Peer, int, tuple[int, ...], int], memoryview | None]], Hub],
+    ) -> None:  # fmt: skip
+        """`open_hub` makes the hub of this process, given where to receive bodies."""
+        self.runner, self.deadline = runner, deadline
+        method, layout, replica = runner.plan.method, runner.layout, runner.replica
+        assert isinstance(method, ParameterServer)
+        named = trainable(replica.module)
+        numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
+        owned = [[named[span.name] for span in shard.parameters] for shard in layout.shards]
+        self.shards = [
+            ShardReplica(shard, layout.dtype, mine, method.rule.looks_back)
+            for shard, mine in zip(layout.shards, owned, strict=True)
+        ]
+        #: For each shard, the numbers of its parameters in the replica.
+        self.parameters = [[numbers[id(parameter)] for parameter in mine] for mine in owned]
+        self.machine = WorkerMachine(number, len(self.shards), timing)
+        self.batch: int | None = None
+        self.finished = False
+        hub = open_hub(self._place)
+        self.loop = MachineLoop(Process(Role.WORKER, number), self.machine, hub, self, timing, desk)
+
+    def walk(self) -> Walk:
+        """Compute one batch after another, until the desk has none left."""
+        runner, agenda = self.runner, self.runner.agenda
+        self.loop.perform(self.machine.start(monotonic()))
+        while (batch := self.next_batch()) is not None:
+            for task in agenda.tasks(batch):
+                computed = yield GradientRequest(task, agenda.task(task), self.machine.base[0])
+                if computed is None:
+                    return
+                self._write(computed)
+            self.loop.perform(self.machine.computed(monotonic()))
+        runner.measure_memory()
+
+    def next_batch(self) -> int | None:
+        """Handle what arrives until there is a batch to compute; None when all are finished.
+
+        Raises:
+            WaitedTooLong: the servers have not answered before the deadline.
+            Cancelled: the run has ended.
+        """
+        start = now()
+        while self.batch is None and not self.finished:
+            self.loop.turn(0.1)
+            if self.runner.host.cancelled():
+                raise Cancelled
+            if now() - start > self.deadline * 1e9:
+                raise WaitedTooLong(
+                    self.machine.number, self._awaited(), self.deadline, f"in batch {self.machine.batch}"
+                )
+        self.runner.waited += now() - start
+        batch, self.batch = self.batch, None
+        return batch
+
+    def _awaited(self) -> str:
+        machine = self.machine
+        if not machine.entered or machine.stage is Stage.ASKING:
+            return "the desk"
+        return f"the server of shard {min(machine.awaited, default=0)}"
+
+    def _write(self, computed: GradientSum) -> None:
+        """Write the vectors to push."""
+        gradients = self.runner.learner.settle(computed)
+        moving = self.runner.replica.moving
+        for shard, numbers in zip(self.shards, self.parameters, strict=True):
+            shard.write([gradients[n] for n in numbers], moving)
+
+    def _place(self, peer: Peer, kind: int, ints: tuple[int, ...], size: int) -> memoryview | None:
+        """Receive parameters where the module computes with them, if the machine is about to take them."""
+        machine = self.machine
+        if kind == PUSHED:
+            shard, wanted = ints[0], machine.stage is Stage.PUSHING and ints[2] == machine.batch
+        elif kind == PULLED:
+            shard, wanted = ints[0], machine.stage is Stage.PULLING
+        else:
+            return None
+        if not wanted or shard not in machine.awaited or size != len(self.shards[shard].raw):
+            return None
+        return self.shards[shard].raw
+
+    def bodies(self, message: Message, body: memoryview) -> Sequence[Buffer]:
+        return (self.shards[message.shard].vector.bytes,) if isinstance(message, Push) else ()
+
+    def carry_out(self, output: Output, body: memoryview) -> None:
+        if isinstance(output, Compute):
+            self.batch = output.batch
+        elif isinstance(output, Finished):
+            self.finished = True
+        elif isinstance(output, Adopt) and output.shard == 0 and self.shards[0].buffers:
+            self.runner.learner.set_buffers(self.shards[0].buffers)
+
+    def handled(self, message: Message, body: memoryview) -> None:
+        """Nothing has to be released."""
+
+    def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
+        """No frame of another kind concerns a worker."""
+
+    def arrived(self, process: Process) -> None:
+        """The machine sends again what a process that was away has missed."""

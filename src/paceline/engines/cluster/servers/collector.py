@@ -1,0 +1,135 @@
+"""The head's side of the servers: how far the training is, the newest parameters, and the pushes they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.cluster.messages import NONE, Message, Process, Pull, Pulled, Role, View, Views, WhichViews
+from paceline.core.cluster.outputs import Adopt, Output, Timing
+from paceline.engines.cluster.servers.loop import MachineLoop
+from paceline.engines.cluster.servers.shard_state import HISTORY
+from paceline.engines.cluster.servers.wire import Other, peer_of
+from paceline.errors import RunFailed
+from paceline.links.tcp.connection import Buffer
+from paceline.links.tcp.doors import Address
+from paceline.links.tcp.hub import Hub
+from paceline.parameters.layout import Layout
+from paceline.runs.trace import DTYPE, Columns, Kind
+
+DESK = Process(Role.DESK, 0)
+
+
+class _Reader:
+    """The machine of a process that only reads."""
+
+    def __init__(self) -> None:
+        self.views: dict[int, View] = {}
+
+    def handle(self, now: float, sender: Process, message: Message) -> list[Output]:
+        if isinstance(message, Views):
+            self.views |= {view.shard: view for view in message.views}
+        return [Adopt(message.shard, message.version)] if isinstance(message, Pulled) else []
+
+    def tick(self, now: float) -> list[Output]:
+        return []
+
+    def lost(self, now: float, process: Process) -> list[Output]:
+        return []
+
+
+class Collector:
+    """`loop.Owner` of the head."""
+
+    def __init__(self, hub: Hub, desk: Address, timing: Timing, layout: Layout, tell: Callable[[str], None]) -> None:
+        """`tell` is called with a line for each event worth recording."""
+        self.layout, self.tell = layout, tell
+        #: Batches that are finished, workers that take part, and whether all is done.
+        self.finished, self.workers, self.done = 0, 0, False
+        #: The shard that no server holds any longer, so that the run cannot go on.
+        self.lost_shard: int | None = None
+        self.reader = _Reader()
+        self._values: dict[int, Tensor] = {}
+        self._histories: dict[int, Columns] = {}
+        #: The server that each row of `pushes` comes from.
+        self.sources: list[int] = []
+        self.loop = MachineLoop(Process(Role.HEAD, 0), self.reader, hub, self, timing, desk)
+
+    def turn(self, timeout: float) -> None:
+        """Handle what has arrived."""
+        self.loop.turn(timeout)
+
+    def values(self, deadline: float, called_off: Callable[[], bool] = lambda: False) -> list[Tensor]:
+        """Return the newest vector of every shard, from its primary."""
+        self._values = {}
+
+        def ask(view: View) -> None:
+            if view.shard not in self._values:
+                self.loop.send(Process(Role.SERVER, view.members[0]), Pull(view.shard, view.number))
+
+        self._ask(ask, lambda: len(self._values), deadline)
+        return [self._values[shard] for shard in range(len(self.layout.shards))]
+
+    def pushes(self, deadline: float) -> Columns:
+        """Return the rows of all pushes that the shards are made of; `sources` says whose clock each row shows."""
+        self._histories, self.sources = {}, []
+
+        def ask(view: View) -> None:
+            if view.shard not in self._histories:
+                server = Process(Role.SERVER, view.members[0])
+                self.loop.hub.post(peer_of(server), Other.HISTORY)
+
+        self._ask(ask, lambda: len(self._histories), deadline)
+        return np.concatenate(list(self._histories.values()))
+
+    def _ask(self, ask: Callable[[View], None], answered: Callable[[], int], deadline: float) -> None:
+        """Ask the primary of every shard, again and again, until all have answered."""
+        end, due = monotonic() + deadline, 0.0
+        while answered() < len(self.layout.shards):
+            if monotonic() >= end:
+                raise RunFailed(f"the servers have not answered the head within {deadline:.0f} s")
+            if monotonic() >= due:
+                due = monotonic() + 1.0
+                self.loop.send(DESK, WhichViews())
+                for view in self.reader.views.values():
+                    ask(view)
+            before = len(self.reader.views)
+            self.loop.turn(0.05)
+            if len(self.reader.views) > before:
+                due = 0.0
+
+    def bodies(self, message: Message, body: memoryview) -> Sequence[Buffer]:
+        return ()
+
+    def carry_out(self, output: Output, body: memoryview) -> None:
+        if isinstance(output, Adopt):
+            self._values[output.shard] = torch.frombuffer(bytearray(body), dtype=self.layout.dtype)
+
+    def handled(self, message: Message, body: memoryview) -> None:
+        """Nothing has to be released."""
+
+    def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
+        if kind == Other.PROGRESS:
+            self.finished, self.workers, self.done = ints[0], ints[1], bool(ints[2])
+            self.lost_shard = ints[3] if ints[3] != NONE else None
+        elif kind == Other.EVENT:
+            self.tell(bytes(body).decode(errors="replace"))
+        elif kind == Other.HISTORY and ints[0] not in self._histories:
+            self._histories[ints[0]] = _rows(ints[0], np.frombuffer(bytes(body), HISTORY))
+            self.sources += [sender.number] * len(self._histories[ints[0]])
+
+    def arrived(self, process: Process) -> None:
+        """Nothing is due: what was asked is asked again."""
+
+
+def _rows(shard: int, history: Columns) -> Columns:
+    """Return a shard's history as rows of the trace."""
+    rows = np.zeros(len(history), DTYPE)
+    rows["kind"], rows["shard"], rows["update"] = Kind.APPLY, shard, history["batch"]
+    for name in ("version", "worker", "base", "start", "end"):
+        rows[name] = history[name]
+    return rows

@@ -1,0 +1,175 @@
+"""The head's side of a plan with servers: it places them, follows the training, and reads the result."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from time import perf_counter_ns as now
+
+from torch import Tensor
+
+from paceline.core.cluster.messages import Process, Role
+from paceline.engines.cluster.agent import Agent
+from paceline.engines.cluster.control import Ended, Failed, Finished, Message, Rows, Serve
+from paceline.engines.cluster.head import FarWorkers, ToRank, report_of
+from paceline.engines.cluster.rendezvous import Node
+from paceline.engines.cluster.servers.collector import Collector
+from paceline.engines.cluster.servers.node_servers import DeskKeeper
+from paceline.engines.cluster.servers.placement import Placement
+from paceline.engines.cluster.servers.processes import ServerTicket
+from paceline.engines.local.diagnosis import Diagnosis
+from paceline.engines.local.observer import Observer
+from paceline.engines.local.snapshots import SnapshotFile
+from paceline.engines.setup import Setup
+from paceline.errors import DeathWarning, RunFailed
+from paceline.links.tcp.doors import Address, listen
+from paceline.runs.trace import Kind, Row, Trace
+
+READ_SECONDS = 30.0  # that servers may take to answer the head
+
+
+class ServerHead:
+    """What `engine` asks of a head, for a plan with servers."""
+
+    def __init__(
+        self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, snapshots: SnapshotFile | None,
+        agent: Agent, backups: int,
+    ) -> None:  # fmt: skip
+        self.setup, self.snapshots, self.nodes = setup, snapshots, setup.plan.workers
+        self.far = FarWorkers([nodes[rank].ahead if rank in nodes else 0 for rank in range(self.nodes)])
+        self.finished: dict[int, Finished] = {}
+        self.dead: set[int] = set()
+        self.diagnosis = Diagnosis(self.far.doing, lambda rank: f"It is rank {rank}", deadline)
+        self.observer: Observer | None = None
+        self._trace_file: Path | None = None
+        self._values: list[Tensor] = []
+        self._events = 0
+        self._snapshot_at = setup.snapshots_every
+        seat, shards = agent.ticket, len(setup.layout.shards)
+        listener = listen(Address(seat.host, 0), seat.door)
+        ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, Address(seat.host, listener.getsockname()[1]))
+        placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
+        self.collector = Collector(
+            ticket.hub(Process(Role.HEAD, 0)), ticket.desk, ticket.timing, setup.layout, self._event
+        )
+        agent.keepers.append(
+            DeskKeeper(
+                agent.children,
+                ticket,
+                listener,
+                agent.assignment,
+                placement.members(),
+                placement.copies,
+                lambda: self.collector.loop.addresses,
+            )
+        )
+        for rank in range(self.nodes):
+            to_rank(rank, Serve(ticket.desk, tuple(shard for _, shard in placement.on(rank))))
+
+    def observe(self, observer: Observer, trace_file: Path | None) -> None:
+        """Report to this observer from now on."""
+        self.observer, self._trace_file = observer, trace_file
+
+    @property
+    def done(self) -> bool:
+        """Whether the result was read."""
+        return bool(self._values)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training."""
+        assert self.observer is not None
+        ends = [each.when + self.far.ahead[rank] for rank, each in self.finished.items()]
+        return (max(ends) - self.observer.origin) / 1e9
+
+    def values(self) -> list[Tensor]:
+        """Return the trainable parameters in the module's order, then the moving buffers."""
+        return self._values
+
+    def hear(self, rank: int, message: Message, content: memoryview) -> None:
+        """Take a message of the agent of a rank."""
+        if isinstance(message, Rows):
+            self.far.took(rank, message.doing, content)
+        elif isinstance(message, Finished):
+            self.finished[rank] = message
+        elif isinstance(message, Ended):
+            self._worker_died(rank, f"died ({message.how})")
+        elif isinstance(message, Failed):
+            others = [r for r in range(self.nodes) if r != rank and r not in self.finished]
+            raise self.diagnosis.failed(rank, report_of(message), others)
+
+    def lost(self, rank: int, why: str) -> None:
+        """A node cannot be reached any longer: its worker's batch goes to another one, its shards to their backups."""
+        self._worker_died(rank, why)
+
+    def look(self) -> None:
+        """Follow the training; called several times a second."""
+        collector = self.collector
+        collector.turn(0.0)
+        if self.observer is not None and self.observer.writer is None and collector.workers:
+            self.far.started_at = self.observer.started_at = now()
+            self.observer.training_started(self._trace_file)
+        if collector.lost_shard is not None:
+            raise RunFailed(
+                f"shard {collector.lost_shard} of the parameters is lost, since every server that held it has died; "
+                "start the run again"
+            )
+        if self.snapshots is not None and 0 < self._snapshot_at <= self._updates < self.setup.agenda.updates:
+            self._snapshot()
+        if collector.done and not self._values and self.finished.keys() | self.dead >= set(range(self.nodes)):
+            self._read()
+
+    @property
+    def _updates(self) -> int:
+        return self.setup.agenda.made_by(self.collector.finished)
+
+    def _snapshot(self) -> None:
+        """Read the parameters for an evaluation. They are newer than asked for by what was pushed meanwhile."""
+        assert self.snapshots is not None
+        every, start = self.setup.snapshots_every, now()
+        updates = self._updates // every * every
+        self.snapshots.write(updates, self._collect())
+        row = Row(Kind.SNAPSHOT, 0, updates, start=start, end=now())
+        self.far.took(0, -1, _raw(row))
+        self._snapshot_at = updates + every
+
+    def _read(self) -> None:
+        """Read the result, and the pushes that it is made of."""
+        values = self._collect()
+        pushes = self.collector.pushes(READ_SECONDS)
+        pushes["worker"] %= self.nodes
+        for column in ("start", "end"):
+            pushes[column] += [self.far.ahead[server % self.nodes] for server in self.collector.sources]
+        self.far.took(0, -1, memoryview(pushes.tobytes()))
+        self._values = values
+
+    def _collect(self) -> list[Tensor]:
+        flats = self.collector.values(READ_SECONDS)
+        return [value.clone() for value in self.setup.layout.collect(flats, self.setup.names)]
+
+    def _event(self, line: str) -> None:
+        """Report a change of the servers, after the first views."""
+        self._events += 1
+        if self._events > len(self.setup.layout.shards):
+            warnings.warn(line, DeathWarning, stacklevel=2)
+
+    def _worker_died(self, rank: int, why: str) -> None:
+        if rank in self.dead or rank in self.finished:  # a worker that has finished ends
+            return
+        self.dead.add(rank)
+        assert self.observer is not None
+        if self.observer.started_at:
+            self.observer.worker_died(rank)
+        alive = [r for r in range(self.nodes) if r not in self.dead]
+        if not alive:
+            raise RunFailed(f"rank {rank} {why}, and no other is left to finish the run")
+        warnings.warn(
+            f"the worker of rank {rank} {why}; its batch is computed by another one, and the run goes on with "
+            f"{len(alive)} of {self.nodes} workers",
+            DeathWarning,
+            stacklevel=2,
+        )
+
+
+def _raw(row: Row) -> memoryview:
+    return memoryview(Trace.of([row]).rows.tobytes())

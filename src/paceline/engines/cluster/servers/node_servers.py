@@ -1,0 +1,73 @@
+"""The shard servers of one node, and the desk if it is the head's. A process that ends is started again at once."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Collection, Sequence
+
+from paceline.core.cluster.messages import NONE
+from paceline.engines.cluster.children import Child, Children
+from paceline.engines.cluster.servers.processes import ServerTicket, run_desk, run_server
+from paceline.parameters.layout import Layout
+
+ATTEMPTS = 16  # times that a node starts a server again; a server that keeps ending would be started for ever
+
+
+class NodeServers:
+    """The shard servers of one node."""
+
+    def __init__(
+        self, children: Children, ticket: ServerTicket, rank: int, nodes: int, assignment: Callable[[], bytes],
+        layout: Layout,
+    ) -> None:  # fmt: skip
+        self.children, self.ticket, self.rank, self.nodes = children, ticket, rank, nodes
+        self.assignment, self.layout = assignment, layout
+        #: The servers that run, by their numbers.
+        self.running: dict[int, Child] = {}
+        self._started = 0
+
+    def start(self, shards: Sequence[int]) -> None:
+        """Start a server for each of these shards, which begins with version 0."""
+        for shard in shards:
+            self._start(shard)
+
+    def ended(self, child: Child) -> None:
+        """Start a spare in the place of a server that has ended."""
+        for number in [n for n, server in self.running.items() if server is child]:
+            del self.running[number]
+            if self._started < ATTEMPTS:
+                self._start(NONE)
+
+    def _start(self, shard: int) -> None:
+        number = self._started * self.nodes + self.rank
+        self._started += 1
+        arguments = (self.ticket, number, shard, [self.assignment()], self.layout)
+        self.running[number] = self.children.start(run_server, arguments)
+
+
+class DeskKeeper:
+    """Starts the desk at a socket that outlasts it, and the next one when it ends."""
+
+    def __init__(
+        self, children: Children, ticket: ServerTicket, listener: socket.socket, assignment: Callable[[], bytes],
+        members: Sequence[tuple[int, ...]], copies: int, alive: Callable[[], Collection[int]],
+    ) -> None:  # fmt: skip
+        """`alive` returns the servers that are believed to be alive, for a desk that has to ask them."""
+        self.children, self.ticket, self.listener, self.assignment = children, ticket, listener, assignment
+        self.members, self.copies, self.alive = members, copies, alive
+        self.epoch = 0
+        self.child: Child | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start the desk of the next epoch."""
+        self.epoch += 1
+        members = self.members if self.epoch == 1 else [()] * len(self.members)
+        expected = frozenset(self.alive()) if self.epoch > 1 else frozenset()
+        arguments = (self.ticket, self.listener, self.epoch, [self.assignment()], self.copies, members, expected)
+        self.child = self.children.start(run_desk, arguments)
+
+    def ended(self, child: Child) -> None:
+        """Start the next desk if this was the last one."""
+        if child is self.child and self.epoch < ATTEMPTS:
+            self.start()

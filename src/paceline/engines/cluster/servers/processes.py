@@ -1,0 +1,155 @@
+"""The processes that an agent starts for plans with servers: the desk, a shard server, a worker."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from time import monotonic
+from time import perf_counter_ns as now
+
+import torch
+
+from paceline.core.agenda import Chunk
+from paceline.core.cluster.desk import DeskMachine
+from paceline.core.cluster.messages import Process, Role
+from paceline.core.cluster.outputs import TIMING, Timing
+from paceline.core.collectives import Collective
+from paceline.core.collectives.neighbours import Neighbours
+from paceline.data.source import TensorSource, open_source
+from paceline.engines.cluster.servers.client import ServerClient
+from paceline.engines.cluster.servers.desk_process import DeskProcess
+from paceline.engines.cluster.servers.shard_process import ShardProcess
+from paceline.engines.cluster.servers.shard_state import ShardState
+from paceline.engines.cluster.servers.wire import peer_of
+from paceline.engines.local.arena import Arena
+from paceline.engines.local.assignment import Assignment
+from paceline.engines.local.collectives import Means, Sums
+from paceline.engines.local.messages import Failed, FailureReport, Finished
+from paceline.engines.local.process import core_wait, memory, trim_heap
+from paceline.engines.local.process_main import become_worker
+from paceline.engines.local.read_ahead import ReadAhead
+from paceline.engines.local.replica_worker import ReplicaWorker
+from paceline.engines.local.worker import WorkerProcess
+from paceline.errors.failure import Position
+from paceline.links.memory import SharedTensors
+from paceline.links.tcp.doors import Address, Door, listen
+from paceline.links.tcp.handshake import Identity
+from paceline.links.tcp.hub import Hub, PeerPlace
+from paceline.links.tcp.pump import Pump
+from paceline.links.waiting import Cancelled, Waiter
+from paceline.parameters.layout import Layout
+from paceline.plans.methods.server import ParameterServer
+
+
+class NoGroup:
+    """`Group` of a worker that keeps step with no other: under a plan with servers nothing asks it."""
+
+    leads = True
+
+    def chunks(self, update: int) -> list[Chunk]:
+        raise NotImplementedError
+
+    def coming(self, update: int) -> list[Chunk]:
+        raise NotImplementedError
+
+    def sums(self, collective: Collective) -> Sums:
+        raise NotImplementedError
+
+    def mixing(self, graph: Neighbours) -> Means:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ServerTicket:
+    """What every process of a plan with servers needs to reach the others."""
+
+    run: bytes
+    job: bytes
+    #: Where this node is reached by the others.
+    host: str
+    door: Door
+    desk: Address
+    timing: Timing = TIMING
+
+    def hub(self, process: Process, place: PeerPlace | None = None, listener: socket.socket | None = None) -> Hub:
+        me = Identity(peer_of(process), self.run, self.job)
+        return Hub(me, self.door, listener, place=place, pump=Pump(self.timing.heartbeat))
+
+
+def run_desk(
+    ticket: ServerTicket, listener: socket.socket, epoch: int, box: list[bytes], copies: int,
+    members: Sequence[tuple[int, ...]], expected: frozenset[int], pipe: Pipe,
+) -> None:  # fmt: skip
+    """Run the desk of an epoch at a socket that listens already, until the agent ends this process."""
+    become_worker(scarce=False)
+    given: Assignment = pickle.loads(box.pop())
+    method = given.plan.method
+    assert isinstance(method, ParameterServer)
+    machine = DeskMachine(
+        epoch,
+        given.plan.workers,
+        given.agenda.leases,
+        method.gate,
+        copies,
+        ticket.timing,
+        members,
+        monotonic(),
+        expected,
+    )
+    DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener)).run()
+
+
+def run_server(ticket: ServerTicket, number: int, shard: int, box: list[bytes], layout: Layout, pipe: Pipe) -> None:
+    """Run a shard server until the agent ends this process."""
+    become_worker(scarce=False)
+    given: Assignment = pickle.loads(box.pop())
+    torch.set_num_threads(1)
+    method = given.plan.method
+    assert isinstance(method, ParameterServer)
+    listener = listen(Address(ticket.host, 0), ticket.door)
+    open_hub: Callable[[PeerPlace], Hub] = lambda place: ticket.hub(Process(Role.SERVER, number), place, listener)  # noqa: E731
+    make: Callable[[int], ShardState] = lambda which: ShardState(given.job, layout, which, method.rule)  # noqa: E731
+    ShardProcess(number, shard, ticket.timing, open_hub, ticket.desk, ticket.host, make).run()
+
+
+def run_worker(
+    ticket: ServerTicket, box: list[bytes], arena: Arena, layout: Layout, tensors: SharedTensors | None, pipe: Pipe
+) -> None:
+    """Run one worker: prepare, train, and say how it ended. Never returns."""
+    become_worker(scarce=False)
+    before, replica = memory("RssAnon") - len(box[0]), None  # type: int, ReplicaWorker | None
+    try:
+        given: Assignment = pickle.loads(box.pop())
+        torch.set_num_threads(given.plan.threads)
+        source = TensorSource(tensors.open()) if tensors else open_source(given.data, given.job.seed)
+        host, shared = WorkerProcess(arena, None), arena.of_worker(0)
+        waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, lambda: "at a server")
+        replica = ReplicaWorker(
+            given, source, layout, shared, waiter, host, NoGroup(), given.resume_point, repeats=False
+        )
+        client = ServerClient(
+            given.number, replica.runner, ticket.timing, ticket.desk, given.deadline,
+            lambda place: ticket.hub(Process(Role.WORKER, given.number), place),
+        )  # fmt: skip
+        ahead = ReadAhead(replica.reader, replica.runner, given_out=0)
+        trim_heap()
+        waited = core_wait()
+        replica.follow(client.walk(), ahead.computing)
+        arena.ended[0] = now()
+        pipe.send(Finished(core_wait() - waited, replica.runner.peak - before))
+        client.loop.hub.close()
+    except Cancelled:
+        pass
+    except BaseException as error:
+        update = arena.doing[0]
+        pipe.send(Failed(FailureReport.of(error, replica.position(update) if replica else Position(update))))
+    finally:
+        pipe.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

@@ -1,0 +1,171 @@
+"""The tensors of one shard at its server. One process holds them, so every version is made in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.rules import Arrival, Rule
+from paceline.errors import FrameError
+from paceline.jobs.job import Job
+from paceline.parameters.layout import ALIGN, Layout, ShardLayout, trainable
+from paceline.parameters.optimizers import optimizer_over
+from paceline.parameters.shard_version import ShardVersion, version_shape
+from paceline.parameters.store import ShardStore
+
+
+class GradientVector:
+    """What a worker pushes to one shard: its gradients in a flat vector, and which parameters have one.
+
+    | gradients, as in the layout | moving buffers | a byte per parameter: whether it has a gradient | gap |
+    and, for a rule that looks back, the parameters that they were computed from: the shard's vector once more
+
+    Its views are made once, since to make them costs more than to apply them.
+    """
+
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype, looks_back: bool) -> None:
+        self.raw = torch.zeros(self.size(layout, dtype, looks_back), dtype=torch.uint8)
+        numbers, flags = layout.length * dtype.itemsize, len(layout.parameters)
+        flat = self.raw[:numbers].view(dtype)
+        self.gradients, self.moving = layout.parameter_views(flat), layout.buffer_views(flat)
+        self.present = self.raw[numbers : numbers + flags]
+        #: The whole vector of parameters that a gradient was computed from; empty if the rule does not look back.
+        self.before = self.raw[numbers + _up(flags) :]
+        self.pulled = layout.parameter_views(self.before.view(dtype)) if looks_back else []
+        self.bytes = self.raw.numpy().data
+
+    @staticmethod
+    def size(layout: ShardLayout, dtype: torch.dtype, looks_back: bool) -> int:
+        numbers = layout.length * dtype.itemsize
+        return numbers + _up(len(layout.parameters)) + (numbers if looks_back else 0)
+
+    def write(self, gradients: Sequence[Tensor | None], moving: Sequence[Tensor]) -> None:
+        """Write what a worker pushes."""
+        given = [g is not None for g in gradients]
+        if all(given):
+            torch._foreach_copy_(self.gradients, gradients)  # type: ignore[arg-type]
+            self.present.fill_(1)
+        else:
+            for view, gradient in zip(self.gradients, gradients, strict=True):
+                view.zero_() if gradient is None else view.copy_(gradient)
+            self.present.copy_(torch.tensor(given, dtype=torch.uint8))
+        for view, buffer in zip(self.moving, moving, strict=False):
+            view.copy_(buffer)
+
+    def arrival(self) -> Arrival:
+        """Return what a server applies."""
+        present = self.present.tolist()
+        if all(present):
+            return Arrival(self.gradients, self.pulled)
+        given = [g if there else None for g, there in zip(self.gradients, present, strict=True)]
+        return Arrival(given, self.pulled)
+
+
+def _up(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+class VectorPool:
+    """Vectors to receive gradients in; one is free again when its gradient is needed no longer."""
+
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype, looks_back: bool) -> None:
+        self._make = partial(GradientVector, layout, dtype, looks_back)
+        self.size = GradientVector.size(layout, dtype, looks_back)
+        self._free: list[GradientVector] = []
+        #: Vectors that are in use, by the address of their bytes.
+        self._used: dict[int, GradientVector] = {}
+
+    def take(self) -> memoryview:
+        """Return the bytes of a free vector."""
+        vector = self._free.pop() if self._free else self._make()
+        self._used[vector.raw.data_ptr()] = vector
+        return vector.bytes
+
+    def of(self, body: memoryview) -> GradientVector:
+        """Return the vector that a body was received in; one that was not received in any is copied into one."""
+        if len(body) != self.size:
+            raise FrameError("body", f"a gradient of {len(body)} bytes, where {self.size} are due")
+        found = self._used.get(torch.frombuffer(body, dtype=torch.uint8).data_ptr())
+        if found is None:
+            self.take()[:] = body
+            found = list(self._used.values())[-1]
+        return found
+
+    def release(self, vector: GradientVector) -> None:
+        """Let a vector be used for another gradient."""
+        if self._used.pop(vector.raw.data_ptr(), None) is not None:
+            self._free.append(vector)
+
+
+class ShardState:
+    """A shard's parameters, the user's optimizer over them, and the rule."""
+
+    def __init__(self, job: Job, layout: Layout, number: int, rule: Rule) -> None:
+        module = job.make_model()
+        named, buffers = trainable(module), dict(module.named_buffers())
+        shard = layout.shards[number]
+        mine = [named[span.name] for span in shard.parameters]
+        optimizer = job.make_optimizer(module, list(named.values()))
+        own = optimizer_over(optimizer, {p: p for p in mine})
+        shape = version_shape(shard, layout.dtype, mine, own, rule)
+        self.number, self.rule = number, rule
+        self.version = ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8))
+        self.version.start(mine, [buffers[b.name].to(layout.dtype) for b in shard.buffers], rule)
+        self.store = ShardStore(mine, own, job.schedule, [self.version])
+        self.store.look(0)
+        self.vectors = VectorPool(shard, layout.dtype, rule.looks_back)
+
+    def apply(self, version: int, vector: GradientVector) -> None:
+        """Make this version from the one before, by a worker's gradient."""
+        self.store.updates = version - 1
+        self.rule.update(self.store, vector.arrival())
+        self.version.keep_buffers(vector.moving)
+
+    @property
+    def values(self) -> memoryview:
+        """The parameters and moving buffers, as bytes."""
+        return _bytes(self.version.raw[: self.version.shape.values])
+
+    @property
+    def everything(self) -> memoryview:
+        """The whole version, as bytes: with the optimizer's state and the rule's memory."""
+        return _bytes(self.version.raw)
+
+    def restore(self, body: memoryview) -> None:
+        """Take another server's whole version."""
+        self.version.raw.copy_(torch.frombuffer(body, dtype=torch.uint8))
+
+
+def _bytes(raw: Tensor) -> memoryview:
+    view: memoryview = raw.numpy().data
+    return view
+
+
+#: One push of a shard's history: version, batch, worker, base, when it began and ended.
+HISTORY = np.dtype([(name, "<i8") for name in ("version", "batch", "worker", "base", "start", "end")])
+
+
+class History:
+    """The pushes that a shard is made of, in the order of its versions."""
+
+    def __init__(self) -> None:
+        self._rows = np.zeros(1024, HISTORY)
+        self._count = 0
+
+    def add(self, *row: int) -> None:
+        if self._count == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        self._rows[self._count] = row
+        self._count += 1
+
+    @property
+    def raw(self) -> memoryview:
+        return memoryview(self._rows[: self._count].tobytes())
+
+    def restore(self, body: memoryview) -> None:
+        rows = np.frombuffer(body, HISTORY)
+        self._rows, self._count = np.concatenate([rows, np.zeros(1024, HISTORY)]), len(rows)

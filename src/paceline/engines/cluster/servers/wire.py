@@ -1,0 +1,60 @@
+"""Frames between the processes of servers: the machines' messages, and the few that no machine knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import IntEnum
+
+from paceline.core.cluster.messages import KINDS, Process, Role
+from paceline.links.tcp.doors import Address
+from paceline.links.tcp.frame import FIRST_KIND
+from paceline.links.tcp.handshake import Peer
+
+#: Roles in handshakes: those of the machines' processes, after it.
+ROLES = 16
+#: The kinds of the machines' messages, then those below.
+MESSAGES = FIRST_KIND
+OTHER = FIRST_KIND + 128
+assert len(KINDS) < OTHER - MESSAGES
+
+
+class Other(IntEnum):
+    """Frames that no machine knows."""
+
+    #: A server tells the desk where it listens; the body is an address.
+    LISTENING = OTHER
+    #: The desk tells all where servers listen; the body is a table.
+    ADDRESSES = OTHER + 1
+    #: The desk tells the head how many batches are finished, how many workers there are, and whether all is done.
+    PROGRESS = OTHER + 2
+    #: The desk tells the head about a change of a view; the body is a line for the record of the run.
+    EVENT = OTHER + 3
+    #: The head asks a server for the pushes that its shard is made of, and gets rows.
+    HISTORY = OTHER + 4
+
+
+def kind_of(message: type) -> int:
+    """Return the kind of frames with this message."""
+    return MESSAGES + KINDS.index(message)
+
+
+def peer_of(process: Process) -> Peer:
+    return Peer(ROLES + process.role, process.number)
+
+
+def process_of(peer: Peer) -> Process:
+    return Process(Role(peer.role - ROLES), peer.number)
+
+
+def addresses_to_bytes(addresses: Mapping[int, Address]) -> bytes:
+    return json.dumps({str(number): list(address) for number, address in addresses.items()}).encode()
+
+
+def addresses_from_bytes(body: bytes | memoryview) -> dict[int, Address]:
+    """Return where each server listens.
+
+    Raises:
+        ValueError: the bytes are no such table.
+    """
+    return {int(number): Address(str(host), int(port)) for number, (host, port) in json.loads(bytes(body)).items()}

@@ -1,0 +1,282 @@
+"""Whatever strangers do to a live hub, none gets in, none is answered, and its peers do not notice."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import socket
+import ssl
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from paceline.links.tcp.doors import LOOPBACK, Address, Door, TrustedNetwork, listen
+from paceline.links.tcp.entrance import PLACES, REMEMBERED, Refusals
+from paceline.links.tcp.handshake import Identity, Peer
+from paceline.links.tcp.hub import Arrived, Event, Gone, Hub, Received
+from paceline.links.tcp.keys import make_keys
+from paceline.links.tcp.tls import MutualTls
+from paceline.links.tcp.waiting import Timing
+from tests.links.tcp.conftest import PATIENCE, until
+from tests.links.tcp.hostile import attack, header, hello, hostile
+
+RUN, JOB = random.Random(1).randbytes(16), random.Random(2).randbytes(32)
+DESK, TOKEN = Peer(1, 0), TrustedNetwork(b"a token that none can guess")
+PING, PONG = 20, 21
+
+
+class Target:
+    """A hub with two honest peers that keep exchanging frames with it while strangers come."""
+
+    def __init__(self, hubs: list[Hub], door: Door = LOOPBACK, timing: Timing = Timing(silence=PATIENCE)) -> None:  # noqa: B008
+        self.told: list[str] = []
+        listener = listen(Address("127.0.0.1", 0), door)
+        self.desk = Hub(Identity(DESK, RUN, JOB), door, listener, timing=timing, tell=self.told.append)
+        self.workers = [Hub(Identity(Peer(2, n), RUN, JOB), door, timing=timing) for n in range(2)]
+        self.exchanges = 0
+        hubs += [self.desk, *self.workers]
+        for worker in self.workers:
+            worker.dial(self.desk.address, PATIENCE)
+        until(hubs, lambda events: len(events) == 4)
+
+    def exchange(self) -> list[Event]:
+        """Let both peers ask and the hub answer; what else happens meanwhile at the hub."""
+        other: list[Event] = []
+        for worker in self.workers:
+            assert worker.post(DESK, PING, (self.exchanges,), [b"x" * 1000])
+            while not (got := worker.poll(0.001)):
+                for event in self.desk.poll(0.0):
+                    if isinstance(event, Received) and event.kind == PING:
+                        assert self.desk.post(event.peer, PONG, event.ints)
+                    else:
+                        other.append(event)
+            assert got == [Received(DESK, PONG, (self.exchanges,), memoryview(b""))]
+            self.exchanges += 1
+        return other
+
+
+def resident() -> int:
+    """Bytes of this process's memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_ten_thousand_hostile_frames_do_no_harm(hubs: list[Hub]) -> None:
+    target = Target(hubs)
+    strangers, under_way = hostile(18, RUN, JOB), deque[socket.socket]()
+    descriptors, events = set(os.listdir("/proc/self/fd")), list[Event]()
+    for number in range(10_000):
+        source = f"127.0.{number % 500 // 250}.{number % 250 + 1}"
+        under_way.append(attack(target.desk.address, next(strangers).sent, source))
+        if number % 20 == 0:
+            events += target.exchange()
+        if number == 1000:
+            settled = resident()
+        while len(under_way) > 40:
+            under_way.popleft().close()
+    while under_way:
+        under_way.popleft().close()
+    for _ in range(10):
+        events += target.exchange()
+    assert events == []  # none has arrived, and nobody has gone
+    assert target.desk.refused > 9900  # the last ones may go before they are looked at
+    assert len(target.told) <= 500  # once for each address
+    assert set(os.listdir("/proc/self/fd")) == descriptors
+    assert resident() - settled < 9000 * 500  # a connection that is kept has a buffer of 4,096 bytes
+
+
+def test_a_machine_is_told_of_once_and_the_memory_of_them_is_bounded() -> None:
+    told: list[str] = []
+    refusals = Refusals(told.append)
+    for _ in range(3):
+        for number in range(10):
+            refusals.add(f"10.0.0.{number}", "belongs to another run")
+    assert len(told) == 10
+    assert "refused a connection from 10.0.0.3: it belongs to another run" in told[3]
+    for number in range(10 * REMEMBERED):
+        refusals.add(f"10.1.{number // 250}.{number % 250}", "is a scan")
+    assert len(refusals._told) == len(told) == REMEMBERED + 1
+    assert "more than 1000 machines" in told[-1]
+    assert refusals.count == 30 + 10 * REMEMBERED
+
+
+def closed(stranger: socket.socket, target: Target) -> bytes:
+    """Let the hub work until it has closed the stranger's connection; what the stranger got before."""
+    got = b""
+    for _ in range(10_000):
+        target.exchange()
+        try:
+            part = stranger.recv(1000)
+        except BlockingIOError:
+            continue
+        except ConnectionResetError:
+            part = b""
+        if not part:
+            stranger.close()
+            return got
+        got += part
+    raise AssertionError("the connection is still open")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        header(1, 3, 0, 10**12),
+        header(1, 60_000, 0, 0),
+        hello(bytes(16), JOB),
+        hello(RUN, bytes(32)),
+        hello(RUN, JOB, (300, 0, 0)),
+        hello(RUN, JOB)[:-1] + b"!",
+        header(20, 0, 0, 0),
+    ],
+    ids=["http", "a terabyte", "integers", "run", "job", "peer", "one byte", "no handshake"],
+)
+def test_a_stranger_is_closed_without_an_answer(sent: bytes, hubs: list[Hub]) -> None:
+    target = Target(hubs)
+    assert closed(attack(target.desk.address, sent), target) == b""
+    assert target.desk.refused == len(target.told) == 1
+
+
+def test_who_does_not_know_the_token_gets_a_nonce_and_nothing_else(hubs: list[Hub]) -> None:
+    target = Target(hubs, TOKEN)
+    stranger = attack(target.desk.address, hello(RUN, JOB, nonce=bytes(32)) + header(3, 0, 1, 32) + bytes(32))
+    assert len(closed(stranger, target)) == 24 + 32
+    assert "does not know the token" in target.told[0]
+
+
+class Recorder:
+    """A machine in the middle, which forwards what two ends say, and writes it down."""
+
+    def __init__(self, address: Address) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = Address(*self._listener.getsockname()[:2])
+        self._target = socket.create_connection(address)
+        self._target.setblocking(False)
+        self._client: socket.socket | None = None
+        self.said = b""
+
+    def forward(self) -> None:
+        if self._client is None:
+            self._client, _ = self._listener.accept()
+            self._client.setblocking(False)
+        for source, to in ((self._client, self._target), (self._target, self._client)):
+            try:
+                part = source.recv(100_000)
+            except BlockingIOError:
+                continue
+            to.sendall(part)
+            self.said += part if source is self._client else b""
+
+    def close(self) -> None:
+        for each in (self._client, self._target, self._listener):
+            assert each is not None
+            each.close()
+
+
+def test_recorded_handshakes_and_frames_are_worth_nothing(hubs: list[Hub]) -> None:
+    target = Target(hubs, TOKEN)
+    middle, honest = Recorder(target.desk.address), Hub(Identity(Peer(2, 9), RUN, JOB), TOKEN)
+    hubs.append(honest)
+    honest.dial(middle.address, PATIENCE)
+    honest.poll(0.01)
+    events: list[Event] = []
+    posted = False
+    while not any(isinstance(event, Received) for event in events):
+        middle.forward()
+        honest.poll(0.001)
+        events += target.desk.poll(0.001)
+        posted = posted or honest.post(DESK, PING, (77,), [b"a push"])
+    recorded = middle.said
+    # 1. The whole conversation again, on a connection of its own.
+    again = attack(target.desk.address, recorded)
+    assert len(closed(again, target)) == 24 + 32
+    assert "does not know the token" in target.told[0]
+    # 2. The last frame again, on the same connection.
+    middle._target.sendall(recorded[-len(b"a push") - 32 :])
+    (gone,) = until([target.desk], bool)
+    assert isinstance(gone, Gone)
+    assert "a frame has number 2 where 3 was due" in gone.why
+    assert target.exchange() == []
+    middle.close()
+
+
+def test_strangers_that_say_nothing_keep_nobody_out(hubs: list[Hub]) -> None:
+    """More of them than there are places, each with a byte now and then: one of them has to go for each that comes."""
+    target = Target(hubs)
+    silent = [attack(target.desk.address, b"p", f"127.0.0.{1 + number % 3}") for number in range(3 * PLACES)]
+    honest = Hub(Identity(Peer(2, 9), RUN, JOB))
+    hubs.append(honest)
+    honest.dial(target.desk.address, PATIENCE)
+    for stranger, byte in zip(silent, itertools.cycle(b"aceline")):
+        try:
+            stranger.send(bytes([byte]))
+        except (BrokenPipeError, ConnectionResetError):
+            continue
+    assert Arrived(Peer(2, 9)) in until([target.desk, honest], lambda events: len(events) == 2)
+    assert len(target.desk._entrance._strangers) <= PLACES
+    assert target.exchange() == []
+    for stranger in silent:
+        stranger.close()
+
+
+def test_a_slow_stranger_loses_its_place(hubs: list[Hub]) -> None:
+    """Half-open connections too: time is short for all who do not say who they are."""
+    target = Target(hubs, timing=Timing(handshake=0.1, silence=PATIENCE))
+    slow = [attack(target.desk.address, sent) for sent in (b"p", hello(RUN, JOB)[:50], header(1, 3, 0, 48))]
+    mute = socket.create_connection(target.desk.address)
+    mute.setblocking(False)
+    assert [closed(stranger, target) for stranger in (*slow, mute)] == [b""] * 4
+    assert target.told == [
+        "refused a connection from 127.0.0.1: it did not say who it is within 0.1 s. Further ones from there are not "
+        "reported"
+    ]
+
+
+@pytest.mark.parametrize("certificate", ["none", "of another run"])
+def test_a_client_of_tls_without_a_certificate_of_the_run_is_refused(
+    certificate: str, hubs: list[Hub], tmp_path: Path
+) -> None:
+    """It does not care who answers, and so gets as far as it can."""
+    make_keys(tmp_path / "run")
+    (other,) = make_keys(tmp_path / "other")
+    target = Target(hubs, MutualTls(tmp_path / "run"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if certificate != "none":
+        context.load_cert_chain(other / "cert.pem", other / "key.pem")
+    raw = socket.create_connection(target.desk.address)
+    raw.setblocking(False)
+    client = context.wrap_socket(raw, do_handshake_on_connect=False)
+    said = False
+    for _ in range(10_000):
+        target.exchange()
+        try:
+            client.do_handshake()
+            said = said or bool(client.send(hello(RUN, JOB)))
+            assert client.recv(1000) == b""
+        except ssl.SSLWantReadError:
+            continue
+        except OSError:
+            pass
+        break
+    client.close()
+    assert target.desk.refused == 1
+    assert "does not come to terms about TLS" in target.told[0]
+
+
+@pytest.mark.parametrize("door", ["tls", "token"])
+def test_plain_hostile_frames_do_no_harm_at_a_locked_door(door: str, hubs: list[Hub], tmp_path: Path) -> None:
+    if door == "tls":
+        make_keys(tmp_path / "run")
+    target = Target(hubs, MutualTls(tmp_path / "run") if door == "tls" else TOKEN)
+    events: list[Event] = []
+    strangers = hostile(19, RUN, JOB)
+    for _ in range(50):
+        under_way = [attack(target.desk.address, next(strangers).sent) for _ in range(10)]
+        events += target.exchange()
+        for stranger in under_way:
+            stranger.close()
+    assert events == []
+    assert target.desk.refused > 400
