@@ -27,6 +27,7 @@ from paceline.engines.cluster.control import (
     Rows,
     Serve,
     Snapshot,
+    Started,
     Wanted,
     state_message,
 )
@@ -47,6 +48,7 @@ from paceline.links.memory import SharedTensors
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.link import raw
 from paceline.plans.methods.server import Server
+from paceline.runs.live import ProcessRecord
 from paceline.runs.trace import Kind
 
 
@@ -94,6 +96,8 @@ class Agent:
         #: How the worker has ended, if it has.
         self.ending = ""
         self._doing = -1
+        #: Whether the head knows the worker's process.
+        self._told = False
         self.arena.control[TAKEN] = self.resume.updates
 
     def start(self) -> None:
@@ -127,6 +131,9 @@ class Agent:
 
     def look(self) -> None:
         """Pass on what the worker has said and written since the last call."""
+        if self.worker is not None and not self._told:
+            self._told = True
+            self.to_head(Started(ProcessRecord.of(self.worker.process.pid or -1)))
         said = self.children.messages()
         self._pass_rows()
         for child, message in said:

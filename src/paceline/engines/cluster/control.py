@@ -22,6 +22,7 @@ from paceline.links.tcp.doors import Address
 from paceline.links.tcp.frame import FIRST_KIND
 from paceline.parameters.worker_state import TensorSlot, WorkerState, tensor_slots, unpacked
 from paceline.parameters.worker_state import pack as pack_tensors
+from paceline.runs.live import ProcessRecord
 from paceline.runs.schema import from_dict, to_dict
 
 #: Roles of processes in the handshake.
@@ -95,6 +96,13 @@ class Regrouped:
 
     group: Regroup
     addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True)
+class Started:
+    """A node has started its worker."""
+
+    process: ProcessRecord
 
 
 @dataclass(frozen=True)
@@ -186,7 +194,7 @@ class Over:
 
 Message: TypeAlias = (
     Register | Welcome | Refused | Clock | Reported | Regrouped | CallOff | Accuse | Dismiss | Rows | Ended | Failed
-    | Finished | Snapshot | Deliver | Result | Over | State | Wanted | Asked | Serve
+    | Finished | Snapshot | Deliver | Result | Over | State | Wanted | Asked | Serve | Started
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = get_args(Message)
 _KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}

@@ -49,6 +49,7 @@ from paceline.parameters.replicas import mean_of
 from paceline.plans.methods.local_steps import Gossip
 from paceline.runs.live import Heartbeat, ProcessRecord
 from paceline.runs.progress import ProgressCallback
+from paceline.runs.record import DeathRecord
 from paceline.runs.trace import DTYPE, Columns, Kind, Row
 
 
@@ -103,6 +104,7 @@ class Head:
         self.addresses: dict[int, Address] = {}
         self.finished: dict[int, Finished] = {}
         self.dead: set[int] = set(range(count)) - self.machine.alive
+        self.deaths: list[DeathRecord] = []
         #: Results that were delivered: the flat values of a worker.
         self.results: dict[int, Tensor] = {}
         self.wanted: tuple[int, ...] = ()
@@ -221,6 +223,8 @@ class Head:
         """A rank is no longer part of the run: the others go on, or nobody is left."""
         rank, alive = excluded.rank, self.machine.alive
         self.dead.add(rank)
+        begun = self.observer.origin if self.observer is not None and self.observer.started_at else now()
+        self.deaths.append(DeathRecord(rank, excluded.why, self.far.doing[rank], (now() - begun) / 1e9))
         self.finished.pop(rank, None)
         if self.observer is not None and self.observer.started_at:
             self.observer.worker_died(rank)

@@ -17,7 +17,7 @@ from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.agent import Agent
 from paceline.engines.cluster.checkpointing import FarCheckpoints, state_for
 from paceline.engines.cluster.children import Children
-from paceline.engines.cluster.control import Message, Over, Result, Welcome, pack, state_message, unpack
+from paceline.engines.cluster.control import Message, Over, Result, Started, Welcome, pack, state_message, unpack
 from paceline.engines.cluster.head import Head, observer_of
 from paceline.engines.cluster.node import POLL, NodePart, joined, resume_point
 from paceline.engines.cluster.rendezvous import Node
@@ -113,7 +113,8 @@ class HeadNode:
         waited = sum(end.core_wait for end in head.finished.values()) / 1e9
         ends = [head.finished.get(rank) for rank in range(setup.plan.workers)]
         memory = [end.peak_memory if end else 0 for end in ends]
-        return Outcome(trace, head.seconds, values, _snapshots(self.snapshots, trace), waited, memory)
+        kept, deaths = _snapshots(self.snapshots, trace), head.deaths if isinstance(head, Head) else []
+        return Outcome(trace, head.seconds, values, kept, waited, memory, deaths=deaths)
 
     def close(self) -> None:
         """Release the files of the run."""
@@ -130,16 +131,22 @@ class HeadNode:
                 if isinstance(event, Gone):
                     head.lost(event.peer.number, f"is gone: its node {event.why}")
                 elif isinstance(event, Received):
-                    head.hear(event.peer.number, *unpack(event.kind, event.ints, event.body))
+                    self._hear(event.peer.number, *unpack(event.kind, event.ints, event.body))
             agent.look()
             while self._own:
                 to_head, message, content = self._own.popleft()
-                head.hear(0, message, content) if to_head else agent.hear(message)
+                self._hear(0, message, content) if to_head else agent.hear(message)
             head.look()
             if observer.writer is not None:
                 observer.look(stopping=bool(self.checkpoints and self.checkpoints.signals.ending))
             else:
                 observer.beat()
+
+    def _hear(self, rank: int, message: Message, content: memoryview) -> None:
+        if isinstance(message, Started):
+            self.observer.process_started(rank, message.process)
+        else:
+            self.head.hear(rank, message, content)
 
     def _welcome(self, rank: int, node: Node, run: bytes) -> None:
         """Let a node begin, with the state of its worker if the run is resumed."""
