@@ -58,7 +58,10 @@ class Nodes:
 
     def kill(self, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the agent of a rank."""
-        os.kill(self.running[rank].process.pid or 0, how)
+        process = self.running[rank].process
+        if process.is_alive():  # another process may have its number by now
+            assert process.pid, "the node was not started"
+            os.kill(process.pid, how)
 
     def end(self) -> list[Ended]:
         """Wait until every node has ended."""

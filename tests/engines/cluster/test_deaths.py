@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import paceline as pl
 from paceline.runs.record import read_record
 from paceline.runs.trace import Kind, Trace
 from tests.engines.cluster.held import job
-from tests.engines.cluster.nodes import Nodes, nodes, told
+from tests.engines.cluster.nodes import PATIENCE, Nodes, nodes, told
 
 
 def _held(folder: Path, count: int, plan: str, **options: Any) -> tuple[Nodes, list[int]]:
@@ -126,5 +129,39 @@ def test_replicas_go_on_without_the_dead_one(tmp_path: Path, plan: str) -> None:
     assert len(alive[0]["summary"]["deaths"]) == 1, [each.err for each in ended]
     assert len({each["summary"]["parameters_sha256"] for each in alive}) == 1
     assert alive[0]["summary"]["updates"] == 57
+    (run,) = (tmp_path / "runs").iterdir()
+    assert pl.replay(run).matches
+
+
+#: Batches that four workers can share, with more than a sample each for batch-norm.
+SHARED = {"epochs": 25, "batch_size": 16}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(12))
+def test_faults_at_random_moments(tmp_path: Path, seed: int) -> None:
+    """Two of four nodes are killed or stopped at moments that come from a seed, in the middle of whatever they do."""
+    chance = random.Random(seed)
+    plan = chance.choice(["ring", "tree", "central", "hierarchical"])
+    ran = nodes(tmp_path, 4, [plan], job=SHARED)
+    victims = chance.sample([1, 2, 3], 2)
+    until = time.monotonic() + PATIENCE
+    while not list((tmp_path / "runs").glob("*/trace.arrow")):
+        assert time.monotonic() < until, [each.err.read_text() for each in ran.running]
+        time.sleep(0.01)
+    for rank in victims:
+        time.sleep(chance.random() * 0.4)
+        ran.kill(rank, chance.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM]))
+    first = ran.running[0].end(PATIENCE)
+    for rank in victims:
+        with contextlib.suppress(ProcessLookupError):
+            ran.kill(rank, signal.SIGCONT)
+    ended = ran.end()
+    assert first.code == 0, [each.err for each in ended]
+    found = told(first)[0]
+    torch.set_num_threads(1)
+    here = pl.train(job(tmp_path, **SHARED), plan, workers=4, engine="virtual", folder=None)
+    wanted = {name: value.double().flatten().tolist() for name, value in here.model.state_dict().items()}
+    assert gap(found["state"], wanted) < 1e-9
     (run,) = (tmp_path / "runs").iterdir()
     assert pl.replay(run).matches
