@@ -62,7 +62,7 @@ class ServerClient:
         open_hub: Callable[[Callable[[Peer, int, tuple[int, ...], int], memoryview | None]], Hub],
     ) -> None:  # fmt: skip
         """`open_hub` makes the hub of this process, given where to receive bodies."""
-        self.runner, self.deadline = runner, deadline
+        self.runner, self.deadline, self.rank = runner, deadline, number % runner.plan.workers
         method, layout, replica = runner.plan.method, runner.layout, runner.replica
         assert isinstance(method, ParameterServer)
         named = trainable(replica.module)
@@ -106,9 +106,7 @@ class ServerClient:
             if self.runner.host.cancelled():
                 raise Cancelled
             if now() - start > self.deadline * 1e9:
-                raise WaitedTooLong(
-                    self.machine.number, self._awaited(), self.deadline, f"in batch {self.machine.batch}"
-                )
+                raise WaitedTooLong(self.rank, self._awaited(), self.deadline, f"in batch {self.machine.batch}")
         self.runner.waited += now() - start
         batch, self.batch = self.batch, None
         return batch
@@ -158,3 +156,6 @@ class ServerClient:
 
     def arrived(self, process: Process) -> None:
         """The machine sends again what a process that was away has missed."""
+
+    def departed(self, process: Process, why: str) -> None:
+        """The machine asks for the newest views."""

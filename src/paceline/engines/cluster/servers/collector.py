@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from time import monotonic
 
@@ -19,6 +20,8 @@ from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
 from paceline.links.tcp.hub import Hub
 from paceline.parameters.layout import Layout
+from paceline.runs.events import Event
+from paceline.runs.schema import from_dict
 from paceline.runs.trace import DTYPE, Columns, Kind
 
 DESK = Process(Role.DESK, 0)
@@ -45,8 +48,8 @@ class _Reader:
 class Collector:
     """`loop.Owner` of the head."""
 
-    def __init__(self, hub: Hub, desk: Address, timing: Timing, layout: Layout, tell: Callable[[str], None]) -> None:
-        """`tell` is called with a line for each event worth recording."""
+    def __init__(self, hub: Hub, desk: Address, timing: Timing, layout: Layout, tell: Callable[[Event], None]) -> None:
+        """`tell` is called with each event that the desk tells of."""
         self.layout, self.tell = layout, tell
         #: Batches that are finished, workers that take part, and whether all is done.
         self.finished, self.workers, self.done = 0, 0, False
@@ -117,13 +120,16 @@ class Collector:
             self.finished, self.workers, self.done = ints[0], ints[1], bool(ints[2])
             self.lost_shard = ints[3] if ints[3] != NONE else None
         elif kind == Other.EVENT:
-            self.tell(bytes(body).decode(errors="replace"))
+            self.tell(from_dict(Event, json.loads(bytes(body))))
         elif kind == Other.HISTORY and ints[0] not in self._histories:
             self._histories[ints[0]] = _rows(ints[0], np.frombuffer(bytes(body), HISTORY))
             self.sources += [sender.number] * len(self._histories[ints[0]])
 
     def arrived(self, process: Process) -> None:
         """Nothing is due: what was asked is asked again."""
+
+    def departed(self, process: Process, why: str) -> None:
+        """Nothing is due: the desk tells who holds a shard."""
 
 
 def _rows(shard: int, history: Columns) -> Columns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns as now
 
@@ -23,6 +24,7 @@ from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Setup
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.doors import Address, listen
+from paceline.runs.events import Event, EventKind
 from paceline.runs.trace import Kind, Row, Trace
 
 READ_SECONDS = 30.0  # that servers may take to answer the head
@@ -33,8 +35,9 @@ class ServerHead:
 
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, snapshots: SnapshotFile | None,
-        agent: Agent, backups: int,
+        agent: Agent, backups: int, note: Callable[[Event], None],
     ) -> None:  # fmt: skip
+        self.note = note
         self.setup, self.snapshots, self.nodes = setup, snapshots, setup.plan.workers
         self.far = FarWorkers([nodes[rank].ahead if rank in nodes else 0 for rank in range(self.nodes)])
         self.finished: dict[int, Finished] = {}
@@ -43,7 +46,8 @@ class ServerHead:
         self.observer: Observer | None = None
         self._trace_file: Path | None = None
         self._values: list[Tensor] = []
-        self._events = 0
+        #: Shards whose first view was heard of.
+        self._viewed: set[int] = set()
         self._snapshot_at = setup.snapshots_every
         seat, shards = agent.ticket, len(setup.layout.shards)
         listener = listen(Address(seat.host, 0), seat.door)
@@ -93,7 +97,7 @@ class ServerHead:
         elif isinstance(message, Finished):
             self.finished[rank] = message
         elif isinstance(message, Ended):
-            self._worker_died(rank, f"died ({message.how})")
+            self._worker_died(rank, f"died ({message.how})", message.replaced)
         elif isinstance(message, Failed):
             others = [r for r in range(self.nodes) if r != rank and r not in self.finished]
             raise self.diagnosis.failed(rank, report_of(message), others)
@@ -147,19 +151,25 @@ class ServerHead:
         flats = self.collector.values(READ_SECONDS)
         return [value.clone() for value in self.setup.layout.collect(flats, self.setup.names)]
 
-    def _event(self, line: str) -> None:
-        """Report a change of the servers, after the first views."""
-        self._events += 1
-        if self._events > len(self.setup.layout.shards):
+    def _event(self, event: Event) -> None:
+        """Record an event that the desk tells of, and report a change of the servers, after the first views."""
+        self.note(event)
+        if event.kind is EventKind.VIEW and event.shard not in self._viewed:
+            self._viewed.add(event.shard)
+        elif line := _line(event):
             warnings.warn(line, DeathWarning, stacklevel=2)
 
-    def _worker_died(self, rank: int, why: str) -> None:
+    def _worker_died(self, rank: int, why: str, replaced: bool = False) -> None:
         if rank in self.dead or rank in self.finished:  # a worker that has finished ends
             return
-        self.dead.add(rank)
         assert self.observer is not None
         if self.observer.started_at:
             self.observer.worker_died(rank)
+        if replaced:
+            what = f"the worker of rank {rank} {why}; another one is started in its place"
+            warnings.warn(what, DeathWarning, stacklevel=2)
+            return
+        self.dead.add(rank)
         alive = [r for r in range(self.nodes) if r not in self.dead]
         if not alive:
             raise RunFailed(f"rank {rank} {why}, and no other is left to finish the run")
@@ -169,6 +179,16 @@ class ServerHead:
             DeathWarning,
             stacklevel=2,
         )
+
+
+def _line(event: Event) -> str:
+    """Return what is told of an event of the servers; empty if nothing is."""
+    if event.kind is EventKind.VIEW:
+        primary, *backups = event.members
+        with_backups = f" with backup {', '.join(map(str, backups))}" if backups else " without a backup"
+        lossy = "; acknowledged pushes may be missing, and are computed again" if event.lossy else ""
+        return f"shard {event.shard}: server {primary} is primary{with_backups}{lossy}"
+    return f"{event.kind} {event.why}" if event.kind is EventKind.AGAIN else ""
 
 
 def _raw(row: Row) -> memoryview:

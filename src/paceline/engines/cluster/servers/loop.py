@@ -51,6 +51,9 @@ class Owner(Protocol):
     def arrived(self, process: Process) -> None:
         """Take note of a process that is connected now."""
 
+    def departed(self, process: Process, why: str) -> None:
+        """Take note of a process that is connected no longer."""
+
 
 class MachineLoop:
     """Runs one machine in one process."""
@@ -103,6 +106,8 @@ class MachineLoop:
         elif isinstance(event, Gone):
             process = process_of(event.peer)
             self._dial_again(process)
+            if not event.left:
+                self.owner.departed(process, event.why)
             self.perform(self.machine.lost(monotonic(), process))
 
     # Who dials whom: all dial the desk; workers and the head dial every server; a server dials those before it.

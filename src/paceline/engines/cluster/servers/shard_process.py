@@ -96,3 +96,6 @@ class ShardProcess:
         if process.role is Role.DESK:
             here = Address(self.host, self.hub.address.port)
             self.hub.post(peer_of(process), Other.LISTENING, (), [addresses_to_bytes({self.machine.number: here})])
+
+    def departed(self, process: Process, why: str) -> None:
+        """The desk decides what follows."""
