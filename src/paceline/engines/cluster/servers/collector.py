@@ -51,6 +51,9 @@ class Collector:
     def __init__(self, hub: Hub, desk: Address, timing: Timing, layout: Layout, tell: Callable[[Event], None]) -> None:
         """`tell` is called with each event that the desk tells of."""
         self.layout, self.tell = layout, tell
+        #: Called when the desk is connected, and when it is no longer.
+        self.desk_met: Callable[[], None] = lambda: None
+        self.desk_lost: Callable[[str], None] = lambda why: None
         #: Batches that are finished, workers that take part, and whether all is done.
         self.finished, self.workers, self.done = 0, 0, False
         #: The shard that no server holds any longer, so that the run cannot go on.
@@ -126,10 +129,14 @@ class Collector:
             self.sources += [sender.number] * len(self._histories[ints[0]])
 
     def arrived(self, process: Process) -> None:
-        """Nothing is due: what was asked is asked again."""
+        """Take note of the desk; what was asked is asked again."""
+        if process == DESK:
+            self.desk_met()
 
     def departed(self, process: Process, why: str) -> None:
-        """Nothing is due: the desk tells who holds a shard."""
+        """Take note of a desk that is lost; of servers the desk tells."""
+        if process == DESK:
+            self.desk_lost(why)
 
 
 def _rows(shard: int, history: Columns) -> Columns:

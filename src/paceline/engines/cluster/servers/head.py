@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Setup
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.doors import Address, listen
-from paceline.runs.events import Event, EventKind
+from paceline.runs.events import Event, EventKind, ProcessKind
 from paceline.runs.trace import Kind, Row, Trace
 
 READ_SECONDS = 30.0  # that servers may take to answer the head
@@ -56,17 +57,14 @@ class ServerHead:
         self.collector = Collector(
             ticket.hub(Process(Role.HEAD, 0)), ticket.desk, ticket.timing, setup.layout, self._event
         )
-        agent.keepers.append(
-            DeskKeeper(
-                agent.children,
-                ticket,
-                listener,
-                agent.assignment,
-                placement.members(),
-                placement.copies,
-                lambda: self.collector.loop.addresses,
-            )
-        )
+        self.keeper = DeskKeeper(
+            agent.children, ticket, listener, agent.assignment, placement.members(), placement.copies,
+            lambda: self.collector.loop.addresses,
+        )  # fmt: skip
+        agent.keepers.append(self.keeper)
+        self.collector.desk_met, self.collector.desk_lost = self._desk_met, self._desk_lost
+        #: The epoch of the desk that is connected, or was last.
+        self._epoch = 0
         for rank in range(self.nodes):
             to_rank(rank, Serve(ticket.desk, tuple(shard for _, shard in placement.on(rank))))
 
@@ -158,6 +156,15 @@ class ServerHead:
             self._viewed.add(event.shard)
         elif line := _line(event):
             warnings.warn(line, DeathWarning, stacklevel=2)
+
+    def _desk_met(self) -> None:
+        self._epoch = self.keeper.epoch
+
+    def _desk_lost(self, why: str) -> None:
+        """Replace a desk that does not answer, as its process is stopped; one that has ended is replaced already."""
+        self.note(Event(EventKind.LOST, time.time(), ProcessKind.DESK, 0, self._epoch, why=why))
+        if self._epoch == self.keeper.epoch:
+            self.keeper.replace()
 
     def _worker_died(self, rank: int, why: str, replaced: bool = False) -> None:
         if rank in self.dead or rank in self.finished:  # a worker that has finished ends

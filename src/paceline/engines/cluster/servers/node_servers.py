@@ -70,6 +70,11 @@ class DeskKeeper:
         arguments = (self.ticket, self.listener, self.epoch, [self.assignment()], self.copies, members, expected)
         self.child = self.children.start(ProcessName(ProcessKind.DESK, self.epoch), run_desk, arguments)
 
+    def replace(self) -> None:
+        """End a desk that does not answer; the next one is started when it has ended."""
+        if self.child is not None:
+            self.child.process.kill()
+
     def ended(self, child: Child) -> None:
         """Start the next desk if this was the last one."""
         if child is self.child and self.epoch < ATTEMPTS:
