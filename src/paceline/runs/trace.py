@@ -44,6 +44,9 @@ class Kind(IntEnum):
     #: A stage of a pipeline worked on a micro-batch: `shard` is the stage, `base` the micro-batch, `version` the letter
     #: of the work (F, B, W).
     STAGE = 8
+    #: A worker computed a batch from this version (`base`) of a shard that took the batch of another worker. Only
+    #: servers on a cluster write it, and only where the batch was taken by other shards.
+    PULL = 9
 
 
 class Row(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from paceline.core.cluster.group import Accuse, CallOff, Dismiss
+from paceline.core.cluster.messages import NONE
 from paceline.data.source import TensorSource
 from paceline.engines.cluster.children import Child, Children, ProcessName
 from paceline.engines.cluster.control import (
@@ -30,6 +31,7 @@ from paceline.engines.cluster.control import (
     Rows,
     Serve,
     Snapshot,
+    Spare,
 )
 from paceline.engines.cluster.seat import Ticket
 from paceline.engines.cluster.servers.node_servers import ATTEMPTS, NodeServers
@@ -95,6 +97,7 @@ class Agent:
         self._doing = -1
         #: What processes need to reach the servers; None under other plans.
         self._servers: ServerTicket | None = None
+        self._node_servers: NodeServers | None = None
         #: Workers that were started, and whether one has made its last batch.
         self._workers, self._finished = 0, False
 
@@ -110,7 +113,9 @@ class Agent:
         """Start this node's servers, and a worker that pushes to servers."""
         seat, layout = self.ticket, self.setup.layout
         ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, message.desk)
-        servers = NodeServers(self.children, ticket, seat.rank, seat.parts, self.assignment, layout)
+        self._node_servers = servers = NodeServers(
+            self.children, ticket, seat.rank, seat.parts, self.assignment, layout
+        )
         self.keepers.append(servers)
         servers.start(message.shards)
         self._servers = ticket
@@ -133,6 +138,9 @@ class Agent:
                 self.worker.send(message)
         elif isinstance(message, Serve):
             self.serve(message)
+        elif isinstance(message, Spare):
+            if self._node_servers is not None:
+                self._node_servers.start([NONE])
         elif isinstance(message, Deliver):
             self.to_head(Result(), [raw(self.arena.results[0])])
 

@@ -144,6 +144,11 @@ class Serve:
 
 
 @dataclass(frozen=True)
+class Spare:
+    """A node is to start a server that holds nothing yet, since another node with servers is lost."""
+
+
+@dataclass(frozen=True)
 class Began:
     """An agent has started a process."""
 
@@ -176,7 +181,7 @@ class Over:
 
 Message: TypeAlias = (
     Register | Welcome | Refused | Clock | Reported | Regrouped | CallOff | Accuse | Dismiss | Rows | Ended | Failed
-    | Finished | Snapshot | Deliver | Result | Over | Serve | Began | Exited
+    | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = get_args(Message)
 _KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}

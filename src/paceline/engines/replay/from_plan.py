@@ -16,6 +16,7 @@ import torch
 from paceline.engines.arithmetic.fused_team import Team
 from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
 from paceline.engines.arithmetic.synchronous import synchronous
+from paceline.engines.replay.from_pushes import PushReplayer
 from paceline.engines.replay.from_trace import NextUpdate, ReplayedVersion, ServerReplayer
 from paceline.engines.setup import Setup
 from paceline.gradients.fused_replica import by_one
@@ -156,9 +157,10 @@ class ResumedReplayer:
         return self.now.values()
 
 
-def make_replayer(setup: Setup, trace: Trace, plans: list[Plan]) -> Replayer:
+def make_replayer(setup: Setup, trace: Trace, plans: list[Plan], apart: bool = False) -> Replayer:
     """Make the replayer of a run; `plans` has one plan for each part of the run, between two resumptions.
 
+    `apart` is whether servers were processes of their own, as on a cluster.
     Where workers keep step, a run that was resumed has the bits of one that was not.
     """
     if setup.engine == "mpi":
@@ -167,6 +169,8 @@ def make_replayer(setup: Setup, trace: Trace, plans: list[Plan]) -> Replayer:
         return PipelineReplayer(setup)
     if setup.plan.traits.keeps_step:
         return SynchronousReplayer(setup)
+    if apart:
+        return PushReplayer(setup, trace.rows)
     if len(plans) == 1:
         return ServerReplayer(setup, trace.rows)
     return ResumedReplayer(

@@ -73,7 +73,7 @@ class Program:
     step: float
     seed: int = 0
     #: Seconds that a worker or a node waits for another.
-    deadline: float = 60.0
+    deadline: float = 120.0
 
 
 @dataclass
@@ -214,9 +214,10 @@ def _train(folder: Path, program: Program, apart: bool) -> int:
 
 def _fork_forkserver() -> None:
     """Fork this node's own forkserver, which starts its processes, from this process."""
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = server._inherited_fds = None
-    resource_tracker._resource_tracker._fd = resource_tracker._resource_tracker._pid = None  # type: ignore[attr-defined]
+    tracker: Any = resource_tracker._resource_tracker
+    tracker._fd = tracker._pid = None
     original = server.ensure_running
     server.ensure_running = partial(_ensure_running, server)
     try:
@@ -228,7 +229,8 @@ def _fork_forkserver() -> None:
 def _ensure_running(server: Any) -> None:
     resource_tracker.ensure_running()
     with socket.socket(socket.AF_UNIX) as listener:
-        address = f"{multiprocessing.current_process()._config['tempdir']}/listener"  # type: ignore[attr-defined]
+        this: Any = multiprocessing.current_process()
+        address = f"{this._config['tempdir']}/listener"
         listener.bind(address)
         listener.listen()
         alive, mine = os.pipe()
@@ -236,7 +238,7 @@ def _ensure_running(server: Any) -> None:
         if pid == 0:
             os.close(mine)
             try:
-                forkserver.main(os.dup(listener.fileno()), alive, [])  # type: ignore[attr-defined]
+                forkserver.main(os.dup(listener.fileno()), alive, [])
             finally:
                 os._exit(0)
         os.close(alive)

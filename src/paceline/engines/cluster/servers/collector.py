@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.core.cluster.messages import NONE, Message, Process, Pull, Pulled, Role, View, Views, WhichViews
 from paceline.core.cluster.outputs import Adopt, Output, Timing
 from paceline.engines.cluster.servers.loop import MachineLoop
-from paceline.engines.cluster.servers.shard_state import HISTORY
+from paceline.engines.cluster.servers.shard_state import history_dtype
 from paceline.engines.cluster.servers.wire import Other, peer_of
 from paceline.errors import RunFailed
 from paceline.links.tcp.connection import Buffer
@@ -63,6 +63,7 @@ class Collector:
         self._histories: dict[int, Columns] = {}
         #: The server that each row of `pushes` comes from.
         self.sources: list[int] = []
+        self._sources: dict[int, int] = {}
         self.loop = MachineLoop(Process(Role.HEAD, 0), self.reader, hub, self, timing, desk)
 
     def turn(self, timeout: float) -> None:
@@ -82,7 +83,7 @@ class Collector:
 
     def pushes(self, deadline: float) -> Columns:
         """Return the rows of all pushes that the shards are made of; `sources` says whose clock each row shows."""
-        self._histories, self.sources = {}, []
+        self._histories, self._sources = {}, {}
 
         def ask(view: View) -> None:
             if view.shard not in self._histories:
@@ -90,7 +91,17 @@ class Collector:
                 self.loop.hub.post(peer_of(server), Other.HISTORY)
 
         self._ask(ask, lambda: len(self._histories), deadline)
-        return np.concatenate(list(self._histories.values()))
+        taken = {
+            shard: set(zip(h["worker"].tolist(), h["batch"].tolist(), strict=True))
+            for shard, h in self._histories.items()
+        }
+        parts: list[Columns] = []
+        self.sources = []
+        for shard, history in self._histories.items():
+            found = [_rows(shard, history), *(_pulls(other, history, taken[other]) for other in taken)]
+            parts += found
+            self.sources += [self._sources[shard]] * sum(map(len, found))
+        return np.concatenate(parts)
 
     def _ask(self, ask: Callable[[View], None], answered: Callable[[], int], deadline: float) -> None:
         """Ask the primary of every shard, again and again, until all have answered."""
@@ -125,8 +136,9 @@ class Collector:
         elif kind == Other.EVENT:
             self.tell(from_dict(Event, json.loads(bytes(body))))
         elif kind == Other.HISTORY and ints[0] not in self._histories:
-            self._histories[ints[0]] = _rows(ints[0], np.frombuffer(bytes(body), HISTORY))
-            self.sources += [sender.number] * len(self._histories[ints[0]])
+            dtype = history_dtype(len(self.layout.shards))
+            self._histories[ints[0]] = np.frombuffer(bytes(body), dtype)
+            self._sources[ints[0]] = sender.number
 
     def arrived(self, process: Process) -> None:
         """Take note of the desk; what was asked is asked again."""
@@ -145,4 +157,15 @@ def _rows(shard: int, history: Columns) -> Columns:
     rows["kind"], rows["shard"], rows["update"] = Kind.APPLY, shard, history["batch"]
     for name in ("version", "worker", "base", "start", "end"):
         rows[name] = history[name]
+    return rows
+
+
+def _pulls(shard: int, history: Columns, taken: set[tuple[int, int]]) -> Columns:
+    """Return which version of another shard a push was computed from, where that one did not take it."""
+    keys = zip(history["worker"].tolist(), history["batch"].tolist(), strict=True)
+    missing = history[np.array([key not in taken for key in keys], bool)]
+    rows = np.zeros(len(missing), DTYPE)
+    rows["kind"], rows["shard"], rows["update"] = Kind.PULL, shard, missing["batch"]
+    rows["worker"], rows["base"], rows["version"] = missing["worker"], missing["bases"][:, shard], -1
+    rows["start"] = rows["end"] = missing["start"]
     return rows

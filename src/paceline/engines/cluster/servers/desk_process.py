@@ -76,8 +76,7 @@ class DeskProcess:
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         if kind == Other.LISTENING and sender.role is Role.SERVER:
             self.addresses |= addresses_from_bytes(body)
-            for peer in self.hub.peers:
-                self.hub.post(peer, Other.ADDRESSES, (), [addresses_to_bytes(self.addresses)])
+            self._tell_addresses()
 
     def arrived(self, process: Process) -> None:
         self._starting.discard(process)
@@ -88,6 +87,9 @@ class DeskProcess:
             self._untold.clear()
 
     def departed(self, process: Process, why: str) -> None:
+        if process.role is Role.SERVER and process.number in self.addresses:
+            del self.addresses[process.number]
+            self._tell_addresses()  # nobody dials it any longer; if it is alive, it says again where it listens
         if process.role in KINDS:
             kind, nodes = KINDS[process.role], self.machine.slots
             self._note(Event(EventKind.LOST, time(), kind, process.number % nodes, process.number, why=why))
@@ -110,6 +112,10 @@ class DeskProcess:
         if machine.phase is Phase.SERVING and not self._leasing:
             self._note(Event(EventKind.LEASING, time(), ProcessKind.DESK, number=machine.epoch))
         self._leasing = machine.phase is Phase.SERVING
+
+    def _tell_addresses(self) -> None:
+        for peer in self.hub.peers:
+            self.hub.post(peer, Other.ADDRESSES, (), [addresses_to_bytes(self.addresses)])
 
     def _progress(self) -> None:
         """Tell the head how far the training is."""

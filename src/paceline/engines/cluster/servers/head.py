@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.cluster.messages import Process, Role
 from paceline.engines.cluster.agent import Agent
-from paceline.engines.cluster.control import Ended, Failed, Finished, Message, Rows, Serve
+from paceline.engines.cluster.control import Ended, Failed, Finished, Message, Rows, Serve, Spare
 from paceline.engines.cluster.head import FarWorkers, ToRank, report_of
 from paceline.engines.cluster.rendezvous import Node
 from paceline.engines.cluster.servers.collector import Collector
@@ -38,7 +38,9 @@ class ServerHead:
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, snapshots: SnapshotFile | None,
         agent: Agent, backups: int, note: Callable[[Event], None],
     ) -> None:  # fmt: skip
-        self.note = note
+        self.note, self.to_rank = note, to_rank
+        #: Nodes that cannot be reached any longer.
+        self._lost: set[int] = set()
         self.setup, self.snapshots, self.nodes = setup, snapshots, setup.plan.workers
         self.far = FarWorkers([nodes[rank].ahead if rank in nodes else 0 for rank in range(self.nodes)])
         self.finished: dict[int, Finished] = {}
@@ -53,7 +55,7 @@ class ServerHead:
         seat, shards = agent.ticket, len(setup.layout.shards)
         listener = listen(Address(seat.host, 0), seat.door)
         ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, Address(seat.host, listener.getsockname()[1]))
-        placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
+        self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
         self.collector = Collector(
             ticket.hub(Process(Role.HEAD, 0)), ticket.desk, ticket.timing, setup.layout, self._event
         )
@@ -103,6 +105,10 @@ class ServerHead:
     def lost(self, rank: int, why: str) -> None:
         """A node cannot be reached any longer: its worker's batch goes to another one, its shards to their backups."""
         self._worker_died(rank, why)
+        self._lost.add(rank)
+        if self.placement.on(rank):
+            for other in set(range(self.nodes)) - self._lost:
+                self.to_rank(other, Spare())
 
     def look(self) -> None:
         """Follow the training; called several times a second."""

@@ -97,6 +97,7 @@ def run_desk(
         members,
         monotonic(),
         expected,
+        lambda server: server % given.plan.workers,
     )
     first = [number for each in members for number in each]
     DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener), first).run()
@@ -112,7 +113,7 @@ def run_server(ticket: ServerTicket, number: int, shard: int, box: list[bytes], 
     listener = listen(Address(ticket.host, 0), ticket.door)
     open_hub: Callable[[PeerPlace], Hub] = lambda place: ticket.hub(Process(Role.SERVER, number), place, listener)  # noqa: E731
     make: Callable[[int], ShardState] = lambda which: ShardState(given.job, layout, which, method.rule)  # noqa: E731
-    ShardProcess(number, shard, ticket.timing, open_hub, ticket.desk, ticket.host, make).run()
+    ShardProcess(number, shard, ticket.timing, open_hub, ticket.desk, ticket.host, make, len(layout.shards)).run()
 
 
 def run_worker(
