@@ -13,7 +13,7 @@ The epoch fences earlier desks: servers and workers ignore messages of an epoch 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import IntEnum
 from functools import partial
 
@@ -68,6 +68,7 @@ class DeskMachine:
     def __init__(
         self, epoch: int, slots: int, batches: int, gate: Gate, copies: int, timing: Timing,
         members: Sequence[tuple[int, ...]], now: float = 0.0, expected: Collection[int] = (),
+        node: Callable[[int], int] = lambda server: server,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -76,6 +77,7 @@ class DeskMachine:
             copies: servers that should hold each shard: 1 + backups.
             members: for the first desk, the servers that hold each shard at version 0; afterwards as many empty tuples.
             expected: for a later desk, the servers that are believed to be alive, which are to report first.
+            node: returns the node of a server; no two servers of a shard share one.
         """
         self.epoch, self.slots, self.batches, self.gate, self.timing = epoch, slots, batches, gate, timing
         self.views = [ShardViews(shard, copies, now) for shard in range(len(members))]
@@ -88,6 +90,7 @@ class DeskMachine:
         self.gone: set[Process] = set()
         self.since = self.rebuilding_since = now
         self.expected = frozenset(expected)
+        self._node = node
         self._members, self._made, self._beat, self._finished = members, 0, now, False
         self._ready(0, ())
 
@@ -197,9 +200,8 @@ class DeskMachine:
             if any(holds(member) for member in view.view.members):
                 view.since = now
             silent = now - view.since
-            outputs += view.mend(
-                self.epoch, self._number, holds, partial(self._spare, now), silent > self.timing.patience / 2
-            )
+            spare = partial(self._spare, now, view.view.members)
+            outputs += view.mend(self.epoch, self._number, holds, spare, silent > self.timing.patience / 2)
             if silent > self.timing.patience:
                 outputs.append(Lost(view.shard))
         if any(isinstance(output, Changed) and output.lossy for output in outputs):
@@ -212,13 +214,14 @@ class DeskMachine:
             outputs += self._rebuild()
         return outputs
 
-    def _spare(self, now: float, current: int) -> int:
+    def _spare(self, now: float, members: tuple[int, ...], current: int) -> int:
         """Return the spare that a shard is about to get, or another one if that is gone; NONE if there is none."""
+        nodes = {self._node(member) for member in members}
         if current != NONE and self._alive(now, _server(current)):
             return current
         taken = {view.feeding for view in self.views} | {m for view in self.views for m in view.view.members}
-        free = (s for s in sorted(self.statuses) if s not in taken and self._holds(now, s, NONE))
-        return next(free, NONE)
+        able = (s for s in sorted(self.statuses) if s not in taken and self._node(s) not in nodes)
+        return next((s for s in able if self._holds(now, s, NONE)), NONE)
 
     # Recovering, rebuilding
 

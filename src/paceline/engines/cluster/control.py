@@ -17,6 +17,8 @@ from paceline.errors import FrameError
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
 from paceline.links.tcp.frame import FIRST_KIND
+from paceline.runs.events import ProcessKind
+from paceline.runs.live import ProcessRecord
 from paceline.runs.schema import from_dict, to_dict
 
 #: Roles of processes in the handshake.
@@ -89,6 +91,8 @@ class Ended:
     how: str
     out_of_memory: bool
     update: int
+    #: Whether its agent starts another one in its place.
+    replaced: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,34 @@ class Serve:
 
 
 @dataclass(frozen=True)
+class Spare:
+    """A node is to start a server that holds nothing yet, since another node with servers is lost."""
+
+
+@dataclass(frozen=True)
+class Began:
+    """An agent has started a process."""
+
+    kind: ProcessKind
+    number: int
+    #: The shard that a server holds from the start, or -1.
+    shard: int
+    process: ProcessRecord
+    #: When, in nanoseconds of the node's clock.
+    when: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process that an agent has started has ended; the fields are those of `Began`."""
+
+    kind: ProcessKind
+    number: int
+    pid: int
+    when: int
+
+
+@dataclass(frozen=True)
 class Over:
     """The run has failed or was stopped; every process ends."""
 
@@ -150,7 +182,7 @@ class Over:
 
 Message: TypeAlias = (
     Register | Welcome | Refused | Clock | Reported | Regrouped | CallOff | Accuse | Dismiss | Rows | Ended | Failed
-    | Finished | Snapshot | Deliver | Result | Over | Serve
+    | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = get_args(Message)
 _KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}

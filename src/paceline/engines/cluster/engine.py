@@ -19,8 +19,9 @@ from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.agent import Agent
 from paceline.engines.cluster.children import Children
-from paceline.engines.cluster.control import Message, Over, Result, pack, unpack
+from paceline.engines.cluster.control import Began, Exited, Message, Over, Result, pack, unpack
 from paceline.engines.cluster.head import Head, observer_of
+from paceline.engines.cluster.history import History
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.cluster.seat import Ticket
 from paceline.engines.cluster.servers.head import ServerHead
@@ -37,6 +38,7 @@ from paceline.links.tcp.handshake import Peer
 from paceline.links.tcp.hub import Gone, Hub, Received
 from paceline.links.tcp.waiting import TIMING
 from paceline.plans.methods.server import Server
+from paceline.runs.events import EventLog
 from paceline.runs.live import Heartbeat, Phase
 from paceline.runs.progress import ProgressCallback
 from paceline.runs.trace import Kind, Trace
@@ -135,19 +137,23 @@ class _HeadNode:
         self._peers = {rank: node.peer for rank, node in nodes.items()}
         ticket = _ticket(setup, self.roster, terms, name, self.roster.head.host, self.roster.door, self.deadline)
         agent = Agent(setup, ticket, Children(hub.wake), self._to_head, self.snapshots, leads=True)
+        history = History(EventLog(run), heartbeat, nodes, os.getpid())
         head: Head | ServerHead
         if isinstance(setup.plan.method, Server):
-            head = ServerHead(setup, nodes, self._to_rank, self.deadline, self.snapshots, agent, self.backups)
+            head = ServerHead(
+                setup, nodes, self._to_rank, self.deadline, self.snapshots, agent, self.backups, history.note
+            )
         else:
-            head = Head(setup, nodes, self._to_rank, self.deadline, TIMING.silence, self.snapshots)
+            head = Head(setup, nodes, self._to_rank, self.deadline, TIMING.silence, self.snapshots, history.note)
         observer = observer_of(setup, head, nodes, os.getpid(), heartbeat, progress)
         head.observe(observer, run / "trace.arrow" if run else None)
         try:
             try:
                 agent.start()
-                self._follow(head, agent)
+                self._follow(head, agent, history)
             finally:
                 agent.close()
+                history.log.close()
                 trace = observer.close() if observer.writer is not None else Trace.of([])
         except BaseException as error:
             self._tell_all(Over(*_said(error)))
@@ -163,24 +169,33 @@ class _HeadNode:
             [head.finished[r].peak_memory if r in head.finished else 0 for r in range(setup.plan.workers)],
         )  # fmt: skip
 
-    def _follow(self, head: Head | ServerHead, agent: Agent) -> None:
+    def _follow(self, head: Head | ServerHead, agent: Agent, history: History) -> None:
         """Pass messages until the result is there."""
-        assert head.observer is not None
+        observer = head.observer
+        assert observer is not None
+
+        def hear(rank: int, message: Message, content: memoryview) -> None:
+            if isinstance(message, Began | Exited):
+                history.took(rank, message, observer)
+            else:
+                head.hear(rank, message, content)
+
         while not head.done:
             for event in self.hub.poll(POLL):
                 if isinstance(event, Gone):
+                    history.node_lost(event.peer.number, event.why)
                     head.lost(event.peer.number, f"is gone: its node {event.why}")
                 elif isinstance(event, Received):
-                    head.hear(event.peer.number, *unpack(event.kind, event.ints, event.body))
+                    hear(event.peer.number, *unpack(event.kind, event.ints, event.body))
             agent.look()
             while self._own:
                 to_head, message, content = self._own.popleft()
-                head.hear(0, message, content) if to_head else agent.hear(message)
+                hear(0, message, content) if to_head else agent.hear(message)
             head.look()
-            if head.observer.writer is not None:
-                head.observer.look(stopping=False)
+            if observer.writer is not None:
+                observer.look(stopping=False)
             else:
-                head.observer.beat()
+                observer.beat()
 
     def _to_head(self, message: Message, content: Sequence[Buffer] = ()) -> None:
         self._own.append((True, message, memoryview(b"".join(bytes(each) for each in content))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter_ns as now
 from typing import Protocol
@@ -39,6 +39,7 @@ from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
 from paceline.parameters.replicas import mean_of
 from paceline.plans.methods.local_steps import Gossip
+from paceline.runs.events import Event, EventKind, ProcessKind
 from paceline.runs.live import Heartbeat, ProcessRecord
 from paceline.runs.progress import ProgressCallback
 from paceline.runs.trace import DTYPE, Columns, Kind, Row
@@ -86,9 +87,9 @@ class Head:
 
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, patience: float,
-        snapshots: SnapshotFile | None,
+        snapshots: SnapshotFile | None, note: Callable[[Event], None],
     ) -> None:  # fmt: skip
-        self.setup, self.to_rank, self.snapshots = setup, to_rank, snapshots
+        self.setup, self.to_rank, self.snapshots, self.note = setup, to_rank, snapshots, note
         count = setup.plan.workers
         self.machine = group.Head(set(range(count)), patience, gives=not isinstance(setup.plan.method, Gossip))
         self.far = FarWorkers([nodes[rank].ahead if rank in nodes else 0 for rank in range(count)])
@@ -171,6 +172,8 @@ class Head:
 
     def _formed(self, formed: Formed) -> None:
         assert self.observer is not None
+        group = formed.group
+        self.note(Event(EventKind.GROUP, time.time(), number=group.epoch, members=group.ranks))
         if formed.group.epoch == 1:
             self.far.started_at = self.observer.started_at = now()
             self.observer.training_started(self._trace_file)
@@ -180,6 +183,7 @@ class Head:
     def _excluded(self, excluded: Excluded) -> None:
         """A rank is no longer part of the run: the others go on, or nobody is left."""
         rank, alive = excluded.rank, self.machine.alive
+        self.note(Event(EventKind.LOST, time.time(), ProcessKind.WORKER, rank, rank, why=excluded.why))
         self.dead.add(rank)
         self.finished.pop(rank, None)
         if self.observer is not None and self.observer.started_at:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns as now
 
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.cluster.messages import Process, Role
 from paceline.engines.cluster.agent import Agent
-from paceline.engines.cluster.control import Ended, Failed, Finished, Message, Rows, Serve
+from paceline.engines.cluster.control import Ended, Failed, Finished, Message, Rows, Serve, Spare
 from paceline.engines.cluster.head import FarWorkers, ToRank, report_of
 from paceline.engines.cluster.rendezvous import Node
 from paceline.engines.cluster.servers.collector import Collector
@@ -23,6 +25,7 @@ from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Setup
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.doors import Address, listen
+from paceline.runs.events import Event, EventKind, ProcessKind
 from paceline.runs.trace import Kind, Row, Trace
 
 READ_SECONDS = 30.0  # that servers may take to answer the head
@@ -33,8 +36,11 @@ class ServerHead:
 
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, snapshots: SnapshotFile | None,
-        agent: Agent, backups: int,
+        agent: Agent, backups: int, note: Callable[[Event], None],
     ) -> None:  # fmt: skip
+        self.note, self.to_rank = note, to_rank
+        #: Nodes that cannot be reached any longer.
+        self._lost: set[int] = set()
         self.setup, self.snapshots, self.nodes = setup, snapshots, setup.plan.workers
         self.far = FarWorkers([nodes[rank].ahead if rank in nodes else 0 for rank in range(self.nodes)])
         self.finished: dict[int, Finished] = {}
@@ -43,26 +49,24 @@ class ServerHead:
         self.observer: Observer | None = None
         self._trace_file: Path | None = None
         self._values: list[Tensor] = []
-        self._events = 0
+        #: Shards whose first view was heard of.
+        self._viewed: set[int] = set()
         self._snapshot_at = setup.snapshots_every
         seat, shards = agent.ticket, len(setup.layout.shards)
         listener = listen(Address(seat.host, 0), seat.door)
         ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, Address(seat.host, listener.getsockname()[1]))
-        placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
+        self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
         self.collector = Collector(
             ticket.hub(Process(Role.HEAD, 0)), ticket.desk, ticket.timing, setup.layout, self._event
         )
-        agent.keepers.append(
-            DeskKeeper(
-                agent.children,
-                ticket,
-                listener,
-                agent.assignment,
-                placement.members(),
-                placement.copies,
-                lambda: self.collector.loop.addresses,
-            )
-        )
+        self.keeper = DeskKeeper(
+            agent.children, ticket, listener, agent.assignment, placement.members(), placement.copies,
+            lambda: self.collector.loop.addresses,
+        )  # fmt: skip
+        agent.keepers.append(self.keeper)
+        self.collector.desk_met, self.collector.desk_lost = self._desk_met, self._desk_lost
+        #: The epoch of the desk that is connected, or was last.
+        self._epoch = 0
         for rank in range(self.nodes):
             to_rank(rank, Serve(ticket.desk, tuple(shard for _, shard in placement.on(rank))))
 
@@ -93,7 +97,7 @@ class ServerHead:
         elif isinstance(message, Finished):
             self.finished[rank] = message
         elif isinstance(message, Ended):
-            self._worker_died(rank, f"died ({message.how})")
+            self._worker_died(rank, f"died ({message.how})", message.replaced)
         elif isinstance(message, Failed):
             others = [r for r in range(self.nodes) if r != rank and r not in self.finished]
             raise self.diagnosis.failed(rank, report_of(message), others)
@@ -101,6 +105,10 @@ class ServerHead:
     def lost(self, rank: int, why: str) -> None:
         """A node cannot be reached any longer: its worker's batch goes to another one, its shards to their backups."""
         self._worker_died(rank, why)
+        self._lost.add(rank)
+        if self.placement.on(rank):
+            for other in set(range(self.nodes)) - self._lost:
+                self.to_rank(other, Spare())
 
     def look(self) -> None:
         """Follow the training; called several times a second."""
@@ -147,19 +155,34 @@ class ServerHead:
         flats = self.collector.values(READ_SECONDS)
         return [value.clone() for value in self.setup.layout.collect(flats, self.setup.names)]
 
-    def _event(self, line: str) -> None:
-        """Report a change of the servers, after the first views."""
-        self._events += 1
-        if self._events > len(self.setup.layout.shards):
+    def _event(self, event: Event) -> None:
+        """Record an event that the desk tells of, and report a change of the servers, after the first views."""
+        self.note(event)
+        if event.kind is EventKind.VIEW and event.shard not in self._viewed:
+            self._viewed.add(event.shard)
+        elif line := _line(event):
             warnings.warn(line, DeathWarning, stacklevel=2)
 
-    def _worker_died(self, rank: int, why: str) -> None:
+    def _desk_met(self) -> None:
+        self._epoch = self.keeper.epoch
+
+    def _desk_lost(self, why: str) -> None:
+        """Replace a desk that does not answer, as its process is stopped; one that has ended is replaced already."""
+        self.note(Event(EventKind.LOST, time.time(), ProcessKind.DESK, 0, self._epoch, why=why))
+        if self._epoch == self.keeper.epoch:
+            self.keeper.replace()
+
+    def _worker_died(self, rank: int, why: str, replaced: bool = False) -> None:
         if rank in self.dead or rank in self.finished:  # a worker that has finished ends
             return
-        self.dead.add(rank)
         assert self.observer is not None
         if self.observer.started_at:
             self.observer.worker_died(rank)
+        if replaced:
+            what = f"the worker of rank {rank} {why}; another one is started in its place"
+            warnings.warn(what, DeathWarning, stacklevel=2)
+            return
+        self.dead.add(rank)
         alive = [r for r in range(self.nodes) if r not in self.dead]
         if not alive:
             raise RunFailed(f"rank {rank} {why}, and no other is left to finish the run")
@@ -169,6 +192,16 @@ class ServerHead:
             DeathWarning,
             stacklevel=2,
         )
+
+
+def _line(event: Event) -> str:
+    """Return what is told of an event of the servers; empty if nothing is."""
+    if event.kind is EventKind.VIEW:
+        primary, *backups = event.members
+        with_backups = f" with backup {', '.join(map(str, backups))}" if backups else " without a backup"
+        lossy = "; acknowledged pushes may be missing, and are computed again" if event.lossy else ""
+        return f"shard {event.shard}: server {primary} is primary{with_backups}{lossy}"
+    return f"{event.kind} {event.why}" if event.kind is EventKind.AGAIN else ""
 
 
 def _raw(row: Row) -> memoryview:

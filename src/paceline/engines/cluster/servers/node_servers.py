@@ -6,9 +6,10 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 
 from paceline.core.cluster.messages import NONE
-from paceline.engines.cluster.children import Child, Children
+from paceline.engines.cluster.children import Child, Children, ProcessName
 from paceline.engines.cluster.servers.processes import ServerTicket, run_desk, run_server
 from paceline.parameters.layout import Layout
+from paceline.runs.events import ProcessKind
 
 ATTEMPTS = 16  # times that a node starts a server again; a server that keeps ending would be started for ever
 
@@ -42,7 +43,9 @@ class NodeServers:
         number = self._started * self.nodes + self.rank
         self._started += 1
         arguments = (self.ticket, number, shard, [self.assignment()], self.layout)
-        self.running[number] = self.children.start(run_server, arguments)
+        self.running[number] = self.children.start(
+            ProcessName(ProcessKind.SERVER, number, shard), run_server, arguments
+        )
 
 
 class DeskKeeper:
@@ -65,7 +68,12 @@ class DeskKeeper:
         members = self.members if self.epoch == 1 else [()] * len(self.members)
         expected = frozenset(self.alive()) if self.epoch > 1 else frozenset()
         arguments = (self.ticket, self.listener, self.epoch, [self.assignment()], self.copies, members, expected)
-        self.child = self.children.start(run_desk, arguments)
+        self.child = self.children.start(ProcessName(ProcessKind.DESK, self.epoch), run_desk, arguments)
+
+    def replace(self) -> None:
+        """End a desk that does not answer; the next one is started when it has ended."""
+        if self.child is not None:
+            self.child.process.kill()
 
     def ended(self, child: Child) -> None:
         """Start the next desk if this was the last one."""
