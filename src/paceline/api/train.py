@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.engines.cluster import Roster
     from paceline.engines.virtual import World
 
-ENGINES = ("local", "virtual", "mpi", "cluster")
+ENGINES = ("local", "virtual", "mpi", "cluster", "ray")
 RUNS = Path("runs")
 
 
@@ -48,11 +48,13 @@ def train(
     world: World | None = None,
     checkpoint_every: int | str | None = None,
     resume: str | Path | Run | None = None,
+    address: str | None = None,
 ) -> Run:
     """Train `job` by `plan` (None: sequential) and return the run.
 
     engine    "local": processes of this machine; "virtual": a clock that jumps; "mpi": the ranks that mpiexec started;
-              "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this
+              "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this;
+              "ray": nodes that Ray places, starts and replaces; this process leads them
     compute   "autograd" or "fused" instead of the job's
     folder    where run folders go; None writes nothing to disk
     progress  a function that the local engine calls about ten times a second with a `pl.Progress`:
@@ -64,10 +66,13 @@ def train(
     checkpoint_every  so many updates, or seconds as in "30s"; 0: only when a signal asks for one; None: no checkpoints
     resume    the folder of a run to resume, with its own job, plan and settings; `workers` may be another number where
               the plan allows that, and `job` is needed only where the folder could not keep it
+    address   of the Ray cluster to train on, HOST:PORT or "auto"; None: one is started on this machine for the run
     """
+    if address is not None and engine != "ray":
+        raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
     _check(engine, folder, deadline, checkpoint_every is not None or resume is not None)
     node = cluster.roster() if engine == "cluster" else None
-    interval, how = _interval(checkpoint_every), _How(progress, deadline, world, node)
+    interval, how = _interval(checkpoint_every), _How(progress, deadline, world, node, address)
     if resume is not None:
         return _resume(_path(resume), job, plan, workers, updates, interval, how)
     if job is None:
@@ -100,6 +105,8 @@ class _How:
     deadline: float
     world: World | None
     node: Roster | None = None
+    #: Of a Ray cluster.
+    address: str | None = None
 
 
 def _check(engine: str, folder: str | Path | None, deadline: float, checkpoints_wanted: bool) -> None:
@@ -116,6 +123,8 @@ def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
     if engine == "mpi":
         mpi.check(job, plan)
         return mpi.rank() > 0
+    if engine == "ray":
+        cluster.check_method(plan)
     if node is None:
         return False
     cluster.check(plan, node)
@@ -137,7 +146,7 @@ def _plan(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
         says = f"has {chosen.workers}" if "workers" in chosen.options else "is one process"
         what = f"{workers} workers were asked for, and plan {chosen} {says}; plans of several are ring, downpour, ..."
         warnings.warn(what, JobWarning, stacklevel=3)
-    if chosen.traits.local_only and engine not in ("local", "cluster"):
+    if chosen.traits.local_only and engine not in ("local", "cluster", "ray"):
         raise PlanError(f"plan {chosen.name!r} {chosen.traits.local_only}: engine='local'")
     return chosen
 
@@ -184,6 +193,11 @@ def _train(
             return finish(setup, outcome, place, record)
     if how.node is not None:
         with cluster.train(setup, how.node, place.path, heartbeat, how.progress, how.deadline, request) as outcome:
+            return finish(setup, outcome, place, record)
+    if setup.engine == "ray":
+        from paceline.engines.cluster import ray_nodes
+
+        with ray_nodes.train(setup, how.address, place.path, heartbeat, how.progress, how.deadline, request) as outcome:
             return finish(setup, outcome, place, record)
     heartbeat.beat(Phase.TRAINING, 0)
     outcome = mpi.train(setup) if setup.engine == "mpi" else virtual.train(setup, how.world or virtual.World())

@@ -14,6 +14,7 @@ def train(
     plan: options.PlanOption = None,
     workers: options.Workers = None,
     engine: options.Engine = None,
+    address: options.RayAddress = None,
     compute: options.Compute = None,
     device: options.Device = None,
     epochs: options.Epochs = None,
@@ -52,7 +53,7 @@ def train(
     try:
         run = run_training(
             chosen, plan, workers, engine=engine, folder=runs, progress=progress, updates=updates, deadline=deadline,
-            checkpoint_every=every, resume=resume,
+            checkpoint_every=every, resume=resume, address=address,
         )  # fmt: skip
     finally:
         progress.close()

@@ -5,7 +5,7 @@ the head say to each other, and ends the worker.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -29,7 +29,7 @@ from paceline.engines.cluster.control import (
     Snapshot,
 )
 from paceline.engines.cluster.seat import Ticket
-from paceline.engines.cluster.servers.node_servers import NodeServers
+from paceline.engines.cluster.servers.node_servers import ATTEMPTS, LIFE, NodeServers
 from paceline.engines.cluster.servers.processes import ServerTicket, run_worker
 from paceline.engines.cluster.worker_main import main
 from paceline.engines.local import messages
@@ -76,7 +76,7 @@ class Agent:
     def __post_init__(self) -> None:
         setup = self.setup
         #: What the worker shares with this process. Nothing that ranks exchange is in it.
-        self.arena = Arena.create(ArenaShape(1, setup.layout, "alone", 1))
+        self.arena = self._new_arena()
         source = setup.source
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         self.scratch = (
@@ -87,7 +87,13 @@ class Agent:
         self.keepers: list[Keeper] = []
         #: None once the worker has ended.
         self.worker: Child | None = None
+        #: Starts the worker of a plan with servers; None before its servers are known.
+        self.start_worker: Callable[[], None] | None = None
         self._doing = -1
+        self._attempts, self._finished = 0, False
+
+    def _new_arena(self) -> Arena:
+        return Arena.create(ArenaShape(1, self.setup.layout, "alone", 1))
 
     def start(self) -> None:
         """Start the worker, unless the head first says where its servers are."""
@@ -100,10 +106,19 @@ class Agent:
         """Start this node's servers, and a worker that pushes to servers."""
         seat, layout = self.ticket, self.setup.layout
         ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, message.desk)
-        servers = NodeServers(self.children, ticket, seat.rank, seat.parts, self.assignment, layout)
+        servers = NodeServers(self.children, ticket, seat.rank, seat.parts, self.assignment, layout, message.life)
         self.keepers.append(servers)
-        servers.start(message.shards)
-        self.worker = self.children.start(run_worker, (ticket, [self.assignment()], self.arena, layout, self.tensors))
+        servers.start(message.shards, message.spares)
+        first = message.life * LIFE
+
+        def start_worker() -> None:
+            number = (first + self._attempts) * seat.parts + seat.rank
+            self._attempts += 1
+            arguments = (ticket, number, [self.assignment()], self.arena, layout, self.tensors)
+            self.worker = self.children.start(run_worker, arguments)
+
+        start_worker()
+        self.start_worker = start_worker if message.replaces else None
 
     def hear(self, message: Message) -> None:
         """Take a message of the head."""
@@ -139,6 +154,7 @@ class Agent:
         if isinstance(message, Reported | Accuse):
             self.to_head(message)
         elif isinstance(message, messages.Finished):
+            self._finished = True
             self.to_head(Finished(message.core_wait, message.peak_memory, self.arena.ended[0]))
         elif isinstance(message, messages.Failed):
             self.to_head(_failed(message.report))
@@ -147,6 +163,10 @@ class Agent:
             ending = Ending.of(self.worker.process, self.oom_kills)
             self.worker = None
             self.to_head(Ended(ending.how, ending.out_of_memory, self.arena.doing[0]))
+            if self.start_worker is not None and not self._finished and self._attempts < ATTEMPTS:
+                self.arena.close()
+                self.arena, self._doing = self._new_arena(), -1
+                self.start_worker()
 
     def _pass_rows(self) -> None:
         """Send new rows of the trace, and the snapshots that they tell of."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from pathlib import Path
 from time import perf_counter_ns as now
@@ -34,8 +35,14 @@ class ServerHead:
 
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, snapshots: SnapshotFile | None,
-        agent: Agent,
+        agent: Agent, living: bool = False,
     ) -> None:  # fmt: skip
+        """With `living`, nodes and workers that end are replaced."""
+        self.living, self.to_rank, self.deadline = living, to_rank, deadline
+        #: How many nodes each rank has had before.
+        self.lives = [0] * setup.plan.workers
+        #: Since when no worker is left.
+        self._deserted: float | None = None
         self.setup, self.snapshots, self.nodes = setup, snapshots, setup.plan.workers
         self.far = FarWorkers([nodes[rank].ahead if rank in nodes else 0 for rank in range(self.nodes)])
         self.finished: dict[int, Finished] = {}
@@ -64,8 +71,10 @@ class ServerHead:
                 lambda: self.collector.loop.addresses,
             )
         )
-        for rank in range(self.nodes):
-            to_rank(rank, Serve(ticket.desk, tuple(shard for _, shard in placement.on(rank))))
+        self._servers = [tuple(shard for _, shard in placement.on(rank)) for rank in range(self.nodes)]
+        self._desk = ticket.desk
+        for rank, mine in enumerate(self._servers):
+            to_rank(rank, Serve(ticket.desk, mine, replaces=living))
 
     def observe(self, observer: Observer, trace_file: Path | None) -> None:
         """Report to this observer from now on."""
@@ -91,6 +100,9 @@ class ServerHead:
         """Take a message of the agent of a rank."""
         if isinstance(message, Rows):
             self.far.took(rank, message.doing, content)
+            if rank in self.dead and message.doing >= 0:
+                self.dead.discard(rank)  # another worker takes part in its place
+                self._deserted = None
         elif isinstance(message, Finished):
             self.finished[rank] = message
         elif isinstance(message, Ended):
@@ -103,6 +115,14 @@ class ServerHead:
         """A node cannot be reached any longer: its worker's batch goes to another one, its shards to their backups."""
         self._worker_died(rank, why)
 
+    def joined(self, rank: int, node: Node) -> None:
+        """A node has come in the place of one that was lost: it gets a worker, and servers that hold no shard yet."""
+        self._worker_died(rank, "has left with its node")
+        self.far.ahead[rank] = node.ahead
+        self.lives[rank] += 1
+        spares = len(self._servers[rank])
+        self.to_rank(rank, Serve(self._desk, (), spares, self.lives[rank], replaces=True))
+
     def look(self) -> None:
         """Follow the training; called several times a second."""
         collector = self.collector
@@ -112,9 +132,11 @@ class ServerHead:
             self.observer.training_started(self._trace_file)
         if collector.lost_shard is not None:
             raise RunFailed(
-                f"shard {collector.lost_shard} of the parameters is lost: every server that held it has died; start the "
-                "run again"
+                f"shard {collector.lost_shard} of the parameters is lost: every server that held it has died; start "
+                "the run again"
             )
+        if self._deserted is not None and time.monotonic() - self._deserted > self.deadline:
+            raise RunFailed(f"no worker is left, and none has taken their place within {self.deadline:g} s")
         if self.snapshots is not None and 0 < self._snapshot_at <= self._updates < self.setup.agenda.updates:
             self._snapshot()
         if collector.done and not self._values and self.finished.keys() | self.dead >= set(range(self.nodes)):
@@ -162,11 +184,14 @@ class ServerHead:
         if self.observer.started_at:
             self.observer.worker_died(rank)
         alive = [r for r in range(self.nodes) if r not in self.dead]
-        if not alive:
+        if not alive and not self.living:
             raise RunFailed(f"rank {rank} {why}, and no other is left to finish the run")
+        if not alive:
+            self._deserted = time.monotonic()
+        replaced = " until another takes its place" if self.living else ""
         warnings.warn(
             f"the worker of rank {rank} {why}; its batch is computed by another one, and the run goes on with "
-            f"{len(alive)} of {self.nodes} workers",
+            f"{len(alive)} of {self.nodes} workers{replaced}",
             DeathWarning,
             stacklevel=2,
         )

@@ -115,9 +115,13 @@ def run_server(ticket: ServerTicket, number: int, shard: int, box: list[bytes], 
 
 
 def run_worker(
-    ticket: ServerTicket, box: list[bytes], arena: Arena, layout: Layout, tensors: SharedTensors | None, pipe: Pipe
-) -> None:
-    """Run one worker: prepare, train, and say how it ended. Never returns."""
+    ticket: ServerTicket, number: int, box: list[bytes], arena: Arena, layout: Layout, tensors: SharedTensors | None,
+    pipe: Pipe,
+) -> None:  # fmt: skip
+    """Run one worker: prepare, train, and say how it ended. Never returns.
+
+    `number` is another one for each process. The assignment has the rank, which outlasts it.
+    """
     become_worker(scarce=False)
     before, replica = memory("RssAnon") - len(box[0]), None  # type: int, ReplicaWorker | None
     try:
@@ -130,8 +134,8 @@ def run_worker(
             given, source, layout, shared, waiter, host, NoGroup(), given.resume_point, repeats=False
         )
         client = ServerClient(
-            given.number, replica.runner, ticket.timing, ticket.desk, given.deadline,
-            lambda place: ticket.hub(Process(Role.WORKER, given.number), place),
+            number, replica.runner, ticket.timing, ticket.desk, given.deadline,
+            lambda place: ticket.hub(Process(Role.WORKER, number), place),
         )  # fmt: skip
         ahead = ReadAhead(replica.reader, replica.runner, given_out=0)
         trim_heap()
