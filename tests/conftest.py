@@ -6,6 +6,7 @@ import gc
 import shutil
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield
-    shutil.rmtree(folder)
+    # multiprocessing removes its own folder in there when the interpreter exits, so this one goes after it.
+    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
 
 
 @pytest.fixture(autouse=True)

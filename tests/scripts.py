@@ -2,7 +2,8 @@
 
 A fresh interpreter takes three seconds of a core to import PyTorch and its optimizers, and a world of two takes that
 twice. Here each script is forked from paceline's forkserver, which has imported both, and is then as a fresh
-interpreter: it has its own standard streams, environment, folder and arguments, and its file is `__main__`.
+interpreter: it has its own standard streams, environment, folder and arguments, and its file is `__main__`. The workers
+that a script starts come from the same forkserver.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 
 import torch
@@ -54,14 +57,31 @@ class Running:
         self.process.close()
 
 
+class _Forkserver:
+    """The address of this process's forkserver, which another process can be given."""
+
+    def __init__(self) -> None:
+        prepare()
+        self.descriptor = int(Path(forkserver._forkserver._forkserver_address).name)  # type: ignore[attr-defined]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"descriptor": DupFd(self.descriptor)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.descriptor = state["descriptor"].detach()  # type: ignore[attr-defined]
+
+    def use(self) -> None:
+        """Let this process start its workers there."""
+        server = forkserver._forkserver  # type: ignore[attr-defined]
+        server._forkserver_address = f"/proc/self/fd/{self.descriptor}"
+        server.ensure_running = lambda: None
+
+
 def start(script: Path, *arguments: object, name: str = "script", **environment: str) -> Running:
     """Start `python script arguments...` in the script's folder; `name` tells its streams from those of others."""
     out, err = (script.parent / f"{name}.{stream}" for stream in ("out", "err"))
-    context = multiprocessing.get_context("forkserver")
-    prepare()
-    process = context.Process(
-        target=_be, args=(script, [str(each) for each in arguments], dict(os.environ) | environment, out, err)
-    )
+    context, words = multiprocessing.get_context("forkserver"), [str(each) for each in arguments]
+    process = context.Process(target=_be, args=(script, words, dict(os.environ) | environment, out, err, _Forkserver()))
     with interrupts_wait():
         process.start()
     return Running(process, out, err)
@@ -85,8 +105,11 @@ def world(script: Path, ranks: int, *arguments: object, port: int) -> list[Ended
     )
 
 
-def _be(script: Path, arguments: list[str], environment: Mapping[str, str], out: Path, err: Path) -> None:
+def _be(
+    script: Path, arguments: list[str], environment: Mapping[str, str], out: Path, err: Path, server: _Forkserver
+) -> None:
     """Become the script. What the forkserver would do at its exit is not the script's."""
+    server.use()
     for path, stream in ((out, 1), (err, 2)):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, stream)

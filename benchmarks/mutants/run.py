@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--then", help="those for the tests that survivors are tried on, besides")
     parser.add_argument("--jobs", type=int, default=1, choices=(1, 2))
     parser.add_argument("--budget", type=float, default=300.0, help="seconds of tests that one mutant is tried on")
+    parser.add_argument("--patience", type=float, default=1.0, help="how many times longer a test may take")
     parser.add_argument("--confirm", action="store_true", help="run the test that killed a mutant without it, too")
     options = parser.parse_args()
     folder = options.folder.resolve()
@@ -47,12 +48,11 @@ def main() -> None:
     take_tree(tree)
     mutants = draw(tree, [f"{PACKAGE}/{part}" for part in options.parts], options.seed, options.mutants)
     tests = make_map(folder / "select.json", tree, shlex.split(options.select))
-    survived = Trial(folder, "select", tests, options.budget, options.confirm).run(
-        mutants, range(len(mutants)), options.jobs
-    )
+    how = options.budget, options.patience, options.confirm
+    survived = Trial(folder, "select", tests, *how).run(mutants, range(len(mutants)), options.jobs)
     if options.then:
         rest = make_map(folder / "then.json", tree, shlex.split(options.then), [*tests.seconds, *tests.unfit])
-        Trial(folder, "then", rest, options.budget, options.confirm).run(mutants, survived, options.jobs)
+        Trial(folder, "then", rest, *how).run(mutants, survived, options.jobs)
 
 
 @dataclass
@@ -63,6 +63,7 @@ class Trial:
     stage: str  # "select" or "then"
     tests: Map
     budget: float
+    patience: float
     confirm: bool
 
     def run(self, mutants: Sequence[Mutant], numbers: Iterable[int], jobs: int) -> list[int]:
@@ -99,12 +100,12 @@ class Trial:
             spent += self.tests.seconds[test]
             if spent > self.budget:
                 break
-            chosen[test] = 10 + 5 * self.tests.seconds[test]
+            chosen[test] = self.patience * (10 + 5 * self.tests.seconds[test])
         row = {"verdict": "uncovered", "by": "", "ran": 0, "of": len(noticing)}
         if chosen:
             tree = trees.get()
             try:
-                row |= self._verdict(tree, mutant, chosen, STARTING + 3 * spent)
+                row |= self._verdict(tree, mutant, chosen, self.patience * (STARTING + 3 * spent))
                 if self.confirm and row["verdict"] in KILLED and self._fails_anyway(tree, str(row["by"]), chosen):
                     row["verdict"] = "unsure"
             finally:

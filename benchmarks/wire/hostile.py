@@ -21,13 +21,13 @@ from paceline.links.tcp.pump import Pump
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from record import write  # noqa: E402
-from tests.links.tcp.hostile import attack, hostile  # noqa: E402
+from tests.links.tcp.hostile import attack, closed_by_the_other_end, hostile  # noqa: E402
 
 RUN, JOB = os.urandom(16), os.urandom(32)
 SERVER, ASKER = Peer(1, 0), Peer(3, 0)
 PUSH, PULL, STATE, END = 16, 17, 18, 19
 BODY = os.urandom(220_000)
-OPEN = 64  # connections of strangers at a time
+OPEN = 40  # connections of strangers at a time; fewer than there are places, so that each is looked at
 WARM_UP = 20_000  # connections before the memory is looked at
 
 context = get_context("fork")
@@ -85,15 +85,20 @@ def work(number: int, address: Address, pipe: Pipe) -> None:
 
 
 def strike(address: Address, count: int, seed: int) -> None:
-    sent, under_way = hostile(seed, RUN, JOB), deque[socket]()
-    for number in range(count):
-        under_way.append(
-            attack(address, next(sent), f"127.{number // 62500 % 200 + 1}.{number // 250 % 250}.{number % 250 + 1}")
-        )
-        if len(under_way) > OPEN:
-            under_way.popleft().close()
-    for stranger in under_way:
+    """Send so many hostile messages, each on a connection of its own, which the server has to close."""
+    strangers: deque[tuple[socket, bool]] = deque()
+
+    def end(stranger: socket, unfinished: bool) -> None:
+        assert unfinished or closed_by_the_other_end(stranger, 60.0), "a stranger was answered, or not refused"
         stranger.close()
+
+    for number, each in zip(range(count), hostile(seed, RUN, JOB), strict=False):
+        source = f"127.{number // 62500 % 200 + 1}.{number // 250 % 250}.{number % 250 + 1}"
+        strangers.append((attack(address, each.sent, source), each.unfinished))
+        if len(strangers) > OPEN:
+            end(*strangers.popleft())
+    for stranger in strangers:
+        end(*stranger)
 
 
 def spread(seconds: list[float]) -> dict[str, float]:

@@ -55,7 +55,7 @@ def commands() -> str:
         "Exit codes: 0 done, 1 a run that failed, 2 wrong use, 130 interrupted.",
         "",
     ]
-    for name, command in sorted(group.commands.items()):
+    for name, command in sorted(_commands(group)):
         lines += [f"## paceline {name}", "", inspect.cleandoc(command.help or ""), "", "| | | |", "|---|---|---|"]
         for parameter in command.params:
             words = " ".join(f"`{word}`" for word in parameter.opts) if parameter.param_type_name == "option" else ""
@@ -67,6 +67,15 @@ def commands() -> str:
             )
         lines.append("")
     return "\n".join(lines)
+
+
+def _commands(group: Any, before: str = "") -> list[tuple[str, Any]]:
+    """The commands of a group with their names; of a group in it, its commands."""
+    found = []
+    for name, command in group.commands.items():
+        inner = hasattr(command, "commands")
+        found += _commands(command, f"{before}{name} ") if inner else [(f"{before}{name}", command)]
+    return found
 
 
 def plans() -> str:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from paceline.api.compare import compare as compare
     from paceline.api.parallel import parallel as parallel
     from paceline.api.train import train as train
+    from paceline.callbacks import Callback as Callback
+    from paceline.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
+    from paceline.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from paceline.engines.replay.replay import replay as replay
     from paceline.jobs.job import Job as Job
     from paceline.plans.plan import Plan as Plan
@@ -44,6 +47,9 @@ _FACE = {
     "Run": "paceline.runs.run",
     "train": "paceline.api.train",
     "compare": "paceline.api.compare",
+    "Callback": "paceline.callbacks",
+    "EarlyStopping": "paceline.callbacks.early_stopping",
+    "BestCheckpoint": "paceline.callbacks.best_checkpoint",
     "replay": "paceline.engines.replay.replay",
     "parallel": "paceline.api.parallel",
     "World": "paceline.engines.virtual",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.api.compare_scripts import compare_script
+from paceline.api.compare_scripts import ScriptRow, answer_of, compare_script
 from paceline.errors import RunFailed, UsageError
 
 DDP = """
@@ -67,9 +67,24 @@ def test_a_script_runs_unchanged_under_both_and_trains_the_same(
     assert [row["processes"] for row in found["rows"]][-2:] == [2, 2]
     assert all(row["steps"] == 20 and row["milliseconds_per_step"] > 0 for row in found["rows"])
     assert found["difference"] < 1e-6
+    assert found["answer"].split(":")[0] in ("Recommended", "Undecided") or "the best you can do" in found["answer"]
     said = (script.parent / "said").read_text().split()
     assert said.count("paceline") == 2 * found["rounds"]
     assert said.count("gloo") >= 2 * found["rounds"]
+
+
+@pytest.mark.parametrize(
+    ("speedup", "interval", "says"),
+    [
+        (1.4, (1.35, 1.45), "Recommended: 2 processes, paceline, 1.40x (±4%) as fast as 2 processes, gloo; to use it:"),
+        (0.8, (0.78, 0.81), "2 processes, gloo is the best you can do here: 2 processes, paceline is 0.80x (±2%)"),
+        (1.1, (0.98, 1.2), "Undecided: 2 processes, paceline is 0.98x to 1.20x as fast as 2 processes, gloo"),
+        (2.0, (1.2, 2.9), "Undecided"),
+    ],
+)
+def test_a_comparison_of_a_script_ends_with_an_answer(speedup: float, interval: tuple[float, float], says: str) -> None:
+    ours = ScriptRow("2 processes, paceline", 2, 1.0, (1.0, 1.0), 2000.0, speedup, 1.0, 20, interval)
+    assert answer_of(ours, "2 processes, gloo").startswith(says)
 
 
 def test_a_script_that_needs_two_is_told_of_and_one_that_fails_is_quoted(script: Path) -> None:

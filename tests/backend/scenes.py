@@ -19,6 +19,8 @@ from benchmarks.backend import programs
 from benchmarks.backend.programs import DTYPES, OPERATIONS, empties, numbers, same
 from torch import Tensor, nn
 
+from paceline.errors import UsageError
+
 
 def both() -> tuple[Any, Any]:
     return dist.group.WORLD, dist.new_group(backend="gloo")
@@ -44,6 +46,9 @@ def collectives() -> None:
     assert things == [{"rank": rank} for rank in range(dist.get_world_size())]
     tensors = [numbers((5,), torch.float32, seed) for seed in range(3)]
     expected = [tensor.clone() for tensor in tensors]
+    if dist.get_world_size() == 1:
+        with pytest.raises(UsageError, match=r"a tensor of 2 torch\.float32 where 3 torch\.float32 are exchanged"):
+            dist.scatter(torch.zeros(3), [torch.zeros(2)])
     with dist._coalescing_manager():
         for tensor in tensors:
             dist.all_reduce(tensor)

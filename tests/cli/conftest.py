@@ -27,6 +27,7 @@ job = pl.Job(model=net, data=(x, (x @ torch.randn(8, 3, generator=g)).argmax(1))
              optimizer=partial(torch.optim.SGD, lr=0.5), batch_size=20, epochs=3, test=(x, (x @ torch.ones(8,
              3)).argmax(1)))
 other = job.with_(epochs=1)
+measured = job.with_(metrics={"share_of_0": lambda output, _: (output.argmax(1) == 0).float().mean()})
 """
 
 

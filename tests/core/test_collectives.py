@@ -153,6 +153,16 @@ def test_weights_that_move_the_mean_are_refused() -> None:
         prove_mixing(Lopsided("complete"), 4)
 
 
+class Unheard(Neighbours):
+    def weights(self, worker, workers):  # type: ignore[no-untyped-def]
+        return [(w, 1 / workers) for w in range(workers)]
+
+
+def test_weights_of_a_worker_that_sends_nothing_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"worker 0 is sent \[1, 3\] and mixes \[0, 1, 2, 3\]"):
+        prove_mixing(Unheard("ring"), 4)
+
+
 EVERY_COLLECTIVE = [*COLLECTIVES, *map(Neighbours, GRAPHS)]
 
 

@@ -93,7 +93,9 @@ def test_bubbles_and_activations_are_those_of_the_literature() -> None:
     for p, m in WORLDS:
         for schedule in (Gpipe(), OneFOneB()):
             assert bubble(schedule, p, m) == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
-        assert prove_table(table_of(Gpipe(), p, [m])).in_flight == [m] * p
+        fill = prove_table(table_of(Gpipe(), p, [m]))
+        assert fill.in_flight == [m] * p
+        assert fill.messages == 2 * (p - 1) * m  # between neighbours, each way
         assert prove_table(table_of(OneFOneB(), p, [m])).in_flight == [min(m, p - s) for s in range(p)]
         zero = prove_table(table_of(ZeroBubble(), p, [m]))
         assert max(zero.in_flight) <= p

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -175,30 +177,49 @@ pl.train(job, sys.argv[1], workers=2, folder=None, progress=tell)
 
 
 EPOCHS, UPDATES_PER_EPOCH = 20, 100
+Family = list[psutil.Process]
 BUSY = 60.0  # seconds that a busy machine may take for what an idle one does at once
 
 
-def _start(plan: str, tmp_path: Path, epochs: int, updates: int) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """Start the script and wait until so many updates are done."""
+@contextmanager
+def _started(plan: str, tmp_path: Path, epochs: int, updates: int) -> Iterator[Family]:
+    """The processes of the script after so many updates, its own first. None outlives the block."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     process = subprocess.Popen(
         [sys.executable, str(script), plan, str(epochs)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         start_new_session=True, cwd=tmp_path,
     )  # fmt: skip
-    assert process.stdout
-    while int(process.stdout.readline() or -1) < max(1, updates):
-        assert process.poll() is None
-    return process, psutil.Process(process.pid).children(recursive=True)
+    with process:  # closes its stream
+        try:
+            assert process.stdout
+            while int(process.stdout.readline() or -1) < max(1, updates):
+                assert process.poll() is None
+            parent = psutil.Process(process.pid)
+            yield [parent, *parent.children(recursive=True)]
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def _nothing_is_left(process: subprocess.Popen[str], family: list[psutil.Process], seconds: float) -> None:
-    process.wait(seconds)
-    assert process.stdout
-    process.stdout.close()
-    _, left = psutil.wait_procs(family, timeout=seconds)
-    left = [p for p in left if p.status() != psutil.STATUS_ZOMBIE]  # dead; whether it is reaped is init's affair
-    assert not left, left
+def _nothing_is_left(family: Family, seconds: float) -> None:
+    """All end within so many seconds. Those in which one of them could run but had no core are not counted."""
+    begun, before = time.monotonic(), _core_waits(family)
+    waits = dict(before)
+    while running := _core_waits(family):
+        waits |= running
+        assert time.monotonic() - begun - (sum(waits.values()) - sum(before.values())) < seconds, running
+        time.sleep(0.01)
+
+
+def _core_waits(family: Family) -> dict[int, float]:
+    """Of each that has not ended, the seconds for which it has waited for a core since it began."""
+    found = {}
+    for each in family:
+        with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            if each.status() != psutil.STATUS_ZOMBIE:  # dead; whether it is reaped is its parent's affair
+                found[each.pid] = int(Path(f"/proc/{each.pid}/schedstat").read_text().split()[1]) / 1e9
+    return found
 
 
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
@@ -212,10 +233,10 @@ def test_ctrl_c_at_any_tenth_of_a_run_ends_everything_within_two_seconds(plan: s
 
 
 def _interrupt(plan: str, tenth: int, tmp_path: Path, seconds: float) -> None:
-    process, family = _start(plan, tmp_path, EPOCHS, EPOCHS * UPDATES_PER_EPOCH * tenth // 10)
-    assert len(family) >= 3  # the forkserver and two workers
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
-    _nothing_is_left(process, family, seconds)
+    with _started(plan, tmp_path, EPOCHS, EPOCHS * UPDATES_PER_EPOCH * tenth // 10) as family:
+        assert len(family) >= 4  # with the forkserver and two workers
+        os.killpg(family[0].pid, signal.SIGINT)  # as a terminal does: to every process
+        _nothing_is_left(family, seconds)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +244,6 @@ def _interrupt(plan: str, tenth: int, tmp_path: Path, seconds: float) -> None:
     [("downpour", BUSY), *(pytest.param(plan, 2.0, marks=pytest.mark.soak) for plan in ("ring", "downpour"))],
 )
 def test_killing_the_parent_ends_everything(plan: str, seconds: float, tmp_path: Path) -> None:
-    process, family = _start(plan, tmp_path, 10**6, 1)
-    process.kill()
-    _nothing_is_left(process, family, seconds)
+    with _started(plan, tmp_path, 10**6, 1) as family:
+        family[0].kill()
+        _nothing_is_left(family, seconds)

@@ -41,7 +41,9 @@ def test_an_asynchronous_run_of_three_processes_replays_to_the_same_bits(
     assert pl.replay(run.path).matches  # from the folder alone
 
 
-@pytest.mark.parametrize("plan", ["sequential:chunks=3", "ring:workers=3", "downpour:workers=3,shards=2"])
+@pytest.mark.parametrize(
+    "plan", ["sequential:chunks=3", "ring:workers=3", "downpour:workers=3,shards=2", "gpipe:workers=2"]
+)
 def test_until_an_update_leaves_the_model_and_the_next_batch(plan: str) -> None:
     made = CASES["dnn"]()
     run = pl.train(made, plan, folder=None)
@@ -53,6 +55,7 @@ def test_until_an_update_leaves_the_model_and_the_next_batch(plan: str) -> None:
     assert torch.equal(found.guilty_batch[0], made.data[0][found.guilty_samples])
     assert pl.replay(run, until=11).parameters_sha256 == found.parameters_sha256
     start = pl.replay(run, until=0)
+    assert start.updates == 0
     assert start.parameters_sha256 == sha256(made.make_model())
 
 
@@ -93,6 +96,9 @@ def test_other_data_or_another_start_is_refused(tmp_path: Path) -> None:
         pl.replay(run.path, job=made.with_(seed=5))
     with pytest.raises(RunFolderError, match=r"no run\.json"):
         pl.replay(tmp_path)
+    (run.path / "trace.arrow").unlink()
+    with pytest.raises(UsageError, match="has no trace, so the order of its updates is not known"):
+        pl.replay(run.path)
 
 
 def test_a_model_with_chance_of_its_own_is_caught() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 import paceline as pl
 from paceline.errors import JobError, RunFailed
+from paceline.jobs.metrics import RESERVED
+from paceline.runs.record import Evaluation, Summary
 
 CLASSES, SAMPLES = 4, 2_500  # more than two evaluation batches
 X = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(0))
@@ -92,6 +95,48 @@ def test_torchmetrics_are_such_objects() -> None:
     metric = torchmetrics.F1Score("multiclass", num_classes=CLASSES, average="macro")
     figures = trained(job(metrics={"theirs": metric, "f1": macro_f1})).summary()
     assert figures["theirs"] == pytest.approx(figures["f1"])
+
+
+class Collection:
+    """An object with torchmetrics' protocol whose value has parts."""
+
+    def reset(self) -> None:
+        self.hits = torch.zeros(CLASSES)
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.hits += torch.bincount(target[output.argmax(1) == target], minlength=CLASSES)
+
+    def compute(self) -> dict[str, Tensor]:
+        return {"hits": self.hits, "all": self.hits.sum()}
+
+
+def test_a_value_of_several_parts_becomes_several_figures() -> None:
+    run = trained(job(metrics=[Collection(), macro_f1]))
+    right = run.model(X).argmax(1) == Y
+    figures = run.summary()
+    assert figures["Collection_all"] == float(right.sum())
+    assert figures["Collection_hits_2"] == float(right[Y == 2].sum())
+    assert figures["macro_f1"] == pytest.approx(float(macro_f1(run.model(X).detach(), Y)))
+
+
+def test_collections_of_torchmetrics_are_taken_as_they_are() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    kinds = torchmetrics.classification
+    both = torchmetrics.MetricCollection(
+        [kinds.MulticlassF1Score(CLASSES, average="macro"), kinds.MulticlassRecall(CLASSES, average=None)]
+    )
+    beside = trained(job(metrics=both)).summary()
+    inside = trained(job(metrics={"m": both, "f1": macro_f1})).summary()
+    assert beside["MulticlassF1Score"] == pytest.approx(inside["f1"])
+    assert inside["m_MulticlassF1Score"] == pytest.approx(inside["f1"])
+    assert beside["MulticlassRecall_3"] == inside["m_MulticlassRecall_3"]
+
+
+def test_a_metric_cannot_take_the_name_of_a_figure() -> None:
+    figures = {each.name for kind in (Summary, Evaluation) for each in fields(kind)}
+    assert figures <= RESERVED
+    with pytest.raises(JobError, match="a metric cannot be called 'seconds'"):
+        job(metrics={"seconds": macro_f1})
 
 
 def test_outputs_of_several_parts_are_joined_part_by_part() -> None:

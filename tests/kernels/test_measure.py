@@ -39,17 +39,20 @@ def test_the_study_trains_the_same_network(keeps: str, threads: int) -> None:
 
 
 def test_layers_are_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "peak", lambda threads: Peak(threads, 200.0, 40.0))
+    monkeypatch.setattr(measuring, "peak", lambda threads: Peak(threads, 200.0 * threads, 40.0))
     found = bench(("layers",), seconds=0.004, threads=(1, 2), say=lambda line: None)
     for steps in found.steps.values():
         layers = by_layer(steps)
         assert set(layers) == {(k, w) for k in ("convolution", "pooling", "dense") for w in ("forward", "backward")}
-        assert all(seconds > 0 for seconds, _ in layers.values())
+        assert all(0 < seconds < 1 for seconds, _ in layers.values())  # of one sample
         forward = {kind: flops for (kind, way), (_, flops) in layers.items() if way == "forward"}
         assert forward == {"convolution": 2 * 6 * 24 * 24 * 25, "pooling": 2 * 6 * 36 * 16, "dense": 2 * 2160}
     said = tables(found)
     assert "| convolution | forward |" in said
-    ElementTree.fromstring(picture(found))
+    assert all(f"{name}, us (speed-up)" in said for name in found.steps if name != "sequential")
+    shown = picture(found)
+    ElementTree.fromstring(shown)
+    assert "200 GFLOP/s" in shown  # the roof of one core
 
 
 def test_tables_set_ours_beside_the_best_of_theirs() -> None:

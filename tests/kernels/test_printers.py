@@ -72,6 +72,14 @@ def test_numpy_draws_the_same_dropout() -> None:
 
 
 @pytest.mark.usefixtures("quickly_compiled")
+def test_numpy_says_the_same_of_every_activation() -> None:
+    torch.manual_seed(3)
+    kinds = (nn.ReLU(), nn.Sigmoid(), nn.Tanh(), nn.GELU(), nn.GELU("tanh"))
+    parts = [part for kind in kinds for part in (nn.Linear(5, 5), kind)]
+    agree(Case(nn.Sequential(*parts), torch.randn(4, 5), torch.randint(5, (4,)), nn.CrossEntropyLoss()))
+
+
+@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize(
     "change", [{"bytes": 16, "registers": 16}, {"bytes": 32, "registers": 16}, {"scalar": True}, {"pixels": True}]
 )

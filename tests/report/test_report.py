@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shutil
+import statistics
 import struct
 import subprocess
 import sys
@@ -36,9 +37,15 @@ from paceline.report.lanes import Lane, binned, lanes, merged, packed
 from paceline.report.page import page
 from paceline.report.reading import Reading, open_all
 from paceline.report.run_stats import lanes_of, run_stats
+from paceline.runs.comparison import ComparisonRecord
+from paceline.runs.comparison import Row as ComparisonRow
+from paceline.runs.intervals import difference_of_accuracies, median_interval
+from paceline.runs.json_files import write_json
 from paceline.runs.record import Evaluation, RunRecord, Summary
+from paceline.runs.schema import to_dict
 from paceline.runs.time_accounting import Time
 from paceline.runs.trace import Kind, Row, Trace
+from paceline.runs.verdict import decided
 
 NASTY = "<script>alert(1)</script>\"'&"
 
@@ -78,7 +85,7 @@ def test_a_lane_covers_its_time_without_gaps() -> None:
     assert lane.edges.tolist() == [100, 200, 220, 260, 300, 320, 350, 400]
     names = [Time(kind).name for kind in lane.kinds.tolist()]
     assert names == ["COMPUTE", "WAIT", "COMMUNICATE", "UPDATE", "OTHER", "WAIT", "COMPUTE"]
-    assert (lane.seconds * 1e9).round().tolist() == [150, 40, 40, 50, 20]
+    assert (lane.seconds * 1e9).round().tolist() == [150, 40, 40, 50, 20, 0]
 
 
 def test_bins_share_out_every_kind() -> None:
@@ -86,7 +93,7 @@ def test_bins_share_out_every_kind() -> None:
     table = binned(lane, 400, 4)
     assert table.sum(1).tolist() == pytest.approx([0.0, 1.0, 1.0, 1.0])
     assert table[2, Time.COMMUNICATE] == pytest.approx(0.4)
-    assert table[3].tolist() == pytest.approx([0.5, 0.0, 0.0, 0.3, 0.2])
+    assert table[3].tolist() == pytest.approx([0.5, 0.0, 0.0, 0.3, 0.2, 0.0])
 
 
 spans = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 4)), min_size=1, max_size=300)
@@ -243,12 +250,31 @@ def test_a_page_of_one_run_is_whole_without_its_script(runs: Path) -> None:
     seen = Seen(text)
     assert seen.links == []
     assert seen.tags.count("script") == 1
-    for title in ("Learning", "Timeline", "Where the time went", "Staleness", "Model", "Settings"):
+    for title in (
+        "Summary",
+        "Learning",
+        "Glossary",
+        "Timeline",
+        "Where the time went",
+        "Staleness",
+        "Model",
+        "Settings",
+    ):
         assert f"<h2>{title}</h2>" in text
     assert "Three workers under downpour trained small for 30 updates, 600 samples," in text
     assert text.count('class="lane"') == 3
     for said in ("SGD(lr=0.1, momentum=0.9", "torch", "seed", "Tanh", "30"):
         assert said in text
+
+
+def test_a_run_that_a_callback_stopped_is_told_as_such(tmp_path: Path) -> None:
+    run = pl.train(job(), "ring:workers=2", engine="virtual", folder=tmp_path)
+    assert run.path is not None
+    record = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps({**record, "status": "stopped", "error": "stopped: enough"}))
+    text = page(open_all([run.path]))
+    assert "Two workers under ring trained small for 30 updates in" in text
+    assert "and the run was stopped: enough." in text
 
 
 def test_several_runs_are_set_against_the_single_process(runs: Path) -> None:
@@ -263,8 +289,11 @@ def test_several_runs_are_set_against_the_single_process(runs: Path) -> None:
     seen = Seen(text := page(opened))
     assert seen.links == []
     assert text.count("<tr data-name") == 3
-    assert text.count("<details>") == 3
+    assert text.count("<details><summary>") == 3 + 1  # the runs, and the settings that they share
     assert text.count("<h2>Model</h2>") == 1  # the same for all
+    titles = re.findall("<h2>(.*?)</h2>", re.sub("<details>.*?</details>", "", text, flags=re.DOTALL))
+    assert titles == ["Summary", "Runs", "Learning", "Timeline", "Staleness", "Model", "Glossary"]
+    assert '<section class="answer' not in text  # they were not timed side by side
 
 
 def test_nothing_of_the_users_gets_out_of_its_place(tmp_path: Path) -> None:
@@ -317,6 +346,105 @@ def test_chromium_has_nothing_to_complain_of(runs: Path, tmp_path: Path) -> None
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     assert "<button>workers</button>" in done.stdout  # the script ran
+
+
+def test_only_settings_that_differ_are_set_against_one_another(runs: Path) -> None:
+    text = page(open_all([runs]))
+    (table,) = re.findall('<table class="cards differs">.*?</table>', text, re.DOTALL)
+    names = re.findall("<tr><th scope=row>(.*?)</th>", table)
+    assert names[:2] == ["plan", "workers"]
+    assert not {"seed", "batch_size", "started", "folder"} & set(names)
+    (shared,) = re.findall("Settings that all runs share.*?</details>", text, re.DOTALL)
+    assert "<dt>batch_size</dt><dd>20</dd>" in shared
+
+
+def test_a_loss_is_drawn_on_both_scales_and_axes_are_named(runs: Path) -> None:
+    text = page(open_all([runs]))
+    for axis in AXES:
+        (part,) = re.findall(f'<div class="charts over-{axis}">.*?</figure></div>', text, re.DOTALL)
+        assert part.count("logarithmic scale") == 2  # of the training and of the test loss
+        assert part.count('class="chart linear"') == 2
+        assert part.count(f'<div class="axis">{axis}</div>') == part.count("<figure")
+    assert '<ul class="legend"><li>plan:</li>' in text
+
+
+def test_figures_of_the_users_own_are_wherever_the_accuracy_is(tmp_path: Path) -> None:
+    made = job(metrics={"share_of_0": lambda output, _: (output.argmax(1) == 0).float().mean()})
+    written = [pl.train(made, plan, engine="virtual", folder=tmp_path) for plan in ("sequential", "ring:workers=2")]
+    value = written[1].summary()["share_of_0"]
+    opened = open_all([tmp_path])
+    assert all(f.metrics["share_of_0"] > 0 for f in run_stats(opened, lanes_of(opened)))
+    several, one = page(opened), page(opened[1:])
+    assert f'data-label="share of 0" data-v="{value:.6g}"' in several
+    assert "<figcaption>Share of 0" in several
+    assert f"<dt>share of 0</dt><dd>{formatting.number(value)}</dd>" in one
+    assert f"On the test data: share_of_0 {formatting.number(value)}." in one
+    table, _ = exports.write_csv(opened, tmp_path / "r.csv")
+    assert float(list(csv.DictReader(io.StringIO(table.read_text())))[1]["share_of_0"]) == value
+
+
+def test_what_was_not_measured_is_hatched_and_named(tmp_path: Path) -> None:
+    run = pl.train(job(), "ring:workers=2", engine="virtual", folder=tmp_path)
+    assert run.path is not None
+    record = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps({**record, "plan": "ddp:workers=2"}))
+    opened = open_all([run.path])
+    (stats,) = run_stats(opened, lanes_of(opened))
+    assert stats.shares["compute"] == 0
+    assert stats.shares["unmeasured"] > 0
+    assert (stats.wait_fraction, stats.bytes_sent) == (None, None)
+    text = page(opened)
+    assert text.count('class="strip hatched"') == 2
+    assert '<td data-label="compute">–</td>' in text
+    assert "not measured" in text
+    assert "computing, communicating and waiting is not measured" in text
+
+
+# --- a comparison ---------------------------------------------------------------------------------------------------
+
+
+def compared(runs: Path, folder: Path, *ratios: float) -> Path:
+    """The folder of a comparison of the runs: in each round the others were so many times as fast as one process."""
+    opened = open_all([runs])
+    rows = []
+    for r in opened:
+        shutil.copytree(r.path, folder / r.path.name)
+        each = (1.0,) * len(ratios) if r.workers == 1 else ratios
+        middle = statistics.median(each)
+        rows.append(ComparisonRow(
+            r.plan, r.workers, 100 * middle, (100 * min(each), 100 * max(each)), middle, middle / r.workers,
+            test_accuracy=0.9, run=r.path.name, speedup_interval=tuple(median_interval(each)),
+        ))  # fmt: skip
+    found = ComparisonRecord("small", "1 thread", 100.0, 5, tuple(rows), test_samples=200, command=f"train {NASTY}")
+    write_json(folder / "comparison.json", to_dict(decided(found)))
+    return folder
+
+
+def test_the_page_of_a_comparison_begins_with_the_answer(runs: Path, tmp_path: Path) -> None:
+    text = page(open_all([compared(runs, tmp_path / "fast", 1.5, 1.5, 1.6, 1.5, 1.55)]))
+    assert '<h1>small: 3 plans compared</h1></header>\n<section class="answer recommended"' in text
+    assert "<dd>1.50× ±3%</dd>" in text
+    assert f"<dd>+0.0 ±{100 * difference_of_accuracies(0.9, 0.9, 200).half:.1f}</dd>" in text
+    assert NASTY not in text
+    assert "<code>train &lt;script&gt;" in text
+    assert Seen(text).links == []
+    slow = page(open_all([compared(runs, tmp_path / "slow", 0.5, 0.5, 0.5, 0.5, 0.5)]))
+    assert '<section class="answer single"' in slow
+    wild = page(open_all([compared(runs, tmp_path / "wild", 0.5, 2.5, 1.5, 1.5, 0.7)]))
+    assert '<section class="answer undecided"' in wild
+    assert "The rounds disagree by up to ±67%" in wild
+    assert "0.50 to 2.50" in wild
+    assert "times as fast as the best single process" not in wild
+
+
+def test_a_report_is_written_into_the_folder_of_the_run(runs: Path) -> None:
+    one = min(runs.iterdir())
+    try:
+        assert write([one]) == [one / "report.html"]
+        assert write([one, *runs.iterdir()], form="json") == [runs / "report.json"]
+    finally:
+        for file in (one / "report.html", runs / "report.json"):
+            file.unlink(missing_ok=True)
 
 
 # --- other formats --------------------------------------------------------------------------------------------------
@@ -387,6 +515,13 @@ def test_a_perfetto_trace_holds_every_row_on_one_clock(runs: Path, tmp_path: Pat
     assert all(allowed[event["ph"]] <= set(event) for event in told)
 
 
+def test_the_stages_of_a_pipeline_have_slices(tmp_path: Path) -> None:
+    run = pl.train(job(), "gpipe:workers=2", engine="virtual", folder=tmp_path)
+    assert run.path is not None
+    (file,) = perfetto.write_trace(open_all([run.path]), tmp_path / "t.json")
+    assert "stage" in {event["name"] for event in json.loads(file.read_text())["traceEvents"]}
+
+
 def test_a_wrong_format_or_folder_is_refused(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="did you mean 'html'"):
         write([runs], tmp_path / "x", "htm")
@@ -400,7 +535,7 @@ def test_the_report_does_not_need_torch(runs: Path, tmp_path: Path) -> None:
     code = f"import sys, paceline.report as r; from pathlib import Path; r.write([Path({str(runs)!r})], Path('r.html'))"
     done = subprocess.run([sys.executable, "-c", code + "; sys.exit('torch' in sys.modules)"], cwd=tmp_path, timeout=60)
     assert done.returncode == 0
-    assert re.search("<h2>Side by side</h2>", (tmp_path / "r.html").read_text())
+    assert re.search("<h2>Runs</h2>", (tmp_path / "r.html").read_text())
 
 
 # --- the model's outline --------------------------------------------------------------------------------------------

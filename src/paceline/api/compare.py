@@ -1,12 +1,13 @@
 """`compare`: plans side by side on your own job, against the best single process and against the ceiling.
 
-These are timed in alternating rounds (A B C, A B C, ...), so that a machine that slows down slows down all of them:
+Each plan trains the whole job once. Then all are timed in interleaved rounds (`timing`):
 
 - each plan,
 - the *ceiling* of each plan: as many workers, computing batches of the same size, that never communicate,
 - one process, with 1 thread and with as many as there are cores; speed-ups are over the best of them.
 
-The folder of a comparison holds comparison.json, the table; report.html, the page; and the folders of its runs.
+What it comes to is decided by `runs.verdict`. The folder of a comparison holds comparison.json, the table; report.html,
+the page; and the folders of its runs.
 """
 
 from __future__ import annotations
@@ -14,105 +15,97 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from paceline.api.overhead import Case, step, verdict
+from paceline.api.overhead import Case, step, unmeasured, verdict
+from paceline.api.timing import Entrant, Ratio, Say, Schedule, Timed, time_plans
 from paceline.api.train import RUNS, train
-from paceline.errors import CrowdedWarning, UsageError
+from paceline.errors import UsageError
 from paceline.jobs.job import Job
-from paceline.plans.plan import Plan, make
-from paceline.runs.comparison import ComparisonRecord, Row, Step
+from paceline.plans.plan import Plan
+from paceline.runs.comparison import Answer, ComparisonRecord, Row, Step, Timing
 from paceline.runs.folder import emptied, new_folder
+from paceline.runs.held import common_level, seconds_to_hold
+from paceline.runs.intervals import wilson
 from paceline.runs.json_files import write_json
 from paceline.runs.machine import this_machine
 from paceline.runs.run import Run
 from paceline.runs.schema import to_dict
+from paceline.runs.verdict import decided
 
-Say = Callable[[str], None]
 DEFAULT_PLANS = ("sequential", "ddp", "ring", "downpour")
-SHORT = 0.7  # seconds of one timed round by default
 ACCURACY = "test_accuracy"
 
 
 @dataclass
 class Comparison:
-    """The table of a comparison, and the runs it came from."""
+    """The table of a comparison, what it comes to, and the runs it came from."""
 
-    job: str
-    rows: list[Row]
-    best_single: str
-    best_single_samples_per_second: float
-    common_accuracy: float | None
-    rounds: int
-    notes: list[str] = field(default_factory=list)  # what makes the figures doubtful
-    path: Path | None = None
-    page: Path | None = None
+    table: ComparisonRecord  # as comparison.json holds it
     runs: list[Run] = field(repr=False, default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The table as `paceline compare --json` prints it."""
-        found: dict[str, Any] = to_dict(self.record())
-        return {key: value for key, value in found.items() if key not in ("machine", "schema_version")}
 
     def record(self) -> ComparisonRecord:
         """The table as comparison.json holds it."""
-        return ComparisonRecord(
-            job=self.job,
-            best_single=self.best_single,
-            best_single_samples_per_second=self.best_single_samples_per_second,
-            rounds=self.rounds,
-            plans=tuple(self.rows),
-            common_accuracy=self.common_accuracy,
-            notes=tuple(self.notes),
-            path=str(self.path) if self.path else None,
-            page=str(self.page) if self.page else None,
-            machine=this_machine(),
-        )
-
-
-@dataclass
-class _Entrant:
-    """A plan to be timed on the job."""
-
-    name: str
-    plan: Plan
-    job: Job
-    speeds: list[float] = field(default_factory=list)  # samples per second, per round
-    updates: int | None = None  # of one round; None before the first
-    waited: list[float] = field(default_factory=list)  # per round, share of the workers' time without a core
-
-    def race(self, seconds: float) -> None:
-        """Train for about so many seconds; the first round finds out how many updates that is."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CrowdedWarning)  # it was given when the whole job was trained
-            self._race(seconds)
-
-    def _race(self, seconds: float) -> None:
-        if self.updates is None:
-            first = train(self.job, self.plan, folder=None, updates=20 * self.plan.workers)
-            summary = first.record.summary
-            assert summary is not None
-            self.updates = max(20, math.ceil(seconds * summary.updates / summary.seconds))
-        # As many epochs as it takes: the round's length is in `updates`.
-        job = self.job.with_(epochs=10**6)
-        summary = train(job, self.plan, folder=None, updates=self.updates).record.summary
-        assert summary is not None
-        self.speeds.append(summary.samples_per_second)
-        self.waited.append(summary.core_wait_fraction)
+        return self.table
 
     @property
-    def speed(self) -> float:
-        """Samples per second: the median of the rounds."""
-        return statistics.median(self.speeds)
+    def job(self) -> str:
+        """The job's name."""
+        return self.table.job
 
     @property
-    def doubt(self) -> float:
-        """Half the range of the rounds, as a share of the median."""
-        return (max(self.speeds) - min(self.speeds)) / 2 / self.speed
+    def rows(self) -> tuple[Row, ...]:
+        """A line of the table per plan."""
+        return self.table.plans
+
+    @property
+    def best_single(self) -> str:
+        """The best single process, such as `2 threads`."""
+        return self.table.best_single
+
+    @property
+    def best_single_samples_per_second(self) -> float:
+        """Its speed."""
+        return self.table.best_single_samples_per_second
+
+    @property
+    def common_accuracy(self) -> float | None:
+        """The best test accuracy that every plan held to its end."""
+        return self.table.common_accuracy
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were timed."""
+        return self.table.rounds
+
+    @property
+    def notes(self) -> list[str]:
+        """What makes the figures doubtful."""
+        return list(self.table.notes)
+
+    @property
+    def answer(self) -> Answer:
+        """The plan to use, one process, or that it is not settled; `answer.sentence` says which and why."""
+        assert self.table.answer is not None
+        return self.table.answer
+
+    @property
+    def path(self) -> Path | None:
+        """The folder; None: nothing was written."""
+        return Path(self.table.path) if self.table.path else None
+
+    @property
+    def page(self) -> Path | None:
+        """The page in the folder."""
+        return Path(self.table.page) if self.table.page else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The table as `paceline compare --json` prints it."""
+        found: dict[str, Any] = to_dict(self.table)
+        return {key: value for key, value in found.items() if key not in ("machine", "schema_version")}
 
 
 def compare(
@@ -123,12 +116,14 @@ def compare(
     seconds: float | None = None,
     folder: str | Path | None = RUNS,
     say: Say = lambda line: None,
+    command: str = "",
 ) -> Comparison:
-    """Train the whole job by every plan, then time all plans in alternating rounds.
+    """Train the whole job by every plan, then time all plans in interleaved rounds.
 
-    seconds   timed seconds per plan, in five rounds; without it three short rounds
+    seconds   timed seconds per plan, in rounds of about three; without it five short rounds
     folder    where the comparison's folder goes, with the runs' in it; None writes nothing to disk
     say       a function that is called with lines of text about the progress
+    command   what trains this job on the command line, but for its plan: the answer ends with it
     """
     if seconds is not None and not 0 < seconds < math.inf:
         raise UsageError(f"seconds={seconds}: give how many seconds each plan is timed, such as 20")
@@ -143,55 +138,35 @@ def compare(
         for plan in chosen:
             say(f"training {job.name} by {plan} ...")
             runs.append(train(job, plan, folder=place))
-    rounds, length = (5, seconds / 5) if seconds else (3, SHORT)
-    timed = _time(job.untested(), chosen, rounds, length, say)
-    found = _comparison(job.name, timed, runs, rounds, place)
-    if place is not None:
-        found.page = _write(found, place)
+    timed = time_plans(job.untested(), chosen, runs, Schedule.of(seconds), say)
+    page = place / "report.html" if place else None
+    record = ComparisonRecord(
+        job=job.name,
+        best_single=timed.best_single.threads,
+        best_single_samples_per_second=timed.best_single.speed,
+        rounds=len(timed.best_single.speeds),
+        plans=tuple(_rows(timed, runs)),
+        common_accuracy=common_level([run.record.history for run in runs], ACCURACY),
+        notes=tuple(_notes([*timed.plans, *timed.singles])),
+        path=str(place) if place else None,
+        page=str(page) if page else None,
+        machine=this_machine(),
+        singles=tuple(Timing(single.threads, tuple(single.speeds)) for single in timed.singles),
+        ceilings=tuple(Timing(each.name, tuple(each.speeds)) for each in timed.ceilings.values()),
+        test_samples=runs[0].record.job.test_samples,
+        seconds=seconds,
+        command=command,
+    )
+    found = Comparison(decided(record), runs)
+    if place and page:
+        _write(found.table, place, page)
     return found
-
-
-@dataclass
-class _Timed:
-    """Everything that was timed."""
-
-    plans: list[_Entrant]
-    singles: list[_Entrant]  # one process, with different numbers of threads
-    ceilings: dict[_Ceiling, _Entrant]
-
-    @property
-    def best_single(self) -> _Entrant:
-        """The fastest single process, which speed-ups are over."""
-        return max(self.singles, key=lambda single: single.speed)
-
-
-def _time(job: Job, plans: Sequence[Plan], rounds: int, length: float, say: Say) -> _Timed:
-    """Time plans, single processes and ceilings in alternating rounds of so many seconds."""
-    entrants = [_Entrant(str(plan), plan, job) for plan in plans]
-    singles = [_Entrant(f"{t} thread{'s' * (t > 1)}", make("sequential", threads=t), job) for t in _thread_counts()]
-    kinds = {_ceiling_of(job, plan) for plan in plans}
-    timed = _Timed(entrants, singles, {kind: kind.entrant(job) for kind in kinds if kind.workers > 1})
-    for number in range(rounds):
-        say(f"timing, round {number + 1} of {rounds} ...")
-        for entrant in (*entrants, *singles, *timed.ceilings.values()):
-            entrant.race(length)
-    return timed
-
-
-def _comparison(name: str, timed: _Timed, runs: list[Run], rounds: int, place: Path | None) -> Comparison:
-    best, common = timed.best_single, _common_accuracy(runs)
-    rows = [
-        _row(entrant, run, best, timed.ceilings.get(_ceiling_of(entrant.job, entrant.plan)), common)
-        for entrant, run in zip(timed.plans, runs, strict=True)
-    ]
-    notes = _notes([*timed.plans, *timed.singles])
-    return Comparison(name, rows, best.name, best.speed, common, rounds, notes, place, runs=runs)
 
 
 CROWDED = 0.05  # share of their time for which workers wait for a core of their own, from which on a note says so
 
 
-def _notes(entrants: Sequence[_Entrant]) -> list[str]:
+def _notes(entrants: Sequence[Entrant]) -> list[str]:
     """Say what makes the figures doubtful: other programs used the cores."""
     cores = len(os.sched_getaffinity(0))
     fitting = [e for e in entrants if e.plan.workers * e.plan.threads <= cores]
@@ -204,78 +179,60 @@ def _notes(entrants: Sequence[_Entrant]) -> list[str]:
     ]
 
 
-def _write(found: Comparison, place: Path) -> Path:
+def _write(record: ComparisonRecord, place: Path, page: Path) -> None:
     """Write the table and the page."""
     from paceline.report import write
 
-    write_json(place / "comparison.json", to_dict(found.record()))
-    (page,) = write([place], place / "report.html")
-    return page
+    write_json(place / "comparison.json", to_dict(record))
+    write([place], page)
 
 
-def _thread_counts() -> list[int]:
-    cores = len(os.sched_getaffinity(0))
-    return sorted({1, 2, cores} & set(range(1, cores + 1)))
+def _rows(timed: Timed, runs: Sequence[Run]) -> list[Row]:
+    common = common_level([run.record.history for run in runs], ACCURACY)
+    return [_row(timed, entrant, run, common) for entrant, run in zip(timed.plans, runs, strict=True)]
 
 
-class _Ceiling(NamedTuple):
-    """The kind of workers that a plan's ceiling is made of; several plans may share one."""
-
-    workers: int
-    batch: int  # samples that one worker computes at once
-
-    def entrant(self, job: Job) -> _Entrant:
-        """Make the plan that measures this ceiling."""
-        plan = make("ceiling", workers=self.workers)
-        return _Entrant(f"ceiling of {self.workers} x {self.batch}", plan, job.with_(batch_size=self.batch))
-
-
-def _ceiling_of(job: Job, plan: Plan) -> _Ceiling:
-    return _Ceiling(plan.workers, math.ceil(job.batch_size / plan.parts) if plan.workers > 1 else job.batch_size)
-
-
-def _common_accuracy(runs: Sequence[Run]) -> float | None:
-    """Return the best test accuracy that every run reached; None if one was not evaluated."""
-    reached = [[e.metrics[ACCURACY] for e in run.record.history if ACCURACY in e.metrics] for run in runs]
-    return min((max(each) for each in reached), default=None) if all(reached) else None
-
-
-def _seconds_to(run: Run, accuracy: float | None) -> float | None:
-    if accuracy is None:
-        return None
-    return next((e.seconds for e in run.record.history if e.metrics.get(ACCURACY, -1.0) >= accuracy), None)
-
-
-def _row(entrant: _Entrant, run: Run, best: _Entrant, ceiling: _Entrant | None, common: float | None) -> Row:
-    speed, plan, summary = entrant.speed, entrant.plan, run.record.summary
+def _row(timed: Timed, entrant: Entrant, run: Run, common: float | None) -> Row:
+    plan, summary, ceiling = entrant.plan, run.record.summary, timed.ceiling_of(entrant)
     assert summary is not None
+    speedup, share = entrant.over(timed.best_single), entrant.over(ceiling) if ceiling else None
     mine = step(run.trace, plan.workers) if plan.traits.traced else None
+    accuracy, tested = summary.metrics.get(ACCURACY), run.record.job.test_samples
     return Row(
         plan=entrant.name,
         workers=plan.workers,
-        samples_per_second=speed,
+        samples_per_second=entrant.speed,
         spread=(min(entrant.speeds), max(entrant.speeds)),
-        speedup=speed / best.speed,
-        efficiency=speed / best.speed / plan.workers,
-        ceiling_share=speed / ceiling.speed if ceiling else None,
-        test_accuracy=summary.metrics.get(ACCURACY),
+        speedup=speedup.value,
+        efficiency=speedup.value / plan.workers,
+        ceiling_share=share.value if share else None,
+        test_accuracy=accuracy,
         test_loss=summary.metrics.get("test_loss"),
-        seconds_to_common_accuracy=_seconds_to(run, common),
+        seconds_to_common_accuracy=None if common is None else seconds_to_hold(run.record.history, ACCURACY, common),
         staleness=summary.staleness.mean,
-        bytes_per_update=summary.bytes_sent / max(1, summary.updates),
+        bytes_per_update=None if summary.bytes_sent is None else summary.bytes_sent / max(1, summary.updates),
         wait_fraction=summary.wait_fraction,
         step=mine,
-        verdict=_verdict(entrant, mine, best, ceiling) if ceiling else None,
+        verdict=_verdict(timed, entrant, ceiling, speedup, mine) if ceiling else None,
         run=summary.run,
+        rounds=tuple(entrant.speeds),
+        speedup_interval=tuple(speedup.interval),
+        ceiling_share_interval=tuple(share.interval) if share else None,
+        test_accuracy_interval=None if accuracy is None else tuple(wilson(accuracy, tested)),
+        metrics=summary.metrics,
+        unmeasured=None if plan.traits.traced else unmeasured(run.trace, plan.workers),
     )
 
 
-def _verdict(entrant: _Entrant, mine: Step | None, best: _Entrant, ceiling: _Entrant) -> str | None:
-    plan, batch = entrant.plan, entrant.job.batch_size
+def _verdict(timed: Timed, entrant: Entrant, ceiling: Entrant, speedup: Ratio, mine: Step | None) -> str | None:
+    """Why the workers do not pay; None where they do."""
+    plan, batch, best = entrant.plan, entrant.job.batch_size, timed.best_single
     samples = batch * plan.workers // plan.parts
+    # All three are of the same rounds: the ceiling as many times as fast as one process as it was in each of them.
+    speed, limit = speedup.value * best.speed, ceiling.over(best)
     return verdict(
         Case(
-            plan.name, plan.workers, entrant.speed, ceiling.speed, best.speed, best.name, samples, batch, mine,
-            max(entrant.doubt, ceiling.doubt, best.doubt),
+            plan.name, plan.workers, speed, limit.value * best.speed, best.speed, best.threads, samples, batch, mine,
+            max(speedup.doubt, limit.doubt),
         )
     )  # fmt: skip

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.api import gloo_shim
 from paceline.errors import RunFailed, UsageError
+from paceline.runs.intervals import median_interval
+from paceline.runs.verdict import PAYS, SETTLED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,11 +61,16 @@ class Entrant:
         """Batches per second of all processes together."""
         return self.processes * 1000 / self.step
 
-    def row(self, before: float) -> ScriptRow:
-        """Make the line of the table, with the speed-up over so many batches per second."""
+    def row(self, before: Entrant) -> ScriptRow:
+        """Make the line of the table, with the speed-up over another entrant, round by round."""
+        each = [
+            self.processes * its / (before.processes * mine)
+            for mine, its in zip(self.milliseconds, before.milliseconds, strict=True)
+        ]
         return ScriptRow(
             self.name, self.processes, self.step, (min(self.milliseconds), max(self.milliseconds)),
-            self.batches_per_second, self.batches_per_second / before, statistics.median(self.seconds), self.steps,
+            self.batches_per_second, statistics.median(each), statistics.median(self.seconds), self.steps,
+            tuple(median_interval(each)),
         )  # fmt: skip
 
 
@@ -76,9 +83,10 @@ class ScriptRow:
     milliseconds_per_step: float
     spread: tuple[float, float]
     batches_per_second: float
-    speedup: float  # over the best without Paceline: a single process, or gloo
+    speedup: float  # over the best without Paceline: a single process, or gloo; the median of the rounds' ratios
     seconds: float
     steps: int
+    speedup_interval: tuple[float, ...] = ()
 
 
 @dataclass
@@ -91,6 +99,7 @@ class ScriptComparison:
     over_gloo: float
     difference: float | None  # the largest between parameters trained over gloo and over paceline; None: not known
     notes: list[str]
+    answer: str = ""  # what it comes to
 
     def as_dict(self) -> dict[str, Any]:
         """The table as `paceline compare --script --json` prints it."""
@@ -120,9 +129,23 @@ def compare_script(
                     raise
                 notes.append(f"it does not run as {entrant.name}: {str(error).splitlines()[-1].strip()}")
                 singles.remove(entrant)
-    before = max(entrant.batches_per_second for entrant in (*singles, gloo))
+    before = max((*singles, gloo), key=lambda entrant: entrant.batches_per_second)
     rows = [entrant.row(before) for entrant in (*singles, gloo, ours)]
-    return ScriptComparison(script, rounds, rows, gloo.step / ours.step, _difference(gloo, ours), notes)
+    over_gloo = statistics.median(a / b for a, b in zip(gloo.milliseconds, ours.milliseconds, strict=True))
+    answer = answer_of(rows[-1], before.name)
+    return ScriptComparison(script, rounds, rows, over_gloo, _difference(gloo, ours), notes, answer)
+
+
+def answer_of(ours: ScriptRow, before: str) -> str:
+    """What a comparison of a script comes to: the backend, what is best without it, or that it is not settled."""
+    low, high = ours.speedup_interval
+    half = (high - low) / 2 / ours.speedup
+    times = f"{ours.speedup:.2f}x (±{half:.0%}) as fast as {before}"
+    if high < PAYS and half <= SETTLED:
+        return f"{before[:1].upper()}{before[1:]} is the best you can do here: {ours.name} is {times}"
+    if low > 1 and ours.speedup >= PAYS and half <= SETTLED:
+        return f"Recommended: {ours.name}, {times}; to use it: init_process_group('paceline')"
+    return f"Undecided: {ours.name} is {low:.2f}x to {high:.2f}x as fast as {before}; let the script make more steps"
 
 
 @dataclass(frozen=True)

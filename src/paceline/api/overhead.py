@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from paceline.runs.comparison import Step
 from paceline.runs.time_accounting import Time, TimeAccounting
 from paceline.runs.trace import Kind, Trace
-
-DOUBTFUL = 0.15  # spread of the rounds from which on a verdict near the limit is not given
-PAYS = 1.05  # times as fast as one process; less is not worth a second one
+from paceline.runs.verdict import PAYS, SETTLED
 
 
 def step(trace: Trace, workers: int) -> Step | None:
@@ -34,6 +32,12 @@ def step(trace: Trace, workers: int) -> Step | None:
     return Step(per[Time.COMPUTE], per[Time.UPDATE], per[Time.COMMUNICATE], per[Time.WAIT], per[Time.OTHER])
 
 
+def unmeasured(trace: Trace, workers: int) -> float | None:
+    """Average what a step takes where the trace does not divide it, as inside PyTorch's DDP, in microseconds."""
+    found = step(trace, workers)
+    return found.whole if found else None
+
+
 @dataclass(frozen=True)
 class Case:
     """What was measured of a plan, in samples per second, side by side."""
@@ -47,7 +51,7 @@ class Case:
     samples: int  # of one step of all workers together
     batch: int  # batch_size that gives such a step
     step: Step | None  # None: the trace does not show it
-    doubt: float = 0.0  # share by which the rounds of these three differ from their medians, at most
+    doubt: float = 0.0  # half the interval of these figures, as a share of them, at most
 
 
 def verdict(case: Case) -> str | None:
@@ -55,7 +59,7 @@ def verdict(case: Case) -> str | None:
     if case.speed >= PAYS * case.single:
         return None
     times = f"{case.speed / case.single:.2f} times as fast as one process"
-    if case.doubt >= DOUBTFUL and max(case.speed, case.ceiling) * (1 + case.doubt) >= PAYS * case.single:
+    if case.doubt >= SETTLED and max(case.speed, case.ceiling) * (1 + case.doubt) >= PAYS * case.single:
         return (
             f"{case.plan} is {times}, but rounds differ by {case.doubt:.0%} from their median: whether it pays is not "
             "settled. Time it for longer (--seconds), on a quiet machine"

@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from paceline.api.hooks import Hooks
+from paceline.api.stopped import stopped_run
+from paceline.callbacks import check
+from paceline.callbacks.loggers import named
 from paceline.engines import checkpoints, cluster, mpi
 from paceline.engines.checkpoints import CheckpointRequest
+from paceline.engines.cluster.ray_session import RayOptions
 from paceline.engines.job_file import save_job_file
 from paceline.engines.outcome import finish
 from paceline.engines.record import first_record, life_record
@@ -23,7 +28,7 @@ from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, new_folder
 from paceline.runs.live import Heartbeat, Phase
 from paceline.runs.progress import ProgressCallback
-from paceline.runs.record import CheckpointInterval, FailureRecord, RunRecord, Status
+from paceline.runs.record import CheckpointInterval, Evaluation, FailureRecord, RunRecord, Status
 from paceline.runs.run import Run
 
 if TYPE_CHECKING:
@@ -48,6 +53,11 @@ def train(
     world: World | None = None,
     checkpoint_every: int | str | None = None,
     resume: str | Path | Run | None = None,
+    callbacks: Sequence[Any] = (),
+    loggers: Sequence[Any] = (),
+    keys: str | Path | None = None,
+    trusted_network: bool = False,
+    backups: int = 1,
     address: str | None = None,
 ) -> Run:
     """Train `job` by `plan` (None: sequential) and return the run.
@@ -66,13 +76,22 @@ def train(
     checkpoint_every  so many updates, or seconds as in "30s"; 0: only when a signal asks for one; None: no checkpoints
     resume    the folder of a run to resume, with its own job, plan and settings; `workers` may be another number where
               the plan allows that, and `job` is needed only where the folder could not keep it
+    callbacks  objects with hooks such as on_evaluation_end, called in this process; see `paceline.callbacks`
+    loggers   "csv" and "tensorboard" write into the run's folder while it goes on
+    keys      the folder of keys with which the nodes of a cluster recognise each other (`paceline keys`)
+    trusted_network  let the nodes of a cluster recognise each other by PACELINE_TOKEN, without encryption
+    backups   of the cluster engine, under plans with servers: servers that hold each shard besides its primary
     address   of the Ray cluster to train on, HOST:PORT or "auto"; None: one is started on this machine for the run
     """
     if address is not None and engine != "ray":
         raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
+    if keys is not None and engine == "ray":
+        raise UsageError("engine='ray' makes keys for every run and hands them out itself; leave keys out")
     _check(engine, folder, deadline, checkpoint_every is not None or resume is not None)
-    node = cluster.roster() if engine == "cluster" else None
-    interval, how = _interval(checkpoint_every), _How(progress, deadline, world, node, address)
+    node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
+    hooks = _callbacks(callbacks, loggers, node)
+    ray = RayOptions(address, trusted_network) if engine == "ray" else None
+    interval, how = _interval(checkpoint_every), _How(progress, deadline, world, hooks, node, backups, ray)
     if resume is not None:
         return _resume(_path(resume), job, plan, workers, updates, interval, how)
     if job is None:
@@ -81,10 +100,7 @@ def train(
     if compute is not None:
         job = job.with_(compute=compute)
     chosen = _plan(plan, workers or (node.nodes if node else None), engine)
-    if chosen.traits.no_checkpoints and interval is not None:
-        if any(interval):
-            raise PlanError(f"plan {chosen.name} keeps no checkpoints: {chosen.traits.no_checkpoints}")
-        interval = None  # nor when a signal asks for one
+    interval = _possible(interval, chosen, bool(how.callbacks) and engine == "local" and folder is not None)
     if _follows(job, chosen, engine, node):
         job, folder = job.untested(), None
     with _notes_of_rank_0(engine, node):
@@ -104,9 +120,10 @@ class _How:
     progress: ProgressCallback | None
     deadline: float
     world: World | None
+    callbacks: Sequence[Any]
     node: Roster | None = None
-    #: Of a Ray cluster.
-    address: str | None = None
+    backups: int = 1
+    ray: RayOptions | None = None
 
 
 def _check(engine: str, folder: str | Path | None, deadline: float, checkpoints_wanted: bool) -> None:
@@ -140,6 +157,22 @@ def _notes_of_rank_0(engine: str, node: Roster | None) -> Iterator[None]:
         yield
 
 
+def _callbacks(callbacks: Sequence[Any], loggers: Sequence[Any], node: Roster | None) -> list[Any]:
+    """Return the callbacks with the loggers; of several ranks, only the first has any."""
+    found = [*callbacks, *named(loggers)]
+    check(found)
+    return [] if mpi.rank() or (node is not None and not node.leads) else found
+
+
+def _possible(interval: CheckpointInterval | None, plan: Plan, stoppable: bool) -> CheckpointInterval | None:
+    """Return when checkpoints are taken under this plan; a `stoppable` run takes one where a callback stops it."""
+    if not plan.traits.no_checkpoints:
+        return CheckpointInterval(0, 0.0) if interval is None and stoppable else interval
+    if interval is not None and any(interval):
+        raise PlanError(f"plan {plan.name} keeps no checkpoints: {plan.traits.no_checkpoints}")
+    return None  # nor when a signal asks for one
+
+
 def _plan(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
     chosen = Plan.parse("sequential" if plan is None else plan, workers)
     if workers not in (None, chosen.workers):
@@ -167,43 +200,60 @@ def _resume(
         assert interval is not None, "open_run refuses a run without checkpoints"
         lives = (*begin.lives, life_record(setup, begin.updates)) if begin else (life_record(setup, 0),)
         record = first_record(setup, kept=True).with_(started=before.started, lives=lives, checkpoint_every=interval)
-        return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), how)
+        return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), how, before.history)
 
 
-def _run(setup: Setup, place: RunFolder, record: RunRecord, request: CheckpointRequest | None, how: _How) -> Run:
+def _run(
+    setup: Setup, place: RunFolder, record: RunRecord, request: CheckpointRequest | None, how: _How,
+    earlier: Sequence[Evaluation] = (),
+) -> Run:  # fmt: skip
     """Train on the engine of the setup. The folder says how it ended, also when it raises."""
     place.write(record)
+    hooks = Hooks(how.callbacks, setup, place.path, how.progress, earlier) if how.callbacks else None
     with Heartbeat(place.path, setup.agenda.updates) as heartbeat:
         try:
-            return _train(setup, place, record, request, how, heartbeat)
+            if hooks is None:
+                return _train(setup, place, record, request, how, heartbeat)
+            hooks.begin()
+            try:
+                run = _train(setup, place, record, request, replace(how, progress=hooks), heartbeat, hooks)
+            except RunStopped:
+                if hooks.training.stopping is None or place.path is None:
+                    raise
+                run = stopped_run(setup, place, place.path, record, hooks)
+            return hooks.end(run)
         except BaseException as error:
             with contextlib.suppress(RunFailed):  # which would hide the reason
                 place.write(_failed(setup, place, record, error))
+            if hooks is not None:
+                hooks.failed(error)
             raise
 
 
 def _train(
     setup: Setup, place: RunFolder, record: RunRecord, request: CheckpointRequest | None, how: _How,
-    heartbeat: Heartbeat,
+    heartbeat: Heartbeat, hooks: Hooks | None = None,
 ) -> Run:  # fmt: skip
     from paceline.engines import local, virtual
 
     if setup.engine == "local":
         with local.train(setup, place.path, heartbeat, how.progress, how.deadline, request) as outcome:
-            return finish(setup, outcome, place, record)
+            return finish(setup, outcome, place, record, hooks)
     if how.node is not None:
-        with cluster.train(setup, how.node, place.path, heartbeat, how.progress, how.deadline, request) as outcome:
-            return finish(setup, outcome, place, record)
-    if setup.engine == "ray":
+        settings = (heartbeat, how.progress, how.deadline, request, how.backups)
+        with cluster.train(setup, how.node, place.path, *settings) as outcome:
+            return finish(setup, outcome, place, record, hooks)
+    if how.ray is not None:
         from paceline.engines.cluster import ray_nodes
 
-        with ray_nodes.train(setup, how.address, place.path, heartbeat, how.progress, how.deadline, request) as outcome:
-            return finish(setup, outcome, place, record)
+        settings = (heartbeat, how.progress, how.deadline, request, how.backups)
+        with ray_nodes.train(setup, how.ray, place.path, *settings) as outcome:
+            return finish(setup, outcome, place, record, hooks)
     heartbeat.beat(Phase.TRAINING, 0)
     outcome = mpi.train(setup) if setup.engine == "mpi" else virtual.train(setup, how.world or virtual.World())
     heartbeat.beat(Phase.EVALUATING, setup.agenda.updates)
     place.write_trace(outcome.trace)
-    return finish(setup, outcome, place, record)
+    return finish(setup, outcome, place, record, hooks)
 
 
 def _failed(setup: Setup, place: RunFolder, record: RunRecord, error: BaseException) -> RunRecord:

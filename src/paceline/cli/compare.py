@@ -29,6 +29,7 @@ def compare(
     """Train JOB by several plans and show them side by side.
 
     Each plan is compared with the best single process, and with its ceiling: as many workers that never communicate.
+    The last line is the answer: a plan to use, one process, or that more rounds are needed to tell (--seconds).
 
     With --script 'train.py --its-own options' a script of yours is run unchanged by torchrun, alternately on gloo and
     on Paceline's backend. Of the other options only --workers, --quiet and --json apply to it.
@@ -40,16 +41,19 @@ def compare(
         return
     assert job is not None
     from paceline.api.compare import compare as run_comparison
-    from paceline.cli.tables import show_comparison
+    from paceline.cli.comparison import show_comparison
 
     chosen = options.open_job(job, data_dir, device=device, epochs=epochs, batch_size=batch_size, seed=seed)
-    found = run_comparison(chosen, split_plans(plans), workers, seconds=seconds, folder=runs, say=_say(quiet))
+    again = options.again(
+        "train", job, device=device, epochs=epochs, batch_size=batch_size, seed=seed, data_dir=data_dir
+    )
+    found = run_comparison(
+        chosen, split_plans(plans), workers, seconds=seconds, folder=runs, say=_say(quiet), command=again
+    )
     if json:
         print_json(found.as_dict())
         return
-    show_comparison(found)
-    if found.page is not None:
-        console.print(f"page: {found.page}", markup=False, soft_wrap=True)
+    show_comparison(found.table)
 
 
 def compare_scripts(script: str, workers: int, quiet: bool, json: bool) -> None:

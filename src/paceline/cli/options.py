@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,6 +88,18 @@ BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples per batch. O
 Seed = Annotated[int | None, typer.Option(help="Random seed. Overrides the job's seed.")]
 Updates = Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.")]
 Deadline = Annotated[float, typer.Option(help="Seconds that a worker may wait for another one.")]
+Keys = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Engine cluster: keys of `paceline keys`; TLS between machines. [PACELINE_KEYS]"),
+]
+TrustedNetwork = Annotated[
+    bool,
+    typer.Option("--trusted-network", help="Engine cluster: recognise nodes by PACELINE_TOKEN, without encryption."),
+]
+Backups = Annotated[
+    int,
+    typer.Option(min=0, help="Engine cluster, plans with servers: servers that hold each shard besides its primary."),
+]
 CheckpointEvery = Annotated[
     str | None,
     typer.Option(
@@ -101,7 +114,7 @@ Resume = Annotated[
 DataDir = Annotated[str | None, typer.Option(help="Folder with MNIST-format IDX files.")]
 Runs = Annotated[Path, typer.Option(help="Folder in which run folders are created.")]
 TimedSeconds = Annotated[
-    float | None, typer.Option(help="Seconds to time each plan, divided over five interleaved rounds.")
+    float | None, typer.Option(help="Seconds to time each plan, divided over interleaved rounds of about three.")
 ]
 
 # --- replay, draw, report, bench ---
@@ -124,7 +137,9 @@ Page = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="File or folder to write.", show_default="report.html and the like"),
+    typer.Option(
+        "--output", "-o", help="File or folder to write.", show_default="report.html in the folder of the run"
+    ),
 ]
 ReportFormat = Annotated[
     str, typer.Option("--format", help="html, json, csv, tensorboard (event files) or perfetto (a trace).")
@@ -215,6 +230,15 @@ def open_job(where: str, data_dir: str | None, **changes: Any) -> Job:
     job = built_in(where, data_dir) if where in BUILT_IN else load_job(where)
     given = {key: value for key, value in changes.items() if value is not None}
     return job.with_(**given) if given else job
+
+
+def again(command: str, job: str, **given: object) -> str:
+    """A command line with this job and these options, to be copied into a shell."""
+    words = ["paceline", command, job]
+    for name, value in given.items():
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
 
 
 def numbers(given: str, option: str) -> tuple[int, ...]:

@@ -24,6 +24,9 @@ def train(
     deadline: options.Deadline = 120.0,
     checkpoint_every: options.CheckpointEvery = None,
     resume: options.Resume = None,
+    keys: options.Keys = None,
+    trusted_network: options.TrustedNetwork = False,
+    backups: options.Backups = 1,
     data_dir: options.DataDir = None,
     runs: options.Runs = Path("runs"),
     quiet: options.Quiet = False,
@@ -44,7 +47,8 @@ def train(
     )
     engine = engine or engine_of(chosen)
     rank = rank_of(engine)
-    console.quiet = quiet = quiet or rank > 0
+    quiet = quiet or rank > 0
+    console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
     # 0: a checkpoint is written on a signal only. Engines without checkpoints, and resumed runs, keep their own rule.
     every = "0" if checkpoint_every is None and engine == "local" and not resume else checkpoint_every
     progress = ProgressDisplay(
@@ -53,7 +57,8 @@ def train(
     try:
         run = run_training(
             chosen, plan, workers, engine=engine, folder=runs, progress=progress, updates=updates, deadline=deadline,
-            checkpoint_every=every, resume=resume, address=address,
+            checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
+            address=address,
         )  # fmt: skip
     finally:
         progress.close()

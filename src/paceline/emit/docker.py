@@ -91,7 +91,7 @@ def _files(job: str) -> list[str]:
     file = PurePosixPath(path)
     if file.is_absolute() or ".." in file.parts:
         raise UsageError(
-            f"JOB {path} lies outside the folder that `docker build` gets; change to a folder above it, and name JOB from "
+            f"JOB {path} lies outside the folder that `docker build` gets; go to a folder above it, and name JOB from "
             "there"
         )
     return [f"COPY --chown={USER}:{USER} . ."]

@@ -50,6 +50,7 @@ export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
 #: Slurm sends its signals to Ray's own processes too, which would end before a checkpoint is written. So the signal
 #: before the time limit goes to the script, which passes it on to the training alone. It runs on this node, the first.
 DRIVER = """\
+# The signal before the time limit comes to this script. It goes on to the training, on this node, and not to Ray.
 stop() { if [ -s "$runs/.driver" ]; then kill -TERM "$(cat "$runs/.driver")" 2>/dev/null || true; fi; }
 trap stop TERM
 rm -f "$runs/.driver"
@@ -93,6 +94,7 @@ def batch_script(training: Training, time: str | None = None, partition: str | N
 
 def _options(training: Training, time: str | None, partition: str | None) -> list[str]:
     """Return the lines for sbatch."""
+    # Ray refuses to start beside another Ray, and `ray symmetric-run` ends with every Ray of the user on the node.
     ray = training.roster == "ray"
     options = [
         f"--job-name={training.name}",
@@ -104,7 +106,7 @@ def _options(training: Training, time: str | None, partition: str | None) -> lis
         *([f"--mem={training.memory}G"] if training.memory else []),
         *([f"--time={time_limit(time)}"] if time else []),
         *([f"--partition={partition_name(partition)}"] if partition else []),
-        *(["--exclusive"] if ray else []),  # a second Ray of the same user on a node is refused
+        *(["--exclusive"] if ray else []),
         "--output=%x-%j.out",
         "--open-mode=append",
         "--requeue",

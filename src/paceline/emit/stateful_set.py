@@ -17,26 +17,27 @@ KEYS = "/etc/paceline/keys"
 #: Octal 0440: the keys may be read by the process and by nobody else.
 KEYS_MODE = 0o440
 
-#: The shell is process 1, and a signal to the pod goes to it alone. `wait` also returns when a signal has been handled.
+#: A signal to the pod goes to its first process alone, which is the shell. `wait` also returns when a signal has been
+#: handled.
 WATCH = """\
+    child= stopped=
+    stop() { stopped=yes; if [ -n "$child" ]; then kill -TERM "$child" 2>/dev/null || true; fi; }
+    trap stop TERM
     "$@" &
     child=$!
-    trap 'kill -TERM "$child" 2>/dev/null || true' TERM
+    if [ -n "$stopped" ]; then stop; fi
     status=0
     wait "$child" || status=$?
     while kill -0 "$child" 2>/dev/null; do
         status=0
         wait "$child" || status=$?
     done
+    trap - TERM
     if [ "$status" -ne 0 ]; then exit "$status"; fi
     : >"$runs/done"
 fi
 echo "the training is done; its run is in $runs on the volume of rank 0"
-trap 'exit 0' TERM
-while :; do
-    sleep 3600 &
-    wait "$!" || true
-done
+exec sleep infinity
 """
 
 
@@ -87,7 +88,8 @@ def _set(training: Training, place: Place) -> Value:
         "replicas": training.nodes,
         "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": labels(training)},
-        "template": pod(training, [train], volumes, restartPolicy="Always"),
+        # As process 1 of its own namespace, `sleep` would ignore SIGTERM.
+        "template": pod(training, [train], volumes, restartPolicy="Always", shareProcessNamespace=True),
         "volumeClaimTemplates": [{"metadata": {"name": "runs"}, "spec": claim()}],
     }
     return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata(name, training, place), "spec": spec}

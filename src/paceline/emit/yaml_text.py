@@ -36,17 +36,21 @@ def _lines(value: Value) -> list[str]:
 
 def _entry(key: str, part: Value) -> list[str]:
     if isinstance(part, str) and _fits_a_block(part):
-        return [f"{key} |", *(f"  {line}" if line else "" for line in part[:-1].split("\n"))]
+        return [f"{key} |", *map(_indented, part[:-1].split("\n"))]
     if isinstance(part, str) or not isinstance(part, Mapping | Sequence) or not part:
         return [f"{key} {_scalar(part)}"]
-    return [key, *(f"  {line}" for line in _lines(part))]
+    return [key, *map(_indented, _lines(part))]
 
 
 def _item(part: Value) -> list[str]:
     if isinstance(part, str) and _fits_a_block(part):
         return _entry("-", part)
     first, *rest = _lines(part)
-    return [f"- {first}", *(f"  {line}" if line else "" for line in rest)]
+    return [f"- {first}", *map(_indented, rest)]
+
+
+def _indented(line: str) -> str:
+    return f"  {line}" if line else ""
 
 
 def _fits_a_block(text: str) -> bool:

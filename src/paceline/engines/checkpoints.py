@@ -253,15 +253,22 @@ def _shapes(held: Sequence[TensorSlot]) -> dict[str, Tensor]:
 
 def history(trace: Trace, checkpoint: Checkpoint, agenda: Agenda) -> Columns:
     """Select the rows that led to a checkpoint, and append a RESUME row per shard."""
-    rows = trace.rows
-    kept = _kept_by_cut(rows, checkpoint, checkpoint.cut, agenda) if checkpoint.cut else _kept_in_step(rows, checkpoint)
+    rows = led_to(trace, checkpoint, agenda)
     versions = checkpoint.cut.versions if checkpoint.cut else (checkpoint.updates,)
     marks = np.zeros(len(versions), rows.dtype)
     marks["kind"], marks["worker"], marks["update"], marks["base"] = Kind.RESUME, -1, checkpoint.updates, -1
     marks["shard"] = np.arange(len(versions)) if checkpoint.cut else -1
     marks["version"], marks["start"], marks["end"] = versions, checkpoint.nanoseconds, checkpoint.nanoseconds
     marks["value"] = np.nan
-    return np.concatenate([rows[kept], marks])
+    return np.concatenate([rows, marks])
+
+
+def led_to(trace: Trace, checkpoint: Checkpoint, agenda: Agenda) -> Columns:
+    """Select the rows that led to a checkpoint."""
+    rows = trace.rows
+    kept = _kept_by_cut(rows, checkpoint, checkpoint.cut, agenda) if checkpoint.cut else _kept_in_step(rows, checkpoint)
+    found: Columns = rows[kept]
+    return found
 
 
 def _kept_in_step(rows: Columns, checkpoint: Checkpoint) -> np.ndarray[Any, np.dtype[np.bool_]]:

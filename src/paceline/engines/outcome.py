@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -60,14 +60,30 @@ def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
     return module
 
 
-def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: RunRecord) -> Run:
+class Hearer(Protocol):
+    """What is told of evaluations, and may have made some while the run went on."""
+
+    #: The evaluations that were made, by their number of updates.
+    known: dict[int, Evaluation]
+
+    def evaluated(self, evaluation: Evaluation, module: nn.Module) -> None:
+        """Hear of an evaluation that was made after the training."""
+
+
+def finish(
+    setup: Setup, outcome: Outcome, folder: RunFolder, record: RunRecord, hearer: Hearer | None = None,
+    status: Status = Status.DONE, error: str = "",
+) -> Run:  # fmt: skip
     """Save the model, evaluate the snapshots, which is not timed, write run.json and return the run."""
     module = load_values(setup, outcome.values)
     if (model_file := folder.file("model.pt")) is not None:
         with writing(folder.path):
             torch.save(module.state_dict(), model_file)
     record = record.with_(
-        history=tuple(_evaluate(setup, outcome, module)), adds_up=outcome.adds_up or record.adds_up, status=Status.DONE
+        history=tuple(_evaluate(setup, outcome, module, hearer)),
+        adds_up=outcome.adds_up or record.adds_up,
+        status=status,
+        error=error,
     )
     last = record.history[-1].metrics if record.history else {}
     summary = replace(
@@ -78,23 +94,35 @@ def finish(setup: Setup, outcome: Outcome, folder: RunFolder, record: RunRecord)
     )
     record = record.with_(summary=summary)
     folder.write(record)
-    folder.remove_snapshots()
+    if status == Status.DONE:  # a run that goes on later still needs them
+        folder.remove_snapshots()
     _warn_if_crowded(setup.plan, summary.core_wait_fraction)
     return Run(folder.path, outcome.trace, record, module, setup.job)
 
 
-def _evaluate(setup: Setup, outcome: Outcome, module: nn.Module) -> list[Evaluation]:
-    """Evaluate every snapshot and the result on the test data, if there are any."""
+def evaluation_of(setup: Setup, module: nn.Module, updates: int, seconds: float) -> Evaluation:
+    """Evaluate a module on the test data."""
+    assert setup.test is not None
+    return Evaluation(updates, seconds, evaluate(setup.job, module, setup.test, setup.placement.devices[0]))
+
+
+def _evaluate(setup: Setup, outcome: Outcome, module: nn.Module, hearer: Hearer | None) -> Iterator[Evaluation]:
+    """Evaluate every snapshot and the result on the test data, if there are any, and were not evaluated before."""
     if setup.test is None:
-        return []
-    found, device = [], setup.placement.devices[0]
-    with users_code("the training is done, but its evaluation", RunFailed):
-        for updates, seconds, values in outcome.snapshots:
-            metrics = evaluate(setup.job, load_values(setup, values()), setup.test, device)
-            found.append(Evaluation(updates, seconds, metrics))
-        metrics = evaluate(setup.job, module, setup.test, device)
-        found.append(Evaluation(setup.agenda.updates, outcome.seconds, metrics))
-    return found
+        return
+    # Workers copy them side by side: a later one may be done first.
+    points = sorted(outcome.snapshots, key=lambda snapshot: snapshot.updates)
+    points.append(Snapshot(setup.agenda.updates, outcome.seconds, lambda: outcome.values))
+    for point in points:
+        if hearer is not None and point.updates in hearer.known:
+            yield hearer.known[point.updates]
+            continue
+        with users_code("the training is done, but its evaluation", RunFailed):
+            made = module if point is points[-1] else load_values(setup, point.values())
+            found = evaluation_of(setup, made, point.updates, point.seconds)
+        if hearer is not None:
+            hearer.evaluated(found, made)
+        yield found
 
 
 def _summarize(setup: Setup, outcome: Outcome) -> Summary:
@@ -104,6 +132,8 @@ def _summarize(setup: Setup, outcome: Outcome) -> Summary:
         outcome.trace, plan=str(plan), engine=setup.engine, workers=plan.workers, updates=updates,
         samples=setup.agenda.samples_until(updates), seconds=outcome.seconds,
     )  # fmt: skip
+    if not plan.traits.traced:
+        summary = replace(summary, bytes_sent=None, wait_fraction=None)
     return replace(
         summary,
         compute=setup.job.compute,

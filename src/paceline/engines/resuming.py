@@ -9,7 +9,6 @@ from paceline.engines.setup import Setup
 from paceline.errors import PlanError, RunFolderError, UsageError
 from paceline.jobs.job import Job
 from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.server import GatheringServer
 from paceline.plans.plan import Plan, make, make_again
 from paceline.runs.record import RunRecord, Status, read_record
 
@@ -45,8 +44,8 @@ def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Pl
         raise PlanError(
             f"the run was begun by {before.workers} workers and cannot be resumed with {count}: {_why(before)}"
         )
-    if isinstance(before.method, GatheringServer):
-        return _backup(before, before.method, count)
+    if before.traits.gathers:
+        return _backup(before, count)
     return make_again(before, count)
 
 
@@ -62,13 +61,12 @@ def _why(plan: Plan) -> str:
     return f"under plan {plan.name} each worker holds something of its own, which would be lost or missing"
 
 
-def _backup(before: Plan, method: GatheringServer, workers: int) -> Plan:
+def _backup(before: Plan, workers: int) -> Plan:
     """Keep the number of gradients in an update, and change the number of backups."""
-    backups = workers - method.gathers
+    gathered = before.division.shares
+    backups = workers - gathered
     if backups < 0:
-        raise PlanError(
-            f"plan {before} makes each update of {method.gathers} gradients; it cannot be resumed with {workers}"
-        )
+        raise PlanError(f"plan {before} makes each update of {gathered} gradients; it cannot be resumed with {workers}")
     return make(before.name, **{**before.options, "workers": workers, "backups": backups})
 
 

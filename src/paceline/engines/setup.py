@@ -178,7 +178,8 @@ def _crowd(plan: Plan) -> list[str]:
     if plan.workers <= CROWD * cores:
         return []
     return [
-        f"{plan.workers} workers on {cores} cores: each is a process with its own PyTorch, and they share the cores"
+        f"{plan.workers} workers on {cores} core{'s' * (cores > 1)}: each is a process with its own PyTorch, and they "
+        "take turns"
     ]
 
 

@@ -28,7 +28,7 @@ from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.server import GatheringServer, Hogwild, Server
+from paceline.plans.methods.server import Server
 from paceline.plans.plan import Plan, make_again
 
 if TYPE_CHECKING:
@@ -182,13 +182,13 @@ class _WatchedGate:
 
 def _gate(plan: Plan, server: Server) -> Proved:
     """Explore a small world under the gate of a server."""
-    gathers = server.gathers if isinstance(server, GatheringServer) else 0
+    gathers = _gathered(plan)
     workers, shards = min(plan.workers, MOST_WORKERS), min(plan.shards, MOST_SHARDS)
     if gathers:  # all the backups, and one more at least
         workers = min(plan.workers, max(MOST_WORKERS, plan.workers - gathers + 1))
         plan = make_again(plan, workers)
-        assert isinstance(plan.method, GatheringServer)
-        server, gathers = plan.method, plan.method.gathers
+        assert isinstance(plan.method, Server)
+        server, gathers = plan.method, _gathered(plan)
     batches, deaths, watched = 2 * gathers or BATCHES, int(workers > 1), _WatchedGate(server.gate)
     found = explore(workers, batches, shards, deaths, watched, gathers=gathers)
     world = f"{workers} workers, {batches} batches, {shards} shard{'s' * (shards > 1)}, up to {deaths} death"
@@ -201,9 +201,14 @@ def _gate(plan: Plan, server: Server) -> Proved:
     return Proved(str(plan), True, [*says, *_kept_by(server, gathers), f"the gate {closed}"], figures)
 
 
+def _gathered(plan: Plan) -> int:
+    """Return the number of gradients that a shard gathers for a version; 0 if it applies each push at once."""
+    return plan.division.shares if plan.traits.gathers else 0
+
+
 def _kept_by(server: Server, gathers: int) -> list[str]:
     """Return what the shards of a server guarantee, whichever worker dies."""
-    if isinstance(server, Hogwild):
+    if not server.traits.versioned:
         return ["without locks there is no more to prove: the result of two writers at once is not determined"]
     once = "every shard takes every batch exactly once, also that of a worker that died between two pushes"
     if gathers:

@@ -21,6 +21,7 @@ class GradientEncoder:
     def sent(self, computed: GradientSum) -> GradientSum:
         """Return the gradients as they arrive where they are used."""
         encode, decode, carried = self.codec.encode, self.codec.decode, self.carried
+        # Decoded where it was encoded: every engine computes with what a receiver would get, over any transport.
         gradients = [
             None if g is None else decode(encode(g, c)) for g, c in zip(computed.gradients, carried, strict=True)
         ]

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from paceline.data.source import Source
 from paceline.gradients.replica import CPU, loss_function, split_batch, to_device
-from paceline.jobs.job import Batch, Job, goes_by_batches
+from paceline.jobs.job import Batch, Job
+from paceline.jobs.metrics import goes_by_batches, numbers
 
 BATCH = 1000
 Pair = tuple[Any, Any]  # (output, target)
@@ -77,11 +78,10 @@ class _Metrics:
 
     def compute(self) -> dict[str, float]:
         pair = _joined(self._kept) if self._kept else (None, None)
-        values = {
-            name: metric.compute() if goes_by_batches(metric) else metric(*pair)
-            for name, metric in self._metrics.items()
-        }
-        return {name: _number(name, value) for name, value in values.items()}
+        found: dict[str, float] = {}
+        for name, metric in self._metrics.items():
+            found |= numbers(name, metric.compute() if goes_by_batches(metric) else metric(*pair))
+        return found
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -101,13 +101,6 @@ def _joined(parts: list[Any]) -> Any:
             f"{what} cannot be joined; give an object with update(output, target), compute() and reset() instead"
         )
     return torch.cat(parts)
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"the metric {name!r} returned {value!r:.60}, which is not one number") from error
 
 
 def _accuracy(output: Any, target: Any) -> dict[str, float]:

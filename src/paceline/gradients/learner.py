@@ -32,6 +32,7 @@ class Learner:
         assert self.reader is not None
         replica, loss, total, samples = self.replica, 0.0, 0.0, 0
         on_nan = replica.job.on_nan
+        # Copies only where buffers have to be put back: for the next chunk, or because the gradient is left out.
         start = [b.clone() for b in self._moving] if len(chunks) > 1 or on_nan == "skip" else []
         sums: list[Tensor] = []
         for number, chunk in enumerate(chunks):
@@ -43,6 +44,7 @@ class Learner:
             total += weight
             samples += chunk.samples
             if self._moving:
+                # Weighted as the gradients are, so that a plain sum over all workers is the mean over the batch.
                 mine = [b.to(self._dtype, copy=True).mul_(weight) for b in self._moving]
                 sums = [a.add_(b) for a, b in zip(sums, mine, strict=True)] if sums else mine
         computed = GradientSum(replica.take(), sums, loss, total, samples)

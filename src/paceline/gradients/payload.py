@@ -68,10 +68,12 @@ class Payload:
     def write(self, computed: GradientSum) -> None:
         """Write what this worker computed; zeros where it had no samples, or they were left out."""
         if not computed.weight:
+            # The others wait for this worker's vector all the same, so it takes part with a sum of nothing.
             self.flat.zero_()
             return
         present = [0.0 if g is None else 1.0 for g in computed.gradients]  # `None in` would compare tensors
         if all(present):
+            # One call for all tensors: in a small network a call for each takes longer than the copying.
             torch._foreach_copy_(self.gradients, computed.gradients)  # type: ignore[arg-type]
         else:
             for view, gradient in zip(self.gradients, computed.gradients, strict=True):
@@ -83,7 +85,9 @@ class Payload:
     def read(self, samples: int) -> GradientSum:
         """Return the sums of the whole batch, after the all-reduce."""
         *present, loss, weight = self.tail.tolist()
+        # Views, without a copy: the vector is written again only in the collective after the next.
         gradients: list[Tensor | None] = list(self.gradients)
+        # Where no worker has a gradient of a parameter it gets none, not zeros: weight decay or momentum would move it.
         if not all(present):
             gradients = [g if given else None for g, given in zip(gradients, present, strict=True)]
         return GradientSum(gradients, self.buffers, loss, weight, samples)

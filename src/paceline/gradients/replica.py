@@ -128,6 +128,7 @@ def take_gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:
     """Return the parameters' gradients and clear `parameter.grad`."""
     gradients = [coalesced(p.grad) for p in parameters]
     for parameter in parameters:
+        # Dropped and not zeroed: the caller owns the tensors now, and the next backward makes new ones.
         parameter.grad = None
     return gradients
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import JobError, suggest, users_code
+from paceline.jobs.metrics import RESERVED, by_name, goes_by_batches
 
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
@@ -43,8 +44,8 @@ class Job:
     loader_workers  processes that load samples ahead for each worker, for a Dataset
     weight      weight(batch) -> number, for a loss that is not a mean over samples: what the loss divided by
     metrics     {name: metric} over `test`: either f(output, target) -> number, called once with all outputs and all
-                targets, or an object with update(output, target) for each batch, compute() and reset(), such as those
-                of torchmetrics, which keeps no outputs
+                targets, or an object with update(output, target) for each batch, compute() and reset(), which keeps no
+                outputs. Those of torchmetrics are such objects; a list of them or a MetricCollection does, too
     evaluate    evaluate(model, batch) -> (output, target): what metrics see of a test batch. Needed beside `step`;
                 beside `loss` it takes the place of (model(*inputs), target)
     transform   augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
@@ -68,7 +69,7 @@ class Job:
     device: str = "auto"
     precision: str = "float32"
     compute: str = "autograd"
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: Any = field(default_factory=dict)  # a dictionary, once the job is made
     on_nan: str = "stop"
     evaluate_every: int | None = None
     loader_workers: int = 0
@@ -80,6 +81,7 @@ class Job:
     origin: str = ""  # where the command line found it
 
     def __post_init__(self) -> None:
+        self.metrics = by_name(self.metrics)
         faults = list(self._faults())
         if faults:
             raise JobError("this job cannot be trained:\n" + "\n".join(f"  - {fault}" for fault in faults))
@@ -124,7 +126,12 @@ class Job:
             yield f"evaluate={self.evaluate!r} is not a function of (model, batch)"
         if self.evaluate is not None and not self.metrics:
             yield "evaluate= is given without metrics= that would see its outputs; give metrics, or leave it out"
+        if not isinstance(self.metrics, dict):
+            yield f"metrics={self.metrics!r:.60} is not a dictionary {{name: metric}}, nor a metric or a list of some"
+            return
         for name, metric in self.metrics.items():
+            if name in RESERVED:
+                yield f"a metric cannot be called {name!r}, as a run has a figure of this name; give it another one"
             if not (goes_by_batches(metric) or callable(metric)):
                 yield (
                     f"the metric {name!r} is {metric!r:.60}, which is neither a function f(output, target) nor an "
@@ -188,11 +195,6 @@ def seeded_elsewhere(seed: int) -> Iterator[None]:
     finally:
         random.setstate(kept[0])
         np.random.set_state(kept[1])
-
-
-def goes_by_batches(metric: Any) -> bool:
-    """Return whether a metric is an object that is updated batch by batch, not a function of all outputs."""
-    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
 
 
 def _wants_module(factory: Callable[..., Any]) -> bool:

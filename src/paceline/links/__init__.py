@@ -2,11 +2,11 @@
 
 Everything above this package is written against three protocols, so that a transport is a set of three classes:
 
-    protocol         what it carries                             on one machine
-    ---------------  ------------------------------------------  ----------------------------------
-    Link             parts of vectors, between any two ranks     shared_memory_link.SharedMemoryLink
-    MessageChannel   ordered messages between two neighbours     mailbox.Mailbox
-    Membership       which ranks are alive, joined and left      membership.LocalProcesses
+    protocol         what it carries                           on one machine         over TCP, in `tcp`
+    ---------------  ----------------------------------------  ---------------------  -------------------------
+    Link             parts of vectors, between any two ranks   SharedMemoryLink       link.TcpLink
+    MessageChannel   ordered messages between two neighbours   mailbox.Mailbox        channel.TcpChannel
+    Membership       which ranks are alive, joined and left    LocalProcesses         membership.ConnectedPeers
 
 A collective between two ranks over a link:
 

@@ -53,7 +53,9 @@ class Doorbell:
     def nap(self, seconds: float, ready: Callable[[], bool]) -> None:
         """Sleep until rung, for at most `seconds`; not at all if `ready()`, which is asked once more."""
         cell = self._cell
+        # Raised before the last look at `ready`: whichever rank makes it ready after that look sees the flag and rings.
         cell[ASLEEP] = 1
+        # Read before that look, too: a ring in between changes the integer, and the kernel then refuses the sleep.
         seen = cell[RINGS]
         try:
             if not ready():

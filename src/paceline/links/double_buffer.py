@@ -31,6 +31,7 @@ class DoubleBuffer:
         """Return the other copy, filled from the valid one."""
         valid = self._flip[0]
         draft = self._copies[1 - valid]
+        # The whole copy: an owner that was killed may have left anything in it.
         draft[:] = self._copies[valid]
         return draft
 

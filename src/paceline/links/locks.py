@@ -44,6 +44,7 @@ class RecordLock:
         """Take the lock, and return the nanoseconds that it was waited for."""
         if self._try():
             return 0
+        # No doorbell is rung when a lock is released: the holder does not know which ranks wait for it.
         return self._waiter.until(self._try, self._holder, rung=False)
 
     def __exit__(self, *_: object) -> None:
@@ -51,6 +52,7 @@ class RecordLock:
 
     def _try(self) -> bool:
         try:
+            # Not F_SETLKW: a wait in the kernel has no deadline and cannot be called off.
             fcntl.fcntl(self._descriptor, fcntl.F_SETLK, self._take)
         except OSError:
             return False

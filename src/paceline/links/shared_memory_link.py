@@ -77,6 +77,7 @@ class SharedMemoryLink:
         self._doorbells, self._waiter, self._called_off = doorbells, waiter, shared.called_off
         self._flags = [doorbell.flag for doorbell in doorbells]
         self._offered = shared.counters[rank]
+        # Only this rank writes its counters, so a list always says what they hold, and is read faster.
         self._counts = self._offered.tolist()
         self._offers = [row[rank : rank + 1] for row in shared.counters]
         #: How many offers of each peer were taken; none yet, also where a peer has begun before this rank.
@@ -94,19 +95,24 @@ class SharedMemoryLink:
     def take(self, peer: int, span: Span) -> Tensor:
         """Return a view of what rank `peer` offered, valid until this rank offers something later."""
         wanted = self._taken[peer] = self._taken[peer] + 1
+        # Looked at here first: where the peer has already offered, a step makes no closures for a wait.
         if self._offers[peer][0] < wanted:
             self._wait(peer, wanted)
+        # A view, without a copy: the peer leaves the span alone until it has taken an offer that this rank makes later
+        # (`core.collectives.proof` shows it of every table).
         return self._views[peer][span]
 
     def _wait(self, peer: int, wanted: int) -> None:
         """Wait until the peer has made its offer of this number."""
         offers, called_off = self._offers[peer], self._called_off
         self.waited += self._waiter.until(lambda: offers[0] >= wanted or called_off[0] != 0, lambda: f"worker {peer}")
+        # What was offered before the link was called off is still taken.
         if offers[0] < wanted:
             raise Cancelled
 
     def call_off(self) -> None:
         """End every wait on this link, on all ranks: each raises `Cancelled`."""
+        # Before the doorbells: a rank that is woken looks at once, and would sleep again.
         self._called_off[0] = 1
         for doorbell in self._doorbells:
             doorbell.ring()

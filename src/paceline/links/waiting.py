@@ -48,6 +48,7 @@ def wait(ready: Callable[[], bool], doorbell: Doorbell | None, spin: Spin, nap: 
         if moment >= stop:
             break
         if moment >= crowded:
+            # The rank that is waited for may need this very core.
             os.sched_yield()
     else:
         return now() - start
@@ -89,6 +90,7 @@ class Waiter:
         rung = rung and self.doorbell is not None
 
         def nap(waited: int) -> float:
+            # Asked again after the flag: what became ready before the run was called off is still taken.
             if self._called_off() and not ready():
                 raise Cancelled
             if waited > self.deadline * 1e9:

@@ -34,6 +34,7 @@ class ScheduleStepper:
     def advance(self, updates: int) -> None:
         """Bring the optimizer's settings to those of the update that follows `updates` updates."""
         if self.scheduler is not None:
+            # Several steps where other workers have applied updates since this worker's last one.
             while self.count < updates:
                 self.scheduler.step()
                 self.count += 1

@@ -47,6 +47,7 @@ class LocalStore:
         self.schedule.advance(self.updates)
         self._step()
         self.updates += 1
+        # The gradients may be views of memory that other workers read. Autograd would add the next ones to them.
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -103,6 +104,7 @@ class ShardStore:
     def look(self, slot: int) -> None:
         """Let the module compute with the version in this slot."""
         self.version = self.versions[slot]
+        # The module's parameters become views of the slot, so that a pull of the newest version copies nothing.
         for parameter, view in zip(self.parameters, self.version.parameters, strict=True):
             parameter.data = view
 
@@ -112,6 +114,7 @@ class ShardStore:
 
     def move(self, source: int, target: int) -> None:
         """Copy the newest version to the slot where the next one will be made, and look there."""
+        # A copy first: other workers may compute with the newest version, and it must survive this worker's death.
         if self.rows is None:
             self.versions[target].raw.copy_(self.versions[source].raw)
         else:
@@ -139,12 +142,14 @@ class ShardStore:
             parameter.grad = None
 
     def _step_with_memory(self) -> None:
+        # The state belongs to the version, since another worker may make the next one; the optimizer is lent it.
         state, memory = self.optimizer.state, self.version.state
         present = memory.present.tolist()
         for number, parameter in enumerate(self.parameters):
             if present[number]:
                 state[parameter] = memory.recall(number)
             else:
+                # This worker's optimizer may remember a version that was never committed.
                 state.pop(parameter, None)
         self._step()
         for number, parameter in enumerate(self.parameters):

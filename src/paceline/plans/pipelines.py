@@ -77,7 +77,7 @@ PIPELINES: dict[str, Recipe] = {
         {**PIPELINE, "micro_batches": Kind(1), "on": Kind("")},
     ),
     "gpipe": Recipe("a pipeline: all forwards, all backwards, then the update", _of(Gpipe()), PIPELINE),
-    "one_f_one_b": Recipe("a pipeline: one forward, one backward, then the update", _of(OneFOneB()), PIPELINE),
+    "one_f_one_b": Recipe("a pipeline: forwards and backwards alternate, then the update", _of(OneFOneB()), PIPELINE),
     "zero_bubble": Recipe(
         "a pipeline: backward in two halves, of which the second fills gaps", _of(ZeroBubble()), PIPELINE
     ),

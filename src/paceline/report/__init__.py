@@ -6,12 +6,13 @@ curves                          PURE: loss, accuracy and staleness, with as many
 run_stats                       PURE: the numbers of a run's row in the table
 formatting sentences            PURE: numbers as text, and the summary at the top of the page
 charts timeline layers          HTML and SVG from these
-overview sections page          the page, with page.css and page.js
+answer overview settings sections page    the page, with page.css and page.js
 exports tensorboard perfetto    the same for other tools
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -37,13 +38,23 @@ FORMATS: dict[str, tuple[Writer, str]] = {  # the writer, and the default output
 }
 
 
+def _common_folder(runs: Sequence[Path]) -> Path:
+    """Return the folder itself, or the one that holds all of several."""
+    if len(runs) == 1:
+        return runs[0]
+    return Path(os.path.commonpath([run.resolve().parent for run in runs]))
+
+
 def write(runs: Sequence[Path], output: Path | None = None, form: str = "html") -> list[Path]:
-    """Write a report on these run folders, or on all runs in these folders; returns the files written."""
+    """Write a report on these run folders, or on all runs in these folders; returns the files written.
+
+    Without an output it goes into the folder that was given, or into the one that holds all that were.
+    """
     if form not in FORMATS:
         raise UsageError(f"there is no format {form!r}; {suggest(form, FORMATS)}")
     writer, default = FORMATS[form]
     readings = open_all(runs)
-    output = output or Path(default)
+    output = output or _common_folder(runs) / default
     try:
         return writer(readings, output)
     except OSError as error:

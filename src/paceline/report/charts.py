@@ -63,25 +63,33 @@ def ticks(low: float, high: float, about: int = 5) -> list[tuple[float, str]]:
 
 
 def _decades(low: float, high: float) -> list[tuple[float, str]]:
-    powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
+    """Powers of ten; where there are too few, also their doubles and fives."""
+    powers = range(math.floor(math.log10(low)), math.floor(math.log10(high) + 1e-9) + 1)
     every = -(-len(powers) // 6) or 1
-    return [(10.0**power, f"{10.0**power:g}") for power in powers[::every]]
+    for steps in ((1,), (1, 3), (1, 2, 5)):
+        values = [step * 10.0**power for power in powers[::every] for step in steps]
+        inside = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+        if len(inside) > 2:
+            break
+    return [(value, f"{value:g}") for value in inside]
 
 
-def fitting(lines: Sequence[Line], zero: bool = False) -> Scale:
-    """A scale that fits all lines; logarithmic where they span too many orders of magnitude."""
+def fitting(lines: Sequence[Line], zero: bool = False, log: bool = True) -> Scale:
+    """A scale that fits all lines; with `log`, logarithmic where they span too many orders of magnitude."""
     drawn = [line.curve for line in lines]
     bands = [part for curve in drawn for part in (curve.low, curve.high)] if len(drawn) == 1 else []
     values = np.concatenate([*(curve.mean for curve in drawn), *bands])
     low, high = float(values.min()), float(values.max())
-    if not zero and low > 0 and high / low > LOG_FROM:
+    if log and not zero and low > 0 and high / low > LOG_FROM:
         return Scale(low * 0.9, high * 1.1, True)
     margin = (high - low) * 0.04 or abs(high) * 0.1 or 1.0
     return Scale(0.0 if zero or 0 <= low < (high - low) * 0.25 else low - margin, high + margin)
 
 
-def chart(title: str, lines: Sequence[Line], x_label: str, y: Scale | None = None, percent: bool = False) -> str:
-    """A chart of curves over a common axis."""
+def chart(
+    title: str, lines: Sequence[Line], x_label: str, y: Scale | None = None, percent: bool = False, css: str = ""
+) -> str:
+    """A chart of curves over a common axis; `css` is a class for the style sheet."""
     lines = [line for line in lines if len(line.curve.x)]
     if not lines:
         return ""
@@ -90,9 +98,9 @@ def chart(title: str, lines: Sequence[Line], x_label: str, y: Scale | None = Non
     band = len(lines) == 1
     drawn = "".join(_line(line, x, y, band) for line in lines)
     summary = f"{title}, by {x_label}: {'; '.join(_in_words(line, percent) for line in lines[:8])}"
-    log = ", logarithmic" if y.log else ""
+    unit = " (%)" if percent else " (logarithmic scale)" if y.log else ""
     return (
-        f'<figure class="chart"><figcaption>{escape(title)}<small>{log}</small></figcaption>'
+        f'<figure class="chart {css}"><figcaption>{escape(title)}<small>{unit}</small></figcaption>'
         f'{_plot(drawn, x, y, summary, percent)}<div class="axis">{escape(x_label)}</div></figure>'
     )
 
@@ -198,7 +206,14 @@ def histogram_chart(title: str, bars: Sequence[tuple[int, int, int]], x_label: s
     )
 
 
-def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """A legend of (label, colour) entries."""
+def logarithmic(lines: Sequence[Line]) -> Scale | None:
+    """A logarithmic scale that fits all lines; None where a value is not positive."""
+    values = np.concatenate([line.curve.mean for line in lines if len(line.curve.x)] or [np.zeros(1)])
+    low, high = float(values.min()), float(values.max())
+    return Scale(low * 0.9, high * 1.1, True) if low > 0 else None
+
+
+def legend(entries: Sequence[tuple[str, str]], name: str = "") -> str:
+    """A legend of (label, colour) entries, with what they are called together."""
     items = "".join(f'<li><b style="background:var(--{colour})"></b>{escape(label)}</li>' for label, colour in entries)
-    return f'<ul class="legend">{items}</ul>'
+    return f'<ul class="legend">{f"<li>{escape(name)}:</li>" if name else ""}{items}</ul>'

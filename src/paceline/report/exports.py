@@ -37,7 +37,8 @@ def _curves(reading: Reading) -> dict[str, Any]:
     return {"train_loss": as_dict(loss_curve(reading)), **evaluated, "staleness": staleness}
 
 
-PARTS = ("shares", "stragglers", "deaths")  # columns with several values
+INTERVALS = ("speedup_interval", "ceiling_share_interval", "test_accuracy_interval")
+PARTS = ("shares", "stragglers", "deaths", "metrics", *INTERVALS)  # columns with several values
 
 
 def write_csv(readings: Sequence[Reading], output: Path) -> list[Path]:
@@ -45,6 +46,9 @@ def write_csv(readings: Sequence[Reading], output: Path) -> list[Path]:
     rows = []
     for f in run_stats(readings, lanes_of(readings)):
         row = {key: value for key, value in f.as_dict().items() if key not in PARTS}
+        row |= {name: value for name, value in f.metrics.items() if name not in row}
+        for name in INTERVALS:
+            row |= dict(zip((f"{name}_low", f"{name}_high"), getattr(f, name) or (None, None), strict=True))
         row |= {f"share_{kind}": value for kind, value in f.shares.items()}
         row |= {"stragglers": " ".join(map(str, f.stragglers)), "deaths": " ".join(map(str, f.deaths))}
         rows.append(row)

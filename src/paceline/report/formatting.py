@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 NONE = "–"
+SPACE = "\u00a0"  # that does not break
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -33,6 +35,25 @@ def share(value: float | None, digits: int = 0) -> str:
 def factor(value: float | None) -> str:
     """`1.57`"""
     return NONE if value is None else f"{value:.2f}"
+
+
+def ratio(
+    value: float | None, interval: Sequence[float] | None, percent: bool = False, range_only: bool = False
+) -> str:
+    """`1.57 ±3%`, or where the value alone would say too much, its interval: `1.21 to 1.87`."""
+    if value is None or not interval or interval[0] == interval[1]:
+        return share(value) if percent else factor(value)
+    low, high = interval
+    if range_only:
+        return f"{low:.0%} to {high:.0%}" if percent else f"{low:.2f} to {high:.2f}"
+    half = f"{SPACE}±{(high - low) / 2 / value:.0%}" if value else ""
+    return (share(value) if percent else factor(value)) + half
+
+
+def accuracy(value: float | None, interval: Sequence[float] | None) -> str:
+    """`94.2% ±1.9`: half the interval is in points."""
+    half = f"{SPACE}±{(interval[1] - interval[0]) * 50:.1f}" if value is not None and interval else ""
+    return share(value, 1) + half
 
 
 def duration(seconds: float | None) -> str:

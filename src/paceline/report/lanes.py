@@ -31,10 +31,18 @@ class Lane(NamedTuple):
         return np.bincount(self.kinds, np.diff(self.edges), len(Time)) / 1e9
 
 
-def lanes(trace: Trace) -> list[Lane]:
-    """The lanes of all workers that have rows in the trace."""
+def lanes(trace: Trace, divided: bool = True) -> list[Lane]:
+    """The lanes of all workers that have rows in the trace.
+
+    If the trace is not `divided`, its workers also communicate and wait in what it has as computing.
+    """
     rows = trace.rows
-    return [lane for worker in np.unique(rows["worker"]) if len((lane := _lane(trace, int(worker))).kinds)]
+    found = [lane for worker in np.unique(rows["worker"]) if len((lane := _lane(trace, int(worker))).kinds)]
+    return found if divided else [_undivided(lane) for lane in found]
+
+
+def _undivided(lane: Lane) -> Lane:
+    return lane._replace(kinds=np.where(lane.kinds == Time.COMPUTE, int(Time.UNMEASURED), lane.kinds))
 
 
 def _lane(trace: Trace, worker: int) -> Lane:

@@ -24,8 +24,8 @@ def layers(model: Sequence[LayerRecord]) -> str:
         body += f"<tr>{graph}{_row(layer, total, most)}</tr>"
     rest = f"<p>{len(model) - MOST} further layers are not listed.</p>" if len(model) > MOST else ""
     return (
-        f"<div class=scroll><table class=layers><caption class=unseen>Layers of the model</caption><thead><tr>"
-        f"<td></td><th scope=col>layer</th><th scope=col>type</th><th scope=col>output of a batch</th>"
+        f"<div class=scroll tabindex='0'><table class=layers><caption class=unseen>Layers of the model</caption>"
+        f"<thead><tr><td></td><th scope=col>layer</th><th scope=col>type</th><th scope=col>output of a batch</th>"
         f"<th scope=col class=n>parameters</th><th scope=col class=n>share</th><td></td></tr></thead>"
         f"<tbody>{body}</tbody><tfoot><tr><td></td><th scope=row>all</th><td></td><td></td>"
         f"<td class=n>{count(total)}</td><td></td><td></td></tr></tfoot></table></div>{rest}"

@@ -91,8 +91,8 @@ for (const figure of document.querySelectorAll(".chart")) {
 }
 
 // --- timelines ---
-const KINDS = ["compute", "update", "communicate", "wait", "other"];
-const STACK = 4;  // drawn from the bottom; the rest is other
+const KINDS = ["compute", "update", "communicate", "wait", "other", "not measured"];
+const STACK = 5;  // drawn from the bottom; the rest is not measured, and shows the strip's hatching
 
 async function unfold(text) {
   const bytes = Uint8Array.from(atob(text), c => c.charCodeAt(0));
@@ -135,7 +135,7 @@ class Timeline {
     this.axis = figure.querySelector(".axis");
     this.whole = this.marks.innerHTML;
     this.lanes = [...figure.querySelectorAll(".lane")].map(lane => ({
-      strip: lane.querySelector(".strip"), worker: lane.dataset.worker, unit: +lane.dataset.unit,
+      strip: lane.querySelector(".strip"), hatched: lane.querySelector(".hatched") !== null, worker: lane.dataset.worker, unit: +lane.dataset.unit,
       coded: lane.dataset.spans, spans: null, canvas: null,
     }));
     this.buttons();
@@ -190,7 +190,7 @@ class Timeline {
   draw() {
     this.out.forEach(button => button.disabled = !this.close);
     const style = getComputedStyle(document.documentElement);
-    const colours = KINDS.map(kind => style.getPropertyValue(`--time-${kind}`));
+    const colours = KINDS.slice(0, STACK).map(kind => style.getPropertyValue(`--time-${kind}`));
     for (const lane of this.lanes) this.drawLane(lane, colours);
     for (const death of this.figure.querySelectorAll(".death")) death.hidden = this.close;
     if (!this.close) { this.marks.innerHTML = this.whole; this.axis.textContent = "seconds"; return; }
@@ -209,17 +209,24 @@ class Timeline {
   }
 
   drawLane(lane, colours) {
-    if (!this.close) { lane.canvas?.remove(); lane.canvas = null; return; }
-    lane.canvas ??= lane.strip.appendChild(document.createElement("canvas"));
+    if (!this.close) {
+      lane.canvas?.remove();
+      lane.canvas = null;
+      lane.strip.querySelector("svg").style.visibility = "";
+      return;
+    }
+    if (!lane.canvas) {
+      lane.canvas = lane.strip.appendChild(document.createElement("canvas"));
+      lane.strip.querySelector("svg").style.visibility = "hidden";  // which would show through where nothing is drawn
+    }
     const {canvas, spans: {kinds, edges}, unit} = lane, ratio = devicePixelRatio || 1;
     const width = canvas.width = Math.round(lane.strip.clientWidth * ratio);
     const height = canvas.height = Math.round(lane.strip.clientHeight * ratio), pen = canvas.getContext("2d");
-    pen.fillStyle = colours[4];
-    pen.fillRect(0, 0, width, height);
+    if (!lane.hatched) { pen.fillStyle = colours[4]; pen.fillRect(0, 0, width, height); }
     const low = this.low / unit, each = (this.high - this.low) / unit / width;
     let at = find(edges, low);
     for (let x = 0; x < width; x++) {
-      const from = low + x * each, to = from + each, parts = [0, 0, 0, 0, 0];
+      const from = low + x * each, to = from + each, parts = [0, 0, 0, 0, 0, 0];
       while (at < kinds.length - 1 && edges[at + 1] <= from) at++;
       for (let n = at; n < kinds.length && edges[n] < to; n++) {
         const part = Math.min(edges[n + 1], to) - Math.max(edges[n], from);

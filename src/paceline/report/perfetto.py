@@ -23,6 +23,7 @@ NAMES = {
     Kind.APPLY: "update",
     Kind.DROP: "too late",
     Kind.SNAPSHOT: "snapshot",
+    Kind.STAGE: "stage",
 }
 
 

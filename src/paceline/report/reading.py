@@ -46,6 +46,11 @@ class Reading:
         return self.plan.partition(":")[0]
 
     @property
+    def divided(self) -> bool:
+        """Whether the trace tells computing from communicating and waiting; what PyTorch's DDP does is not in it."""
+        return self.method != "ddp"
+
+    @property
     def short(self) -> str:
         """The plan as a table shows it: downpour ×2 shards=2"""
         options = [option for option in self.plan.partition(":")[2].split(",") if option]

@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.report.lanes import Lane, lanes
 from paceline.report.reading import Reading
+from paceline.runs.comparison import Range
 from paceline.runs.record import Status
 from paceline.runs.time_accounting import Time, straggling
 
@@ -31,12 +32,16 @@ class RunStats:
     samples_per_second: float | None
     half_range: float | None  # half the range of the timed rounds, relative to the speed
     speedup: float | None
+    speedup_interval: Range | None  # of timed runs, as the next two
     efficiency: float | None  # speed-up per worker
     ceiling_share: float | None
+    ceiling_share_interval: Range | None
     timed: bool  # timed by a comparison in interleaved rounds; else the speed is that of the training
     test_accuracy: float | None
+    test_accuracy_interval: Range | None
     test_loss: float | None
     train_loss: float | None
+    metrics: dict[str, float]  # all figures of the last evaluation, those of the user's own too
     seconds_to_common_accuracy: float | None
     staleness_mean: float | None
     staleness_p95: float | None
@@ -44,6 +49,7 @@ class RunStats:
     bytes_sent: int | None
     wait_fraction: float | None
     shares: dict[str, float]  # of the workers' time, by kind
+    divided: bool  # whether the trace tells computing from communicating and waiting
     stragglers: dict[int, float]  # worker: its speed as a share of the others' median
     deaths: list[int]
     path: str
@@ -58,7 +64,7 @@ def run_stats(readings: Sequence[Reading], laid: Sequence[Sequence[Lane]]) -> li
 
 
 def lanes_of(readings: Sequence[Reading]) -> list[list[Lane]]:
-    return [lanes(reading.trace) for reading in readings]
+    return [lanes(reading.trace, reading.divided) for reading in readings]
 
 
 def _stats_of(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading]) -> RunStats:
@@ -69,7 +75,6 @@ def _stats_of(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading])
         single, limit = _single(reading, others), _limit(reading, others)
         speedup, ceiling = rate / single if single else None, rate / limit if limit else None
     stale, metrics = summary.staleness if summary else None, summary.metrics if summary else {}
-    native = reading.method == "ddp"  # what happens inside PyTorch is not in the trace
     return RunStats(
         name=reading.name,
         plan=reading.plan,
@@ -84,19 +89,24 @@ def _stats_of(reading: Reading, mine: Sequence[Lane], others: Sequence[Reading])
         samples_per_second=rate,
         half_range=(max(row.spread) - min(row.spread)) / 2 / rate if row and rate else None,
         speedup=speedup,
+        speedup_interval=row.speedup_interval if row else None,
         efficiency=speedup / reading.workers if speedup is not None else None,
         ceiling_share=ceiling,
+        ceiling_share_interval=row.ceiling_share_interval if row else None,
         timed=row is not None,
         test_accuracy=metrics.get("test_accuracy"),
+        test_accuracy_interval=row.test_accuracy_interval if row else None,
+        metrics=metrics,
         test_loss=metrics.get("test_loss"),
         train_loss=summary.train_loss if summary else None,
         seconds_to_common_accuracy=row.seconds_to_common_accuracy if row else None,
         staleness_mean=stale.mean if stale else None,
         staleness_p95=stale.p95 if stale else None,
         staleness_max=stale.max if stale else None,
-        bytes_sent=summary.bytes_sent if summary and not native else None,
-        wait_fraction=summary.wait_fraction if summary and not native else None,
+        bytes_sent=summary.bytes_sent if summary and reading.divided else None,
+        wait_fraction=summary.wait_fraction if summary and reading.divided else None,
         shares=shares(mine),
+        divided=reading.divided,
         stragglers=straggling(reading.trace.rows, reading.workers),
         deaths=list(summary.deaths) if summary else [],
         path=str(reading.path),

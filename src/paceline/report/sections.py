@@ -4,25 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
 import numpy as np
 
-from paceline.report.charts import Line, chart, histogram_chart, legend
-from paceline.report.curves import AXES, envelope, evaluation_curve, histogram, loss_curve, metrics, staleness_curve
+from paceline.report.charts import Line, chart, fitting, histogram_chart, legend, logarithmic
+from paceline.report.curves import (
+    AXES,
+    Curve,
+    envelope,
+    evaluation_curve,
+    histogram,
+    loss_curve,
+    metrics,
+    staleness_curve,
+)
 from paceline.report.formatting import duration, number, share
 from paceline.report.lanes import Lane
 from paceline.report.layers import layers
 from paceline.report.overview import colours_of, section
 from paceline.report.reading import Reading
 from paceline.report.run_stats import RunStats
+from paceline.report.settings import notes
 from paceline.report.timeline import time_bars, timeline
-from paceline.runs.schema import to_dict
 from paceline.runs.time_accounting import Time
 from paceline.runs.trace import Kind
 
 POINTS = 4000  # of all curves of a chart together
-INSIDE_DDP = "PyTorch's DDP communicates while it computes: its waiting and communication are part of compute."
+MOST_CHARTS = 12  # of what was evaluated
+INSIDE_DDP = (
+    "PyTorch's DDP communicates while it computes, and its trace does not tell the two and waiting apart: that time is "
+    "hatched."
+)
 
 
 # --- curves ---------------------------------------------------------------------------------------------------------
@@ -31,40 +43,62 @@ INSIDE_DDP = "PyTorch's DDP communicates while it computes: its waiting and comm
 def learning(readings: Sequence[Reading]) -> str:
     """Loss and evaluations over time, updates and samples; the page shows one of the three axes at a time."""
     curves = [loss_curve(reading) for reading in readings]
-    names = list(dict.fromkeys(name for reading in readings for name in metrics(reading)))[:6]
+    names = list(dict.fromkeys(name for reading in readings for name in metrics(reading)))[:MOST_CHARTS]
     if not any(curves) and not names:
         return ""
     colours = colours_of([reading.plan for reading in readings])
     many = len(readings) > 12
     bins = max(20, min(160 if len(readings) == 1 else 80, POINTS // len(readings)))
-    tabs = "".join(
-        f'<input type="radio" name="axis" id="axis-{axis}"{" checked" * (not place)}><label for="axis-{axis}">'
-        f"{'over time' if axis == 'seconds' else f'over {axis}'}</label>"
-        for place, axis in enumerate(AXES)
-    )
     body = ""
     for axis in AXES:
-        losses = [
-            Line(r.name, colours[r.plan], envelope(c.over(axis), c.values, bins), faint=many)
-            for r, c in zip(readings, curves, strict=True)
-            if c
-        ]
-        charts = chart("Training loss", losses, axis)
+        charts = _losses("Training loss", _lines(readings, curves, axis, bins), axis)
         for name in names:
-            found = [(r, evaluation_curve(r, name)) for r in readings]
-            lines = [
-                Line(r.name, colours[r.plan], envelope(c.over(axis), c.values, bins), dots=not many, faint=many)
-                for r, c in found
-                if c
-            ]
-            charts += chart(name.replace("_", " ").capitalize(), lines, axis, percent="accuracy" in name)
+            lines = _lines(readings, [evaluation_curve(r, name) for r in readings], axis, bins, dots=not many)
+            title = name.replace("_", " ").capitalize()
+            charts += (
+                _losses(title, lines, axis)
+                if name == "test_loss"
+                else chart(title, lines, axis, percent="accuracy" in name)
+            )
         body += f'<div class="charts over-{axis}">{charts}</div>'
     names_of = {reading.plan: reading.short for reading in readings}
-    key = legend([(names_of[plan], colours[plan]) for plan in colours]) if len(readings) > 1 else ""
+    key = legend([(names_of[plan], colours[plan]) for plan in colours], "plan") if len(readings) > 1 else ""
     lost = sum(int((~np.isfinite(r.trace.of_kind(Kind.COMPUTE)["value"])).sum()) for r in readings)
     note = "A line shows means over parts of the run" + (", the band their minimum and maximum." if not key else ".")
     note += f" {lost:,} losses were not finite and are left out." if lost else ""
-    return section("Learning", f'<div class="tabs">{tabs}{key}{body}</div>', note)
+    return section("Learning", f'<div class="tabs">{_switches()}{key}{body}</div>', note)
+
+
+def _switches() -> str:
+    """What is on the horizontal axis, and how losses are drawn; without a script, by the style sheet alone."""
+    axes = {f"axis-{axis}": f"over {'time' if axis == 'seconds' else axis}" for axis in AXES}
+    scales = {"scale-log": "logarithmic loss", "scale-linear": "linear loss"}
+    return "".join(
+        f'<input type="radio" name="{word}" id="{name}"{" checked" * (not place)}><label for="{name}">{label}</label>'
+        for word, entries in (("axis", axes), ("scale", scales))
+        for place, (name, label) in enumerate(entries.items())
+    )
+
+
+def _lines(
+    readings: Sequence[Reading], curves: Sequence[Curve], axis: str, bins: int, dots: bool = False
+) -> list[Line]:
+    """A line for each run that has the curve."""
+    colours, many = colours_of([reading.plan for reading in readings]), len(readings) > 12
+    return [
+        Line(r.name, colours[r.plan], envelope(c.over(axis), c.values, bins), dots=dots, faint=many)
+        for r, c in zip(readings, curves, strict=True)
+        if c
+    ]
+
+
+def _losses(title: str, lines: Sequence[Line], axis: str) -> str:
+    """A loss twice, on a logarithmic and on a linear scale; once where it cannot be logarithmic."""
+    scale = logarithmic(lines)
+    if scale is None:
+        return chart(title, lines, axis)
+    linear = chart(title, lines, axis, fitting(lines, log=False) if lines else None, css="linear")
+    return chart(title, lines, axis, scale, css="log") + linear
 
 
 def staleness(reading: Reading) -> str:
@@ -99,8 +133,8 @@ def staleness_of_all(readings: Sequence[Reading]) -> str:
 def times(found: Sequence[RunStats]) -> str:
     """Where the time of each run went."""
     rows = [(f.name, f.shares) for f in found if f.shares]
-    note = "Shares of all workers' time. " + INSIDE_DDP * any(f.plan.startswith("ddp") for f in found)
-    return section("Where the time went", time_bars(rows), note) if 0 < len(rows) <= 24 else ""
+    note = "Shares of all workers' time. " + INSIDE_DDP * any(not f.divided for f in found)
+    return f"<h3>Where the time went</h3><p class=note>{note}</p>{time_bars(rows)}" if 0 < len(rows) <= 24 else ""
 
 
 # --- one run --------------------------------------------------------------------------------------------------------
@@ -132,7 +166,7 @@ def _parts(lane: Lane) -> dict[str, float]:
 
 def _time_note(reading: Reading) -> str:
     """How the times of this plan are to be read."""
-    if reading.method == "ddp":
+    if not reading.divided:
         return INSIDE_DDP
     if reading.trace.of_kind(Kind.MEET).size:
         return "A collective waits several times; its waiting is drawn first, as one piece."
@@ -146,15 +180,21 @@ def _time_note(reading: Reading) -> str:
 def one_by_one(
     readings: Sequence[Reading], found: Sequence[RunStats], laid: Sequence[Sequence[Lane]], spans: int
 ) -> str:
-    """The details of each run, folded; the model once, where all have the same."""
+    """The details of each run, folded."""
     models = [reading.record.model for reading in readings]
-    common = models[0] if all(model == models[0] for model in models) else ()
+    same = all(model == models[0] for model in models)
     body = ""
     for reading, f, lanes in zip(readings, found, laid, strict=True):
-        own = reading if not common else _without_model(reading)
-        inside = of_run(own, f, lanes, spans) + settings(own)
+        own = _without_model(reading) if same and models[0] else reading
+        inside = notes(own) + of_run(own, f, lanes, spans)
         body += f"<details><summary>{escape(f.name)}<small>{escape(_short(f))}</small></summary>{inside}</details>\n"
-    return section("One by one", body) + section("Model", layers(common))
+    return body
+
+
+def common_model(readings: Sequence[Reading]) -> str:
+    """The model, where all runs have the same."""
+    models = [reading.record.model for reading in readings]
+    return section("Model", layers(models[0])) if all(model == models[0] for model in models) else ""
 
 
 def _without_model(reading: Reading) -> Reading:
@@ -168,41 +208,7 @@ def _short(found: RunStats) -> str:
     return f"{number(found.samples_per_second)} samples/s, {duration(found.seconds)}"
 
 
-# --- settings -------------------------------------------------------------------------------------------------------
-
-
-def settings(reading: Reading) -> str:
-    record = reading.record
-    run: dict[str, Any] = {
-        "plan": record.plan, "engine": record.engine, "workers": record.workers, "threads": record.threads,
-        "shards": record.shards, "limit": record.limit, "started": record.started, "status": record.status,
-        "folder": str(reading.path),
-    }  # fmt: skip
-    if record.summary is not None:
-        run["parameters' sha256"] = record.summary.parameters_sha256[:16]
-    groups = {"Run": run, "Job": to_dict(record.job), "Machine and versions": to_dict(record.machine)}
-    body = "".join(f"<div><h3>{name}</h3>{_list(entries)}</div>" for name, entries in groups.items())
-    notes = [*record.notes, *reading.missing]
-    if record.error:
-        notes.append(record.error)
-    said = "".join(f"<p class=note>{escape(note)}</p>" for note in notes)
-    return section("Settings", f"{said}<div class=settings>{body}</div>")
-
-
-def _list(entries: dict[str, Any]) -> str:
-    items = ((key, value) for key, value in entries.items() if value not in (None, "", [], {}))
-    return f"<dl>{''.join(f'<dt>{escape(str(k))}</dt><dd>{escape(_text(v))}</dd>' for k, v in items)}</dl>"
-
-
-def _text(value: Any) -> str:
-    return (
-        {True: "yes", False: "no"}[value]
-        if isinstance(value, bool)
-        else f"{value:,}"
-        if type(value) is int
-        else str(value)
-    )
-
+# --- terms ---
 
 GLOSSARY = {
     "update": "one step of the parameters; also the time it takes",
@@ -210,9 +216,14 @@ GLOSSARY = {
     "communicate": "moving numbers between workers",
     "wait": "for others: in a collective, at a gate, for a lock",
     "other": "between these: bookkeeping, copying a snapshot for evaluation",
+    "not measured": "time inside PyTorch's DDP, which computes, communicates and waits at once",
     "staleness": "updates that were made between a worker's pull and its own push",
     "ceiling": "the speed of as many workers that never communicate",
-    "speed-up": "speed over that of the best single process",
+    "speed-up": "speed over that of the best single process: the median of the ratios of all rounds",
+    "round": "each plan, each single process and each ceiling, timed one after another",
+    "±": "half an interval that holds the median of the rounds with 90% confidence; of an accuracy, in points, from "
+    "the number of test samples alone",
+    "common accuracy": "the best test accuracy that every run reached and never left again",
 }
 
 

@@ -10,6 +10,7 @@ from paceline.report.run_stats import RunStats
 
 WAITED = 0.1  # share of the workers' time from which on a straggler is lines to be waited for
 SMALL = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
+TESTED = ("test_accuracy", "test_loss")
 VIRTUAL = "Times of the virtual engine are simulated, not measured."
 
 
@@ -39,6 +40,8 @@ def about_run(reading: Reading, found: RunStats) -> list[str]:
     if found.test_accuracy is not None:
         loss = "" if found.test_loss is None else f", with a test loss of {number(found.test_loss)}"
         lines.append(f"The final test accuracy was {share(found.test_accuracy, 1)}{loss}.")
+    own = [f"{name} {number(value)}" for name, value in found.metrics.items() if name not in TESTED]
+    lines += [f"On the test data: {listed(own)}."] if own else []
     lines += _where_time_went(found)
     if found.staleness_max:
         lines.append(
@@ -56,6 +59,9 @@ def _outcome(reading: Reading, found: RunStats) -> str:
     who = f"{team(found.workers)} under {found.plan.partition(':')[0]}"
     if found.status == "failed":
         return f"{who} failed to train {found.job}: {reading.record.error or 'no reason was recorded'}"
+    if found.status == "stopped" and found.updates is not None:  # by a callback
+        made = f"{plural(found.updates, 'update')} in {duration(found.seconds)}"
+        return f"{who} trained {found.job} for {made}, and the run was {reading.record.error or 'stopped'}."
     if found.status != "done":
         return f"{who} had trained {found.job} for {duration(found.seconds)}, and the run had not ended."
     samples = f", {found.samples:,} samples," if found.samples else ""
@@ -87,8 +93,12 @@ def _own_rate(reading: Reading) -> float | None:
 
 def _where_time_went(found: RunStats) -> list[str]:
     """The shares of the workers' time."""
-    if not found.shares or found.wait_fraction is None:  # what PyTorch does inside DDP is not in the trace
-        return []
+    if not found.shares or not found.divided:
+        return (
+            []
+            if found.divided
+            else ["How DDP's time divides into computing, communicating and waiting is not measured."]
+        )
     parts = {"computing": "compute", "updating": "update", "communicating": "communicate", "waiting": "wait"}
     some = [(found.shares[key], word) for word, key in parts.items() if found.shares[key] >= 0.005]
     (first, word), *rest = some or [(0.0, "computing")]
@@ -144,6 +154,8 @@ def _fastest(readings: Sequence[Reading], ranked: Sequence[RunStats]) -> list[st
     """The fastest plan, and those that are slower than one process."""
     best = next((f for f in ranked if f.workers > 1 and not f.plan.startswith("ceiling")), ranked[0])
     timed = next((r.timed.comparison for r in readings if r.timed), None)
+    if timed and timed.disagreement:
+        return []
     single = f"the best single process ({timed.best_single})" if timed else "the fastest single process on this page"
     ceiling = "" if best.ceiling_share is None else f", {share(best.ceiling_share)} of the ceiling"
     who = f"{team(best.workers)} under {best.plan.partition(':')[0]}"
@@ -171,7 +183,8 @@ def _best(readings: Sequence[Reading], done: Sequence[RunStats]) -> list[str]:
     )
     if common is not None and first is not None:
         when = duration(first.seconds_to_common_accuracy)
-        return [f"All reached a test accuracy of {share(common, 1)}; {first.name} was first, after {when}."]
+        held = f"All hold a test accuracy of {share(common, 1)} to their end"
+        return [f"{held}; {first.name} was the first to, from {when} on."]
     some = [f for f in done if f.test_accuracy is not None]
     if not some:
         return []

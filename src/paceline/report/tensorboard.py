@@ -52,9 +52,9 @@ def scalars(reading: Reading) -> Iterator[Scalar]:
         yield "staleness", push + 1, value, at
 
 
-def events(found: Sequence[Scalar], start: float) -> bytes:
-    """The content of an event file."""
-    parts = [_record(_double(1, start) + _bytes(3, b"brain.Event:2"))]
+def events(found: Sequence[Scalar], start: float, head: bool = True) -> bytes:
+    """The content of an event file, or without its head what is appended to one."""
+    parts = [_record(_double(1, start) + _bytes(3, b"brain.Event:2"))] if head else []
     for tag, step, value, seconds in found:
         scalar = _bytes(1, tag.encode()) + _key(2, 5) + struct.pack("<f", value)
         parts.append(_record(_double(1, start + seconds) + _key(2, 0) + _varint(step) + _bytes(5, _bytes(1, scalar))))

@@ -6,14 +6,29 @@ from collections.abc import Sequence
 from html import escape
 
 from paceline.report.charts import legend, ticks
-from paceline.report.formatting import duration, share
+from paceline.report.formatting import NONE, duration, share
 from paceline.report.lanes import Lane, binned, merged, packed
 from paceline.runs.time_accounting import Time
 
 BINS = 180  # of a static strip
 MOST_LANES = 32
-STACK = (Time.COMPUTE, Time.UPDATE, Time.COMMUNICATE, Time.WAIT)  # from below; what is left is other
-KINDS = [(time.name.lower(), f"time-{time.name.lower()}") for time in (*STACK, Time.OTHER)]
+STACK = (Time.COMPUTE, Time.UPDATE, Time.COMMUNICATE, Time.WAIT, Time.OTHER)  # from below; what is left is hatched
+LABELS = {Time.UNMEASURED: "not measured"}
+#: What computing is part of, where it is not measured.
+MIXED = (Time.COMPUTE, Time.COMMUNICATE, Time.WAIT)
+
+
+def _kinds(unmeasured: bool) -> list[Time]:
+    """The kinds of time that a picture has a colour for."""
+    return [*STACK, *[Time.UNMEASURED] * unmeasured]
+
+
+def _key(unmeasured: bool) -> str:
+    return legend([(_label(kind), f"time-{kind.name.lower()}") for kind in _kinds(unmeasured)], "time")
+
+
+def _label(kind: Time) -> str:
+    return LABELS.get(kind, kind.name.lower())
 
 
 def timeline(lanes: Sequence[Lane], deaths: Sequence[tuple[int, float]], spans: int) -> str:
@@ -30,10 +45,14 @@ def timeline(lanes: Sequence[Lane], deaths: Sequence[tuple[int, float]], spans: 
     coarse = any(len(lane.kinds) > spans for lane in shown)
     note = "<p class=note>The run has too many spans to keep all: zoomed in, bins show shares, not order.</p>" * coarse
     return (
-        f'<figure class="timeline" data-end="{end}">{legend(KINDS)}'
+        f'<figure class="timeline" data-end="{end}">{_key(any(_is_mixed(lane) for lane in shown))}'
         f'<div class="lanes">{strips}</div><div class="marks">{marks}</div><div class="axis">seconds</div>'
         f'<output class="read" aria-live="polite"></output>{left_out}{note}</figure>'
     )
+
+
+def _is_mixed(lane: Lane) -> bool:
+    return bool(lane.seconds[Time.UNMEASURED])
 
 
 def _strip(lane: Lane, end: int, deaths: Sequence[float], spans: int) -> str:
@@ -42,7 +61,7 @@ def _strip(lane: Lane, end: int, deaths: Sequence[float], spans: int) -> str:
     for place in reversed(range(len(STACK))):
         paths += f'<path style="fill:var(--time-{STACK[place].name.lower()})" d="{_steps(tops[:, place].tolist())}"/>'
     parts = [
-        f"{share(float(part))} {time.name.lower()}"
+        f"{share(float(part))} {_label(time)}"
         for time, part in zip(Time, lane.seconds / max(1e-9, lane.seconds.sum()), strict=True)
     ]
     summary = f"Worker {lane.worker}, {duration(float(lane.edges[-1]) / 1e9)}: {', '.join(parts)}"
@@ -54,7 +73,7 @@ def _strip(lane: Lane, end: int, deaths: Sequence[float], spans: int) -> str:
     data = packed(merged(lane, spans), unit)
     return (
         f'<div class="lane" data-worker="{lane.worker}" data-unit="{unit}" data-spans="{data}">'
-        f"<b>{lane.worker}</b><div class=strip>"
+        f'<b>{lane.worker}</b><div class="strip{" hatched" * _is_mixed(lane)}">'
         f'<svg viewBox="0 0 {BINS} 100" preserveAspectRatio="none" role="img" aria-label="{escape(summary)}">'
         f"{paths}</svg>"
         f"{died}</div></div>"
@@ -74,18 +93,26 @@ def _steps(tops: Sequence[float]) -> str:
 
 
 def time_bars(rows: Sequence[tuple[str, dict[str, float]]]) -> str:
-    """Rows of (name, share of each kind), as bars and as a table."""
-    names = [name for name, _ in KINDS]
-    head = "".join(f"<th scope=col>{name}</th>" for name in names)
+    """Rows of (name, share of each kind), as bars and as a table; on a phone each row is a card."""
+    unmeasured = any(parts.get("unmeasured") for _, parts in rows)
+    kinds = _kinds(unmeasured)
+    head = "".join(f"<th scope=col>{_label(kind)}</th>" for kind in kinds)
     body = ""
     for whose, parts in rows:
-        cells = "".join(f"<td>{share(parts.get(name, 0.0), 0)}</td>" for name in names)
+        cells = "".join(f'<td data-label="{_label(kind)}">{_share(parts, kind)}</td>' for kind in kinds)
         bar = "".join(
-            f'<i style="width:{parts.get(name, 0.0):.2%};background:var(--{colour})"></i>' for name, colour in KINDS
+            f'<i style="width:{parts.get(kind.name.lower(), 0.0):.2%};background:var(--time-{kind.name.lower()})"></i>'
+            for kind in kinds
         )
         bar = f'<td class="bar"><div class="stack">{bar}</div></td>'
         body += f"<tr><th scope=row>{escape(whose)}</th>{bar}{cells}</tr>"
     return (
-        f"{legend(KINDS)}<div class=scroll><table class=times><caption class=unseen>Where the time went</caption>"
-        f"<thead><tr><td></td><td></td>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"{_key(unmeasured)}<table class='times shares'><caption class=unseen>Where the time went</caption>"
+        f"<thead><tr><td></td><td></td>{head}</tr></thead><tbody>{body}</tbody></table>"
     )
+
+
+def _share(parts: dict[str, float], kind: Time) -> str:
+    """The share of a kind of time; a dash where it was not told from others."""
+    hidden = parts.get("unmeasured") and kind in MIXED
+    return NONE if hidden else share(parts.get(kind.name.lower(), 0.0), 0)

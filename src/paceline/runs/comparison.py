@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.runs.record import MachineRecord
-from paceline.runs.schema import SCHEMA_VERSION, read_as
+from paceline.runs.schema import SCHEMA_VERSION, StrEnum, read_as
+
+#: The lowest and the highest value of an interval.
+Range = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -33,18 +36,69 @@ class Row:
     workers: int
     samples_per_second: float  # median of the rounds
     spread: tuple[float, ...]  # the slowest and the fastest round
-    speedup: float  # over the best single process
+    speedup: float  # over the best single process: the median of the rounds' ratios
     efficiency: float  # speed-up per worker
     ceiling_share: float | None = None  # of the speed of as many workers that never communicate
     test_accuracy: float | None = None
     test_loss: float | None = None
-    seconds_to_common_accuracy: float | None = None
+    seconds_to_common_accuracy: float | None = None  # from then on it was never below it again
     staleness: float = 0.0  # mean
-    bytes_per_update: float = 0.0
-    wait_fraction: float = 0.0
-    step: Step | None = None  # None for ddp, whose trace does not show it
-    verdict: str | None = None  # why these workers do not pay; None where they do
+    bytes_per_update: float | None = None  # None for ddp, whose trace does not show it; the next one likewise
+    wait_fraction: float | None = None
+    step: Step | None = None  # None for ddp
+    verdict: str | None = None  # why these workers do not pay; None where they do, or where rounds disagree
     run: str | None = None  # the folder of the plan's training
+    rounds: tuple[float, ...] = ()  # samples per second of each round, in order
+    speedup_interval: Range | None = None
+    ceiling_share_interval: Range | None = None
+    test_accuracy_interval: Range | None = None  # from the number of test samples
+    metrics: dict[str, float] = field(default_factory=dict)  # all figures of the last evaluation
+    unmeasured: float | None = None  # microseconds of a step that the trace of ddp does not divide
+
+    @property
+    def name(self) -> str:
+        """The plan's name."""
+        return self.plan.partition(":")[0]
+
+    @property
+    def short(self) -> str:
+        """The plan as a table shows it: `downpour x2 shards=2`."""
+        if self.workers == 1:
+            return self.plan
+        options = [option for option in self.plan.partition(":")[2].split(",") if option]
+        rest = [option for option in options if not option.startswith("workers=")]
+        return " ".join([self.name, f"x{self.workers}", *rest])
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was timed beside the plans: a single process, or a ceiling."""
+
+    name: str
+    rounds: tuple[float, ...]  # samples per second of each round, in order
+
+
+class Kind(StrEnum):
+    """What a comparison comes to."""
+
+    RECOMMENDED = "recommended"  # a plan of several workers
+    SINGLE = "single"  # one process is the best here
+    UNDECIDED = "undecided"  # the figures do not settle it
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a comparison comes to. Figures are None where they do not apply or are not known."""
+
+    kind: Kind
+    sentence: str
+    plan: str | None = None  # the plan to use, in the form that --plan takes
+    workers: int | None = None
+    speedup: float | None = None  # over the best single process, of the plan or of the one that came nearest
+    speedup_interval: Range | None = None
+    accuracy_change: float | None = None  # against one process; -0.017 is 1.7 points less
+    accuracy_change_interval: Range | None = None
+    command: str | None = None  # what trains by this plan
 
 
 @dataclass(frozen=True)
@@ -56,12 +110,19 @@ class ComparisonRecord:
     best_single_samples_per_second: float
     rounds: int
     plans: tuple[Row, ...]
-    common_accuracy: float | None = None  # the best test accuracy that every plan reached
+    common_accuracy: float | None = None  # the best test accuracy that every plan held to its end
     notes: tuple[str, ...] = ()
     path: str | None = None
     page: str | None = None
     machine: MachineRecord = field(default_factory=MachineRecord)
     schema_version: int = SCHEMA_VERSION
+    singles: tuple[Timing, ...] = ()
+    ceilings: tuple[Timing, ...] = ()
+    test_samples: int = 0
+    seconds: float | None = None  # timed per plan, as it was asked for; None: short rounds
+    command: str = ""  # trains the job on the command line, but for its plan; empty: the job has no file
+    disagreement: str | None = None  # how far rounds disagree, where that leaves the speeds unsettled
+    answer: Answer | None = None  # None in files of older versions
 
     def row_of(self, run: str) -> Row | None:
         """Return the line of the plan whose training has the folder of this name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from paceline.runs.trace import Columns
 
@@ -49,3 +50,11 @@ class Progress:
 
 
 ProgressCallback = Callable[[Progress], None]
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """A progress callback that also reads snapshots while the run goes on, and may end it."""
+
+    def connect(self, snapshot: Callable[[int], Any] | None, stop: Callable[[], None] | None) -> None:
+        """Take what reads the snapshot of so many updates, and what ends the run after a checkpoint; or None each."""

@@ -159,8 +159,8 @@ class Summary:
     train_loss: float | None = None  # mean over the last tenth of the updates
     staleness: Staleness = field(default_factory=Staleness)
     not_finite: int = 0  # gradients that came from a loss of NaN or infinity
-    bytes_sent: int = 0
-    wait_fraction: float = 0.0  # share of the workers' time
+    bytes_sent: int | None = 0  # None for ddp, whose trace does not show it; the next one likewise
+    wait_fraction: float | None = 0.0  # share of the workers' time
     stragglers: dict[int, float] = field(default_factory=dict)  # worker: its speed as a share of the others' median
     deaths: tuple[int, ...] = ()  # workers that died; the others finished their work
     peak_memory: tuple[int, ...] = ()  # bytes of each worker, where it is measured

@@ -23,6 +23,7 @@ class Time(IntEnum):
     COMMUNICATE = 2
     WAIT = 3
     OTHER = 4  # between rows of the trace: taking a batch, copying a snapshot, bookkeeping
+    UNMEASURED = 5  # inside code that the trace does not divide, such as PyTorch's DDP
 
 
 #: What the time of a row is spent on, without its waiting.

@@ -10,6 +10,7 @@ replays             the same bits again, in one process
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,7 +26,7 @@ from paceline.core.server.shard import Taken
 from paceline.engines.replay.replay import replay
 from paceline.jobs.job import Job
 from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.server import GatheringServer, Hogwild, Server
+from paceline.plans.methods.server import Server
 from paceline.plans.plan import Plan, make
 from paceline.runs.run import Run
 from paceline.runs.trace import Kind
@@ -101,7 +102,7 @@ def same_numbers(job: Job, plan: Plan, engine: str, tolerance: float = 1e-9, upd
 def check_run(run: Run, plan: Plan) -> None:
     """Assert every invariant that the trace of a finished run can show."""
     each_sample_once(run)
-    if isinstance(plan.method, Server) and not isinstance(plan.method, Hogwild):
+    if isinstance(plan.method, Server) and plan.traits.versioned:
         no_update_lost(run)
         staleness_identity(run)
     if isinstance(plan.method, Pipeline):
@@ -131,6 +132,7 @@ def each_sample_once(run: Run) -> None:
         elif worker not in summary["deaths"]:
             again = (update, worker) in seen and not twice
             assert not again or not row["samples"], f"samples of update {update} were counted twice"
+            assert not row["samples"] or math.isfinite(row["value"]), f"update {update} was recorded without its loss"
             seen.add((update, worker))
             counted[update] += int(row["samples"])
     if not summary["deaths"] and not twice:
@@ -203,7 +205,7 @@ def _pushes(run: Run, plan: Plan) -> dict[int, list[Any]]:
     found: dict[int, list[Any]] = {}
     for shard in sorted(set(rows["shard"].tolist())):
         # A worker killed between writing a row and making its version leaves a row too many: the later one is valid.
-        key = "update" if isinstance(plan.method, GatheringServer) else "version"
+        key = "update" if plan.traits.gathers else "version"
         valid_rows = {int(row[key]): row for row in rows[rows["shard"] == shard]}
         found[shard] = sorted(valid_rows.values(), key=lambda row: int(row["version"]))
     return found

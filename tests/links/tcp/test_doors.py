@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import pickle
 import stat
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from paceline.links.tcp.hub import Arrived, Hub, Received, Unreached
 from paceline.links.tcp.keys import make_keys
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.security import door_of
-from paceline.links.tcp.tls import MutualTls
+from paceline.links.tcp.tls import MutualTls, read_keys, write_keys
 from tests.links.tcp.conftest import PATIENCE, until
 
 RUN, JOB = bytes(16), bytes(32)
@@ -45,7 +46,7 @@ def test_an_address_is_read_as_it_is_written(text: str, address: tuple[str, int]
 
 @pytest.mark.parametrize("text", ["", "80", ":80", "a:", "a:b", "a:65536", "a:-1"])
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(SecurityError, match="write HOST:PORT"):
+    with pytest.raises(UsageError, match="write HOST:PORT"):
         Address.parse(text)
 
 
@@ -165,6 +166,16 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     (folder / "key.pem").chmod(0o640)
     with pytest.raises(SecurityError, match=r"mode 640.*chmod 600"):
         MutualTls(tmp_path / "run")
+
+
+def test_keys_travel_to_other_processes_and_machines(keys: Path, tmp_path: Path) -> None:
+    door = MutualTls(keys / "named" / "127.0.0.1")
+    assert pickle.loads(pickle.dumps(door)).folder == door.folder
+    write_keys(tmp_path / "copy", read_keys(door.folder))
+    assert {file.name for file in (tmp_path / "copy").iterdir()} == {"ca.pem", "cert.pem", "key.pem", "hosts.txt"}
+    assert stat.S_IMODE((tmp_path / "copy" / "key.pem").stat().st_mode) == 0o600
+    assert MutualTls(tmp_path / "copy").folder == tmp_path / "copy"
+    assert TOKEN not in repr(TrustedNetwork(TOKEN.encode()))
 
 
 def test_files_that_are_missing_or_broken_are_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import tracemalloc
 
 import pytest
@@ -143,6 +144,8 @@ def test_a_frame_beyond_the_limits_is_not_sent_either() -> None:
         encoder.head(16, (1, 2, 3), 0)
     with pytest.raises(FrameError, match="about to send a body of 11 bytes"):
         encoder.head(16, (), 11)
+    with pytest.raises(struct.error):
+        encoder.head(256, (), 0)
     assert encoder.head(16, (), 10) == header(size=10)  # its number was not used up
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import threading
 from collections.abc import Callable
 
@@ -192,6 +193,17 @@ def test_an_address_that_is_dialled_twice_is_connected_once(hubs: list[Hub]) -> 
     assert len(until(hubs, lambda events: len(events) == 2)) == 2
     for _ in range(10):
         assert desk.poll(0.001) == worker.poll(0.001) == []
+
+
+def test_a_name_of_several_addresses_is_tried_at_each(hubs: list[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As localhost, which may mean ::1 first."""
+    hubs.append(desk := listening_hub())
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, desk.address.port)) for host in ("127.0.0.9", "127.0.0.1")
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    hubs.append(dialling_hub(Address("localhost", desk.address.port)))
+    assert Arrived(WORKER) in until(hubs, lambda events: len(events) == 2)
 
 
 def test_a_kind_that_belongs_to_links_ends_the_connection(hubs: list[Hub]) -> None:

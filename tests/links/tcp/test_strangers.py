@@ -68,7 +68,7 @@ def test_ten_thousand_hostile_frames_do_no_harm(hubs: list[Hub]) -> None:
     descriptors, events = set(os.listdir("/proc/self/fd")), list[Event]()
     for number in range(10_000):
         source = f"127.0.{number % 500 // 250}.{number % 250 + 1}"
-        under_way.append(attack(target.desk.address, next(strangers), source))
+        under_way.append(attack(target.desk.address, next(strangers).sent, source))
         if number % 20 == 0:
             events += target.exchange()
         if number == 1000:
@@ -274,7 +274,7 @@ def test_plain_hostile_frames_do_no_harm_at_a_locked_door(door: str, hubs: list[
     events: list[Event] = []
     strangers = hostile(19, RUN, JOB)
     for _ in range(50):
-        under_way = [attack(target.desk.address, next(strangers)) for _ in range(10)]
+        under_way = [attack(target.desk.address, next(strangers).sent) for _ in range(10)]
         events += target.exchange()
         for stranger in under_way:
             stranger.close()

@@ -144,7 +144,7 @@ class Head:
             return []
         pair = frozenset((rank, message.rank))
         if pair in self._apart:
-            return self.gone(now, message.rank, f"rank {rank} could not reach it, twice")
+            return self.gone(now, message.rank, f"could not be reached by rank {rank}, twice")
         self._accused.add(pair)
         return self._call_off(now)
 
@@ -165,7 +165,7 @@ class Head:
             return []
         outputs: list[Output] = []
         for rank in sorted(self.alive - set(self.reports)):
-            outputs += self.gone(now, rank, f"it has not answered for {self.patience:g} s")
+            outputs += self.gone(now, rank, f"has not answered for {self.patience:g} s")
         return outputs
 
     def _call_off(self, now: float) -> list[Output]:

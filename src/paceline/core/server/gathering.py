@@ -44,6 +44,7 @@ class Gathering:
         self._base, self._pushed, self._slot, self._held = 1, 1 + workers, 1 + 2 * workers, 1 + 3 * workers
         self._batches, self._slots = self._held + 1, self._held + 1 + needed
         self.ints = self._slots + needed
+        #: Gradients that are kept: the next one of each worker, and those of the round.
         self.slots = workers + needed
 
     def init(self, state: State, version: int = 0, pushed: Sequence[int] = ()) -> None:

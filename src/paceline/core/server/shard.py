@@ -34,6 +34,9 @@ class Shard:
     state: version | base per worker (the version it holds) | last batch pushed per worker and ghost
     """
 
+    #: Gradients that are kept until a version is made of them: none, since each push makes one.
+    slots = 0
+
     def __init__(self, workers: int, ghosts: int = 0) -> None:
         self.workers, self.ghosts = workers, ghosts
         self._pushed = 1 + workers
@@ -53,6 +56,7 @@ class Shard:
         if isinstance(event, Pull):
             state[1 + event.worker] = state[0]
             return Noted()
+        # Only a batch that was leased before can be here already, so no other push searches for it.
         if event.again and self.has(state, event.batch):
             return Drop()
         base = state[1 + event.worker]

@@ -44,6 +44,7 @@ class VersionSlots:
         """Return (the newest version's slot, the slot for this worker's next version), which is then the newest."""
         at, own = self.at, self.at + 2 + worker
         source, target = state[at], state[own]
+        # The newest version must stay whole until the next one is: a killed worker leaves a half-made one in its slot.
         if target == source:
             target = state[at + 1]
             state[at + 1] = source

@@ -16,6 +16,7 @@ from paceline.core.schedules import ALL_REDUCE, Table, Work
 from paceline.core.schedules.clock import Channel, Walk, channel_of, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.data.source import Reader
+from paceline.engines.arithmetic.common import Snapshots
 from paceline.engines.outcome import Snapshot
 from paceline.engines.setup import Setup
 from paceline.stages.segment import Message, Segment, skeleton
@@ -34,7 +35,7 @@ class StagedPipeline:
     """The segments of all workers, and the messages between them."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.snapshots = setup, list[Snapshot]()
+        self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         blueprint = setup.blueprint
         assert blueprint is not None
         self.segments = []
@@ -106,7 +107,7 @@ class StagedPipeline:
         if len(draft) == len(self.setup.names):
             del self.drafts[updates]  # or a stage without parameters would complete it again
             values = [draft[name] for name in self.setup.names]
-            self.snapshots.append(Snapshot(updates, seconds, lambda: values))
+            self.snapshots.kept.append(Snapshot(updates, seconds, lambda: values))
 
     def values(self) -> list[Tensor]:
         found = {name: value for s in self.segments for stage in s.stages for name, value in s.named(stage)}

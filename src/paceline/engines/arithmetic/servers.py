@@ -15,11 +15,11 @@ from paceline.engines.servers.open_ports import gather_buffers, open_ports, put_
 from paceline.engines.servers.shard_memory import newest_values, private_memory
 from paceline.engines.setup import Setup
 from paceline.gradients.encoder import GradientEncoder
-from paceline.gradients.payload import GradientSum, Payload
+from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import trainable
 from paceline.parameters.replicas import mean_of
 from paceline.parameters.shard_version import ShardVersion
-from paceline.plans.methods.server import GatheringServer, Server
+from paceline.plans.methods.server import Server
 
 
 class ServerArithmetic:
@@ -39,8 +39,7 @@ class ServerArithmetic:
         for memory, version in zip(self.memories, versions or [0] * len(shapes), strict=True):
             memory.init(version)
         put_version_0(self.memories, layout, learner.replica.module, method, {})
-        length = Payload.length(layout) if isinstance(method, GatheringServer) else 0
-        self.buffers = gather_buffers(self.memories, length, layout.dtype)
+        self.buffers = gather_buffers(self.memories, layout)
         self.sides, self.ports = list[WorkerSide](), list[list[ServerPort]]()
         for worker in range(plan.workers):
             if worker:

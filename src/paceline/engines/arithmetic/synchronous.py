@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from paceline.parameters.replicas import AveragingReplica, mean_of, weighted_sum
 from paceline.parameters.store import LocalStore
 from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
 from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after
 
@@ -25,12 +27,12 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_afte
 class SharedParameters:
     """The arithmetic of `Alone` and `AllReduce`, whose workers hold the same parameters."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, method: Alone | AllReduce) -> None:
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         self.learner, optimizer = make_learner(setup)
-        parameters, method = self.learner.replica.parameters, setup.plan.method
+        parameters = self.learner.replica.parameters
         self.store = LocalStore(parameters, optimizer, setup.job.schedule, Plain())
-        self.payloads = Payloads(setup, method.collective) if isinstance(method, AllReduce) else None
+        self.payloads = Payloads(setup, method.collective) if method.collective is not None else None
         self.encoders = make_encoders(setup, parameters)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
@@ -59,8 +61,8 @@ class SteppedReplicas:
     def __init__(self, setup: Setup, method: LocalSteps | Gossip) -> None:
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         self.averaging = method.averaging
-        self.payloads = Payloads(setup, method.collective if isinstance(method, LocalSteps) else method.graph)
-        self.mean = self.payloads.mean if isinstance(method, LocalSteps) else self.payloads.mixtures
+        self.payloads = Payloads(setup, method.collective)
+        self.mean = self.payloads.mixtures if isinstance(method, Gossip) else self.payloads.mean
         self.replicas = list[AveragingReplica]()
         for _ in range(setup.plan.workers):
             learner, optimizer = make_learner(setup)
@@ -160,15 +162,21 @@ class CoordinatedWorkers:
         return all(bool(p.isfinite().all()) for p in self.slices[0].parameters)
 
 
-Synchronous = SharedParameters | SteppedReplicas | CoordinatedWorkers
+SynchronousArithmetic = SharedParameters | SteppedReplicas | CoordinatedWorkers
+
+#: The arithmetic of each method without a server and without stages: called with the setup of a run and the method.
+ARITHMETIC: dict[type, Callable[[Setup, Any], SynchronousArithmetic]] = {
+    Alone: SharedParameters,
+    AllReduce: SharedParameters,
+    LocalSteps: SteppedReplicas,
+    Gossip: SteppedReplicas,
+    Coordinated: CoordinatedWorkers,
+}
 
 
-def synchronous(setup: Setup) -> Synchronous:
-    """Return the arithmetic of a method without a server and without stages."""
-    method = setup.plan.method
-    if isinstance(method, Coordinated):
-        return CoordinatedWorkers(setup, method)
-    return SteppedReplicas(setup, method) if isinstance(method, LocalSteps | Gossip) else SharedParameters(setup)
+def synchronous(setup: Setup) -> SynchronousArithmetic:
+    """Make the arithmetic of a method without a server and without stages."""
+    return ARITHMETIC[type(setup.plan.method)](setup, setup.plan.method)
 
 
 class Payloads:

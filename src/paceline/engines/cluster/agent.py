@@ -5,7 +5,7 @@ the head say to each other, and ends the worker.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -76,7 +76,7 @@ class Agent:
     def __post_init__(self) -> None:
         setup = self.setup
         #: What the worker shares with this process. Nothing that ranks exchange is in it.
-        self.arena = self._new_arena()
+        self.arena = Arena.create(ArenaShape(1, setup.layout, "alone", 1))
         source = setup.source
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         self.scratch = (
@@ -87,13 +87,15 @@ class Agent:
         self.keepers: list[Keeper] = []
         #: None once the worker has ended.
         self.worker: Child | None = None
-        #: Starts the worker of a plan with servers; None before its servers are known.
-        self.start_worker: Callable[[], None] | None = None
+        #: How the worker has ended, if it has.
+        self.ending = ""
         self._doing = -1
-        self._attempts, self._finished = 0, False
-
-    def _new_arena(self) -> Arena:
-        return Arena.create(ArenaShape(1, self.setup.layout, "alone", 1))
+        #: What processes need to reach the servers; None under other plans.
+        self._servers: ServerTicket | None = None
+        #: Workers that were started, and whether one has made its last batch.
+        self._workers, self._finished = 0, False
+        #: How many nodes have had this rank before.
+        self._life = 0
 
     def start(self) -> None:
         """Start the worker, unless the head first says where its servers are."""
@@ -109,16 +111,17 @@ class Agent:
         servers = NodeServers(self.children, ticket, seat.rank, seat.parts, self.assignment, layout, message.life)
         self.keepers.append(servers)
         servers.start(message.shards, message.spares)
-        first = message.life * LIFE
+        self._servers, self._life = ticket, message.life
+        self._start_worker()
 
-        def start_worker() -> None:
-            number = (first + self._attempts) * seat.parts + seat.rank
-            self._attempts += 1
-            arguments = (ticket, number, [self.assignment()], self.arena, layout, self.tensors)
-            self.worker = self.children.start(run_worker, arguments)
-
-        start_worker()
-        self.start_worker = start_worker if message.replaces else None
+    def _start_worker(self) -> None:
+        """Start a worker that pushes to servers. One that takes the place of a dead one has a number of its own."""
+        assert self._servers is not None
+        number = (self._life * LIFE + self._workers) * self.ticket.parts + self.ticket.rank
+        self._workers += 1
+        self.worker = self.children.start(
+            run_worker, (self._servers, number, [self.assignment()], self.arena, self.setup.layout, self.tensors)
+        )
 
     def hear(self, message: Message) -> None:
         """Take a message of the head."""
@@ -161,12 +164,11 @@ class Agent:
         elif isinstance(message, messages.Died):
             assert self.worker is not None
             ending = Ending.of(self.worker.process, self.oom_kills)
-            self.worker = None
-            self.to_head(Ended(ending.how, ending.out_of_memory, self.arena.doing[0]))
-            if self.start_worker is not None and not self._finished and self._attempts < ATTEMPTS:
-                self.arena.close()
-                self.arena, self._doing = self._new_arena(), -1
-                self.start_worker()
+            self.worker, self.ending = None, f"died ({ending.how}) in update {self.arena.doing[0]}"
+            again = self._servers is not None and not self._finished and self._workers < ATTEMPTS
+            self.to_head(Ended(ending.how, ending.out_of_memory, self.arena.doing[0], again))
+            if again:
+                self._start_worker()
 
     def _pass_rows(self) -> None:
         """Send new rows of the trace, and the snapshots that they tell of."""

@@ -48,6 +48,7 @@ class Refused:
     """The run cannot begin, and why."""
 
     why: str
+    exit_code: int
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class Ended:
     how: str
     out_of_memory: bool
     update: int
+    #: Whether its agent starts another one in its place.
+    replaced: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,8 +144,6 @@ class Serve:
     spares: int = 0
     #: How many nodes have had this rank before. Their processes' numbers are never given out again.
     life: int = 0
-    #: Whether the node starts another worker in the place of one that has died.
-    replaces: bool = False
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from paceline.engines.outcome import Outcome, Snapshot
 from paceline.engines.setup import Setup
 from paceline.errors import PacelineError, RunFailed, RunOver, UsageError
 from paceline.links.tcp.connection import Buffer
-from paceline.links.tcp.doors import LOOPBACK, Address, Door
+from paceline.links.tcp.doors import Address, Door
 from paceline.links.tcp.frame import LIMITS, Limits
 from paceline.links.tcp.handshake import Peer
 from paceline.links.tcp.hub import Gone, Hub, Received
@@ -56,7 +56,7 @@ def train(
     progress: ProgressCallback | None,
     deadline: float,
     request: CheckpointRequest | None = None,
-    door: Door = LOOPBACK,
+    backups: int = 1,
     nodes: Nodes | None = None,
 ) -> Iterator[Outcome]:
     """Run this node's part of the plan. Every node returns the trained model; the head has the whole trace.
@@ -65,12 +65,12 @@ def train(
     """
     size = 2 * setup.layout.bytes
     limits = Limits(LIMITS.ints, max(LIMITS.body, size), max(LIMITS.queue, size))
-    hub, pump = rendezvous.open_hub(roster, door, TIMING, limits, deadline)
+    hub, pump = rendezvous.open_hub(roster, roster.door, TIMING, limits, deadline)
     node: _HeadNode | _OtherNode
     if roster.leads:
-        node = _HeadNode(setup, roster, hub, door, deadline, nodes)
+        node = _HeadNode(setup, roster, hub, deadline, backups, nodes)
     else:
-        node = _OtherNode(setup, roster, hub, door, deadline)
+        node = _OtherNode(setup, roster, hub, deadline)
     try:
         if nodes is not None:
             nodes.start(hub.address)
@@ -105,8 +105,8 @@ class Nodes(Protocol):
 class _OtherNode:
     """A node that is not the head."""
 
-    def __init__(self, setup: Setup, roster: Roster, hub: Hub, door: Door, deadline: float) -> None:
-        self.setup, self.roster, self.hub, self.door, self.deadline = setup, roster, hub, door, deadline
+    def __init__(self, setup: Setup, roster: Roster, hub: Hub, deadline: float) -> None:
+        self.setup, self.roster, self.hub, self.deadline = setup, roster, hub, deadline
         self.snapshots: SnapshotFile | None = None
 
     def train(
@@ -115,10 +115,10 @@ class _OtherNode:
     ) -> Outcome:  # fmt: skip
         setup, hub = self.setup, self.hub
         terms = Terms.of(setup, self.roster.nodes)
-        welcome, head = rendezvous.register(hub, self.roster, terms, os.getpid())
+        welcome, head = rendezvous.register(hub, self.roster, terms, os.getpid(), self.deadline)
         name, self.snapshots = bytes.fromhex(welcome.run), snapshot_file(setup, None, welcome.snapshots_every)
         host = rendezvous.own_host(self.roster.head)
-        ticket = _ticket(setup, self.roster, terms, name, host, self.door, self.deadline)
+        ticket = _ticket(setup, self.roster, terms, name, host, self.roster.door, self.deadline)
         agent = Agent(
             setup, ticket, Children(hub.wake), partial(rendezvous.send, hub, head), self.snapshots, leads=False
         )
@@ -138,7 +138,7 @@ class _OtherNode:
                             raise RunOver(message.why, message.exit_code)
                         agent.hear(message)
                         if isinstance(message, Dismiss):
-                            raise RunFailed(_dismissed(self.roster))
+                            raise RunFailed(_dismissed(self.roster, agent.ending))
                 agent.look()
         finally:
             agent.close()
@@ -148,9 +148,9 @@ class _HeadNode:
     """The node of the head: it has an agent like every other one."""
 
     def __init__(
-        self, setup: Setup, roster: Roster, hub: Hub, door: Door, deadline: float, nodes: Nodes | None
+        self, setup: Setup, roster: Roster, hub: Hub, deadline: float, backups: int, nodes: Nodes | None
     ) -> None:
-        self.setup, self.roster, self.hub, self.door, self.deadline = setup, roster, hub, door, deadline
+        self.setup, self.roster, self.hub, self.deadline, self.backups = setup, roster, hub, deadline, backups
         self.nodes = nodes
         self.snapshots: SnapshotFile | None = None
         #: Messages between the head and its own agent, which are handled one after another: (to the head, message).
@@ -171,12 +171,14 @@ class _HeadNode:
         self.snapshots = snapshot_file(setup, request, setup.snapshots_every)
         self._peers = {rank: node.peer for rank, node in nodes.items()}
         host = self.roster.head.host
-        ticket = _ticket(setup, self.roster, terms, registry.run, host, self.door, self.deadline)
+        ticket = _ticket(setup, self.roster, terms, registry.run, host, self.roster.door, self.deadline)
         agent = Agent(setup, ticket, Children(hub.wake), self._to_head, self.snapshots, leads=True)
         head: Head | ServerHead
         if isinstance(setup.plan.method, Server):
             living = self.nodes is not None and self.nodes.replaces
-            head = ServerHead(setup, nodes, self._to_rank, self.deadline, self.snapshots, agent, living)
+            head = ServerHead(
+                setup, nodes, self._to_rank, self.deadline, self.snapshots, agent, self.backups, living=living
+            )
         else:
             head = Head(setup, nodes, self._to_rank, self.deadline, TIMING.silence, self.snapshots)
         observer = observer_of(setup, head, nodes, os.getpid(), heartbeat, progress)
@@ -209,7 +211,7 @@ class _HeadNode:
         while not head.done:
             for event in self.hub.poll(POLL):
                 if isinstance(event, Gone):
-                    head.lost(event.peer.number, f"cannot be reached any longer: its agent {event.why}")
+                    head.lost(event.peer.number, f"is gone: its node {event.why}")
                 elif isinstance(event, Received):
                     message, content = unpack(event.kind, event.ints, event.body)
                     if isinstance(message, Register | Clock):
@@ -231,14 +233,14 @@ class _HeadNode:
     def _late(self, head: Head | ServerHead, registry: Registry, peer: Peer, message: Register | Clock) -> None:
         """Let a node take the place of one that was lost, if it says what that one said."""
         if not isinstance(head, ServerHead) or self.nodes is None:
-            rendezvous.send(self.hub, peer, Refused("the run goes on with the nodes that it began with"))
+            rendezvous.send(self.hub, peer, Refused("the run goes on with the nodes that it began with", 1))
             return
         if isinstance(message, Register):
             registry.nodes.pop(peer.number, None)
         try:
             node = registry.hear(peer, message)
         except UsageError as error:
-            rendezvous.send(self.hub, peer, Refused(str(error)))
+            rendezvous.send(self.hub, peer, Refused(str(error), error.exit_code))
             return
         if node is not None:
             registry.welcome(node)
@@ -304,7 +306,9 @@ def _head_lost(roster: Roster, why: str) -> str:
     return f"rank {roster.rank} has ended, since it lost the head: {roster.head_name} {why}"
 
 
-def _dismissed(roster: Roster) -> str:
+def _dismissed(roster: Roster, ending: str) -> str:
+    if ending:
+        return f"the worker of rank {roster.rank} {ending}; the run goes on without this rank"
     return (
         f"the run has gone on without rank {roster.rank}, which did not answer for too long: its process, its machine "
         "or its network was stopped. The other ranks compute its part of each batch"

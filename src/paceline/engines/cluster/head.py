@@ -186,13 +186,9 @@ class Head:
             raise RunFailed(f"rank {rank} {excluded.why}, and no other is left to finish the run")
         update = self.far.doing[rank]
         where = f"in update {update}" if update >= 0 else "before its first update"
-        others = ", ".join(map(str, sorted(alive)))
-        warnings.warn(
-            f"rank {rank} {excluded.why} {where}; the run goes on with rank{'s' * (len(alive) > 1)} {others}, which "
-            "compute its part of each batch",
-            DeathWarning,
-            stacklevel=2,
-        )
+        others = f"rank{'s' * (len(alive) > 1)} {', '.join(map(str, sorted(alive)))}"
+        what = f"rank {rank} {excluded.why}. It was {where}; {others} go on and compute its part of each batch"
+        warnings.warn(what, DeathWarning, stacklevel=2)
         self._want()
 
     def _want(self) -> None:

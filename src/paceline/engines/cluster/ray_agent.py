@@ -12,7 +12,7 @@ import pickle
 import tempfile
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from paceline.engines.setup import set_up
 from paceline.errors import RunFailed, RunOver
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
-from paceline.links.tcp.doors import LOOPBACK, Door
 from paceline.links.tcp.tls import CA, CERTIFICATE, KEY, MutualTls
 from paceline.plans.plan import Plan
 from paceline.runs.live import Heartbeat
@@ -39,8 +38,8 @@ class Mission:
     #: That of the driver; each agent takes it with its own rank.
     roster: Roster
     deadline: float
-    #: The files of a certificate of this run; None on loopback.
-    keys: dict[str, bytes] | None
+    #: The files of a certificate of this run; empty without TLS.
+    keys: dict[str, bytes]
 
     def pack(self) -> bytes:
         """Pickle the mission with the user's functions and classes by value."""
@@ -95,23 +94,23 @@ class RayAgent:
         setup = set_up(mission.job, mission.plan, "ray", mission.limit)
         heartbeat = Heartbeat(None, setup.agenda.updates)
         with (
-            door_of(mission.keys) as door,
-            engine.train(setup, roster, None, heartbeat, None, mission.deadline, door=door),
+            with_keys(roster, mission.keys) as placed,
+            engine.train(setup, placed, None, heartbeat, None, mission.deadline),
         ):
             pass
 
 
 @contextlib.contextmanager
-def door_of(keys: dict[str, bytes] | None) -> Iterator[Door]:
-    """Return the door of a run: loopback, or TLS with these keys, which lie in a folder of this user meanwhile."""
-    if keys is None:
-        yield LOOPBACK
+def with_keys(roster: Roster, keys: dict[str, bytes]) -> Iterator[Roster]:
+    """Return a roster whose door has these keys, if there are any; they lie in a folder of this user meanwhile."""
+    if not keys:
+        yield roster
         return
     with tempfile.TemporaryDirectory(prefix="paceline-", dir=short_folder()) as folder:
         for name, content in keys.items():
             with open(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(content)
-        yield MutualTls(Path(folder))
+        yield replace(roster, door=MutualTls(Path(folder)))
 
 
 #: The files of a certificate.

@@ -27,14 +27,13 @@ from typing import Any
 
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import engine
-from paceline.engines.cluster.ray_agent import KEY_FILES, AgentEnd, How, Mission, RayAgent, door_of
-from paceline.engines.cluster.ray_session import PATIENCE, RaySession, session
-from paceline.engines.cluster.ray_watch import RayWatch
+from paceline.engines.cluster.ray_agent import KEY_FILES, AgentEnd, How, Mission, RayAgent, with_keys
+from paceline.engines.cluster.ray_session import PATIENCE, RayOptions, RaySession, session
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.outcome import Outcome
 from paceline.engines.setup import Setup
 from paceline.errors import DeathWarning, JobWarning, RunFailed
-from paceline.links.tcp.doors import Address
+from paceline.links.tcp.doors import LOOPBACK, Address, TrustedNetwork
 from paceline.links.tcp.handshake import RUN_BYTES
 from paceline.links.tcp.keys import make_keys
 from paceline.plans.methods.server import Server
@@ -44,34 +43,34 @@ from paceline.runs.progress import ProgressCallback
 LOOK = 0.25  # seconds between two looks at the actors
 #: Seconds without the head of Ray after which a run ends. Ray would end its processes after 60.
 HEAD_PATIENCE = 20.0
+OWN_PATIENCE = 3.0  # the same of a cluster of the run's own, whose head nobody starts again
 ATTEMPTS = 16  # times that the agent of a rank is asked to come back
 
 
 @contextlib.contextmanager
 def train(
     setup: Setup,
-    address: str | None,
+    options: RayOptions,
     run: Path | None,
     heartbeat: Heartbeat,
     progress: ProgressCallback | None,
     deadline: float,
     request: CheckpointRequest | None = None,
+    backups: int = 1,
 ) -> Iterator[Outcome]:
     """Run a plan on nodes that Ray places. This process is the head, and has no worker."""
     workers, threads = setup.plan.workers, setup.plan.threads
-    roster = Roster(
-        workers, workers, Address("127.0.0.1", 0), 0, "ray", secrets.token_bytes(RUN_BYTES), head_rank=workers
-    )
-    mission = Mission(setup.job, setup.plan, setup.limit, roster, deadline, None)
-    with session(address, workers * threads, len(mission.pack())) as where:
-        keys = None if where.own else _keys()
-        roster = replace(roster, head=Address(where.host, 0))
+    head, meeting = Address("127.0.0.1", 0), secrets.token_bytes(RUN_BYTES)
+    roster = Roster(workers, workers, head, 0, "ray", meeting, LOOPBACK, head_rank=workers)
+    mission = Mission(setup.job, setup.plan, setup.limit, roster, deadline, {})
+    with session(options.address, workers * threads, len(mission.pack())) as where:
+        door = TrustedNetwork(secrets.token_bytes(32)) if options.trusted_network and not where.own else LOOPBACK
+        keys = {} if where.own or options.trusted_network else _keys()
+        roster = replace(roster, head=Address(where.host, 0), door=door)
         nodes = RayNodes(where, replace(mission, roster=roster, keys=keys), _gpus(setup))
+        settings = (run, heartbeat, progress, deadline, request, backups, nodes)
         try:
-            with (
-                door_of(keys) as door,
-                engine.train(setup, roster, run, heartbeat, progress, deadline, request, door, nodes) as outcome,
-            ):
+            with with_keys(roster, keys) as placed, engine.train(setup, placed, *settings) as outcome:
                 yield outcome
         finally:
             nodes.close()
@@ -111,12 +110,10 @@ class RayNodes:
         self._job: Any = None
         self._begun = False
         self._since = self._looked = time.monotonic()
-        self._watch: RayWatch | None = None
 
     def start(self, head: Address) -> None:
         self._since = time.monotonic()
         self._mission = replace(self._mission, roster=replace(self._mission.roster, head=head))
-        self._watch = RayWatch(self._where.head)
         forever = -1 if self.replaces else 0
         actor = self._ray.remote(RayAgent).options(
             num_cpus=self._mission.plan.threads, num_gpus=self._gpus, scheduling_strategy="SPREAD",
@@ -135,10 +132,10 @@ class RayNodes:
         if now - self._looked < LOOK:
             return
         self._looked = now
-        lost = self._watch.lost_since if self._watch else None
-        if lost is not None and now - lost > HEAD_PATIENCE:
+        lost, patience = self._where.watch.lost_since, OWN_PATIENCE if self._where.own else HEAD_PATIENCE
+        if lost is not None and now - lost > patience:
             raise RunFailed(
-                f"the head of Ray at {self._where.head} cannot be reached for {HEAD_PATIENCE:g} s: its process or its "
+                f"the head of Ray at {self._where.head} cannot be reached for {patience:g} s: its process or its "
                 "machine has ended, or the network is down. Every process of the run ends; start Ray and the run again"
             )
         if self._machines:
@@ -148,8 +145,8 @@ class RayNodes:
 
     def close(self) -> None:
         """End the actors. If the head of Ray is gone, their agents have ended with the run."""
-        if self._watch is not None:
-            self._watch.close()
+        if self._where.watch.lost_since is not None:
+            return
         thread = threading.Thread(target=self._kill, name="paceline-ray-kill", daemon=True)
         thread.start()
         thread.join(PATIENCE)

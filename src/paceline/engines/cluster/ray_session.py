@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.engines.cluster.ray_watch import RayWatch
 from paceline.engines.local.forkserver import short_folder
 from paceline.errors import MachineError, SecurityError, UsageError
 from paceline.links.tcp.doors import Address, is_loopback
@@ -33,8 +34,19 @@ MIB = 1 << 20
 REACH_SECONDS = 5.0  # for the head of Ray to accept a connection
 PROBE_SECONDS = 120.0  # for a connection without a token to be accepted or refused
 PATIENCE = 10.0  # seconds that Ray may take to shut down
+LOOPBACK_HOST = "127.0.0.1"
 #: Environment variables that let a process in.
 CREDENTIALS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """What the user says of Ray."""
+
+    #: HOST:PORT or "auto" of a cluster to join; None for one of the run's own.
+    address: str | None = None
+    #: Whether nothing that passes between machines has to be encrypted.
+    trusted_network: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,8 @@ class RaySession:
     own: bool
     #: This machine's address, as other nodes of the cluster see it.
     host: str
+    #: Sees whether the head of Ray can be reached.
+    watch: RayWatch
 
 
 @contextlib.contextmanager
@@ -64,9 +78,10 @@ def session(address: str | None, cpus: int, job_bytes: int) -> Iterator[RaySessi
     except ModuleNotFoundError as error:
         raise UsageError("engine='ray' needs Ray: `pip install 'paceline[ray]'`") from error
     if ray.is_initialized():
-        where = _of_this_process(ray, address)
-        refuse_open(where.head)
-        yield where
+        with _connected(ray, own=False) as where:
+            _require_this(where.head, address)
+            refuse_open(where.head)
+            yield where
         return
     with _own(ray, cpus, job_bytes) if address is None else _joined(ray, address) as where:
         yield where
@@ -80,22 +95,26 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _here(ray: Any, own: bool) -> RaySession:
+@contextlib.contextmanager
+def _connected(ray: Any, own: bool) -> Iterator[RaySession]:
+    """Watch the head of the cluster that this process is connected to."""
     head = Address.parse(ray.get_runtime_context().gcs_address)
-    return RaySession(head, own, "127.0.0.1" if own else ray.util.get_node_ip_address())
+    watch = RayWatch(head)
+    try:
+        yield RaySession(head, own, LOOPBACK_HOST if own else ray.util.get_node_ip_address(), watch)
+    finally:
+        watch.close()
 
 
-def _of_this_process(ray: Any, address: str | None) -> RaySession:
-    """Return the cluster that the user's program is connected to."""
-    here = _here(ray, own=False)
+def _require_this(head: Address, address: str | None) -> None:
+    """Raise UsageError unless the user names the cluster that the program is connected to."""
     if address is None:
         raise UsageError(
-            f"this process is connected to the Ray cluster at {here.head} already: give address='auto' to train there, "
-            "or call ray.shutdown() first to train on a cluster that is started for the run alone"
+            f"this process is connected to the Ray cluster at {head} already: give address='auto' to train there, or "
+            "call ray.shutdown() first to train on a cluster that is started for the run alone"
         )
-    if address != AUTO and _resolved(Address.parse(address)) != _resolved(here.head):
-        raise UsageError(f"this process is connected to the Ray cluster at {here.head}, and {address} is another one")
-    return here
+    if address != AUTO and _resolved(Address.parse(address)) != _resolved(head):
+        raise UsageError(f"this process is connected to the Ray cluster at {head}, and {address} is another one")
 
 
 def _resolved(address: Address) -> tuple[str, int]:
@@ -111,9 +130,9 @@ def _joined(ray: Any, address: str) -> Iterator[RaySession]:
     """Connect to a cluster that others have started, and leave it."""
     _join(ray, address)
     try:
-        where = _here(ray, own=False)
-        refuse_open(where.head)
-        yield where
+        with _connected(ray, own=False) as where:
+            refuse_open(where.head)
+            yield where
     finally:
         shut_down(ray)
 
@@ -150,9 +169,10 @@ def _join(ray: Any, address: str) -> None:
 
 @contextlib.contextmanager
 def _own(ray: Any, cpus: int, job_bytes: int) -> Iterator[RaySession]:
+    token = secrets.token_hex(32)
     with (
         tempfile.TemporaryDirectory(prefix="paceline-ray-", dir=short_folder(), ignore_cleanup_errors=True) as folder,
-        _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}),
+        _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}),
     ):
         try:
             try:
@@ -165,10 +185,15 @@ def _own(ray: Any, cpus: int, job_bytes: int) -> Iterator[RaySession]:
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 first = str(error).strip().splitlines()[0]
                 raise MachineError(f"Ray cannot start here: {first}; see whether `ray.init()` does") from error
-            yield _here(ray, own=True)
+            with _connected(ray, own=True) as where:
+                try:
+                    yield where
+                finally:
+                    if where.watch.lost_since is not None:  # then Ray would wait for its head
+                        _end_processes(folder, token)
         finally:
             shut_down(ray)
-            _end_processes(folder)
+            _end_processes(folder, token)
 
 
 @contextlib.contextmanager
@@ -203,24 +228,26 @@ def shut_down(ray: Any) -> None:
     thread.join(PATIENCE)
 
 
-def _end_processes(folder: str) -> None:
-    """End the processes of a cluster of this process's own that still run: their command names its folder."""
+def _end_processes(folder: str, token: str) -> None:
+    """End the processes of a cluster of this process's own that still run."""
     end = time.monotonic() + PATIENCE
-    while (left := _processes(folder)) and time.monotonic() < end:
+    while (left := _processes(folder.encode(), token.encode())) and time.monotonic() < end:
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.05)
 
 
-def _processes(folder: str) -> list[int]:
+def _processes(folder: bytes, token: bytes) -> list[int]:
+    """Return the processes of a cluster: their command names its folder, or is one that Ray has renamed."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (entry / "cmdline").read_bytes()
-            if folder.encode() in command and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            renamed = command.startswith(b"ray::") and token in (entry / "environ").read_bytes()
+            if (folder in command or renamed) and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
-    return [process for process in found if process != os.getpid()]
+    return found
 
 
 # --- strangers ---

@@ -29,7 +29,7 @@ from paceline.engines.cluster.control import (
 )
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.cluster.terms import Terms, difference
-from paceline.errors import MachineError, RunFailed, UsageError
+from paceline.errors import MachineError, PacelineError, RunFailed, RunOver, UsageError
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address, Door, listen
 from paceline.links.tcp.frame import Limits
@@ -42,6 +42,7 @@ from paceline.links.tcp.waiting import Timing
 Look = Callable[[], None]
 
 LOOK = 0.05  # seconds between two looks at the deadline
+LATE = 5.0  # seconds in which nodes may come that are told that the run cannot begin
 CLOCKS = 5  # times that a machine's clock is asked for; the quickest answer counts
 
 
@@ -177,11 +178,20 @@ def gather(registry: Registry, deadline: float, look: Look | None = None) -> Non
             if time.monotonic() >= end:
                 raise RunFailed(_missing(roster, nodes, deadline))
     except (RunFailed, UsageError) as error:
-        for peer in hub.peers:
-            send(hub, peer, Refused(str(error)))
+        refuse(hub, roster, error)
         raise
     for node in nodes.values():
         registry.welcome(node)
+
+
+def refuse(hub: Hub, roster: Roster, error: PacelineError) -> None:
+    """Tell every node that the run cannot begin, also those that come a little later; each leaves when it hears it."""
+    end, told = time.monotonic() + LATE, set[Peer]()
+    while (hub.peers or len(told) < len(roster.followers)) and time.monotonic() < end:
+        for peer in hub.peers - told:
+            send(hub, peer, Refused(str(error), error.exit_code))
+            told.add(peer)
+        hub.poll(LOOK)
 
 
 def _missing(roster: Roster, nodes: dict[int, Node], deadline: float) -> str:
@@ -193,13 +203,14 @@ def _missing(roster: Roster, nodes: dict[int, Node], deadline: float) -> str:
     )
 
 
-def register(hub: Hub, roster: Roster, terms: Terms, process: int) -> tuple[Welcome, Peer]:
+def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: float) -> tuple[Welcome, Peer]:
     """Introduce this node to the head; return its welcome, and who it is.
 
     Raises:
-        UsageError: the head does not want it.
-        RunFailed: the head cannot be reached, or has ended.
+        RunOver: the run cannot begin.
+        RunFailed: the head cannot be reached.
     """
+    end = time.monotonic() + deadline
     while True:
         for event in hub.poll(LOOK):
             match event:
@@ -212,13 +223,13 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int) -> tuple[Welc
                         f"rank {roster.rank} cannot reach {head} at {address}: {why}. Look at what {head} printed"
                         f"{advice}"
                     )
-                case Gone(_, why):
-                    raise RunFailed(f"{roster.head_name} has ended before the start: it {why}")
+                case Gone():  # a head that ends now belongs to the run before; this run's is about to come
+                    hub.dial(roster.head, max(1.0, end - time.monotonic()))
                 case Received(peer, kind, ints, body):
                     message, _ = unpack(kind, ints, body)
                     if isinstance(message, Clock):
                         send(hub, peer, Clock(message.head, now()))
                     elif isinstance(message, Refused):
-                        raise UsageError(message.why)
+                        raise RunOver(message.why, message.exit_code)
                     elif isinstance(message, Welcome):
                         return message, peer

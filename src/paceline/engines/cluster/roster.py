@@ -11,11 +11,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 
 from paceline.core.cluster.launchers import from_environment
 from paceline.errors import UsageError
-from paceline.links.tcp.doors import Address
+from paceline.links.tcp.doors import Address, Door
 from paceline.links.tcp.handshake import RUN_BYTES
+from paceline.links.tcp.security import door_of
 
 #: Variables that launchers set alike for all processes of a run, and differently for another one.
 RUN_NAMES = (
@@ -43,6 +45,8 @@ class Roster:
     launcher: str
     #: Known to every node before they have met: no node of another run joins this one by mistake.
     meeting: bytes
+    #: What keeps strangers out.
+    door: Door
     #: The head's rank: 0, or `nodes` if the head has no worker.
     head_rank: int = 0
 
@@ -73,11 +77,18 @@ def nodes(environ: Mapping[str, str] = os.environ) -> int:
     return launched.nodes if launched else 0
 
 
-def roster(environ: Mapping[str, str] = os.environ) -> Roster:
+def roster(
+    environ: Mapping[str, str] = os.environ, keys: str | Path | None = None, trusted_network: bool = False
+) -> Roster:
     """Return this node's place.
 
+    Args:
+        environ: what the launcher has set; PACELINE_KEYS and PACELINE_TOKEN, too.
+        keys: a folder that `paceline keys` has made, for connections between machines.
+        trusted_network: whether a token is enough, and nothing has to be encrypted.
+
     Raises:
-        UsageError: no launcher says how many nodes there are, or where rank 0 is.
+        UsageError: no launcher says how many nodes there are, or where rank 0 is; or the token is missing.
     """
     launched = from_environment(environ)
     if launched is None:
@@ -87,6 +98,20 @@ def roster(environ: Mapping[str, str] = os.environ) -> Roster:
         )
     named = [f"{launched.launcher} {launched.nodes}", *(environ.get(name, "") for name in RUN_NAMES)]
     meeting = sha256("\n".join(named).encode()).digest()[:RUN_BYTES]
+    door = _door(environ, keys, trusted_network)
     return Roster(
-        launched.rank, launched.nodes, Address(*launched.head), launched.local_rank, launched.launcher, meeting
+        launched.rank, launched.nodes, Address(*launched.head), launched.local_rank, launched.launcher, meeting, door
     )
+
+
+def _door(environ: Mapping[str, str], keys: str | Path | None, trusted_network: bool) -> Door:
+    folder = keys or environ.get("PACELINE_KEYS")
+    if not trusted_network:
+        return door_of(Path(folder) if folder else None, None)
+    token = environ.get("PACELINE_TOKEN", "")
+    if not token:
+        raise UsageError(
+            "--trusted-network needs a token that all ranks know: set PACELINE_TOKEN, alike for all, to what "
+            "`python -c 'import secrets; print(secrets.token_hex(16))'` prints"
+        )
+    return door_of(Path(keys) if keys else None, token)

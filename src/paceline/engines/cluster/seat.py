@@ -13,6 +13,7 @@ The thread answers for it, so a rank that does not answer is one whose process i
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import threading
@@ -207,7 +208,7 @@ class Seat:
             try:
                 message = self._pipe.recv()
             except (EOFError, OSError):
-                return
+                os._exit(1)  # the agent has ended: nobody would hear of this worker's work
             with self._changed:
                 self._take(message)
                 self._changed.notify_all()

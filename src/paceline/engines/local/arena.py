@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.server.desk import Desk
-from paceline.core.server.gathering import Gathering
 from paceline.engines.checkpoints import Checkpoint
 from paceline.engines.local.channels import mail_of
 from paceline.engines.local.worker_context import KEPT, REQUESTED, WorkerMemory
@@ -124,9 +123,8 @@ class Arena:
         self.payloads, self.numbers = [
             SharedVectors(memory, workers, count, kind) for count, kind in ((length, dtype), (1, torch.float64))
         ]
-        held = [shard.machine.slots for shard in self.shards if isinstance(shard.machine, Gathering)]
-        length = Payload.length(shape.layout) if held else 0
-        self.slots = [memory.tensor(length, shape.layout.dtype) for _ in range(sum(held))]
+        kept = sum(shard.machine.slots for shard in self.shards)
+        self.slots = [memory.tensor(Payload.length(shape.layout), shape.layout.dtype) for _ in range(kept)]
         self.mail = {mail.channel: MailSlots(memory, mail) for mail in shape.mail}
         self.results = [memory.tensor(shape.layout.numbers, shape.layout.dtype) for _ in range(shape.results)]
 
@@ -249,7 +247,7 @@ def _size(shape: ArenaShape) -> int:
             size += slots.count * (version.size + 64)
             size += 2 * 8 * (machine.ints + slots.ints + 8) + 64 * 4
             size += 8 * Journal.size(version.heights, slots.count) + 64
-        if isinstance(machine, Gathering):
+        if machine.slots:
             size += machine.slots * (Payload.length(shape.layout) * number + 64)
     size += shape.results * (shape.layout.bytes + 64)
     size += sum(mail.size for mail in shape.mail)

@@ -33,7 +33,6 @@ from paceline.parameters.replicas import mean_of
 from paceline.parameters.shard_version import ShardVersion
 from paceline.parameters.worker_state import WorkerState, copied
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
-from paceline.plans.methods.server import Hogwild
 
 MARGIN = 2  # updates from the furthest worker to the update after which all write their state
 
@@ -98,6 +97,10 @@ class CheckpointCoordinator:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def stop(self) -> None:
+        """Request a checkpoint that ends the run, as SIGTERM does."""
+        self.requested, self.ending = True, signal.SIGTERM
+
     def take(self, finished: set[int]) -> Checkpoint | None:
         """Take a checkpoint, if one is due and the workers have written their states for it."""
         self.writer.warn()
@@ -155,7 +158,7 @@ class CheckpointCoordinator:
     def _state_at_push(self, worker: int) -> WorkerState | None:
         """Read the state that a worker had when it last pushed."""
         state_buffer, shard = self.state_buffers[worker], self.arena.shards[0]
-        if isinstance(self.setup.plan.method, Hogwild):  # it has no versions
+        if not self.setup.plan.traits.versioned:
             return state_buffer.newest
         return state_buffer.read(shard.machine.base(shard.integers.current, worker))
 

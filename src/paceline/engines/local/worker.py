@@ -12,7 +12,7 @@ from paceline.data.source import Source
 from paceline.engines.local.arena import ABORT, Arena
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.group import FixedGroup
-from paceline.engines.local.methods import walk_of
+from paceline.engines.local.methods import WALKS, walk_of
 from paceline.engines.local.methods.coordinated import train_coordinated
 from paceline.engines.local.read_ahead import ReadAhead
 from paceline.engines.local.replica_worker import ReplicaWorker
@@ -22,7 +22,6 @@ from paceline.engines.local.worker_context import WorkerContext
 from paceline.errors.failure import Position
 from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.native import NativeDdp
-from paceline.plans.methods.server import GatheringServer
 from paceline.runs.trace import Kind
 
 
@@ -57,20 +56,19 @@ class LocalWorker:
         self.given, self.arena = given, arena
         #: An object whose destructor must not run before the process ends.
         self.kept_alive: object = None
-        number, placement, method = given.number, given.placement, given.plan.method
+        number, placement = given.number, given.placement
         host = WorkerProcess(arena, snapshots)
         waiter = arena.waiter(number, host.cancelled, given.deadline, given.plan.threads)
         self.replica = ReplicaWorker(
             given, source, arena.shape.layout, arena.of_worker(number), waiter, host,
             FixedGroup(number, arena, given.agenda, waiter, placement.library, placement.stored_on(number)),
             replace(given.resume_point, state_buffer=state_buffer, notify=notify),
-            repeats=isinstance(method, Coordinated | GatheringServer),
+            repeats=given.plan.traits.repeats,
         )  # fmt: skip
         self.runner = self.replica.runner
         self.context: WorkerContext = self.runner
-        whole = isinstance(method, NativeDdp | Coordinated)
         #: The gradients that the method requests; None where it decides itself when to compute.
-        self.walk = None if whole else walk_of(self.runner, arena)
+        self.walk = walk_of(self.runner, arena) if type(given.plan.method) in WALKS else None
 
     def position(self, update: int) -> Position:
         """Return the update that the worker is in, with its version and samples if they are known."""

@@ -38,7 +38,7 @@ from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
 from paceline.parameters.layout import trainable
 from paceline.runs.live import Heartbeat, Phase, ProcessRecord
-from paceline.runs.progress import ProgressCallback
+from paceline.runs.progress import ProgressCallback, Watcher
 from paceline.runs.trace import Kind, Trace
 from paceline.stages.segment import skeleton
 
@@ -102,6 +102,9 @@ class WorkerPool:
             else:
                 self.arena.resume(self.begin)
         self.checkpoints = CheckpointCoordinator(setup, self.arena, request, self.waiter) if request else None
+        if isinstance(progress, Watcher):
+            read = self.snapshot_file.read if self.snapshot_file else None
+            progress.connect(read, self.checkpoints.stop if self.checkpoints else None)
         self.holdings = setup.blueprint.holdings(setup.module) if setup.blueprint else []
 
     @property

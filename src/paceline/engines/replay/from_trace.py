@@ -20,7 +20,6 @@ from paceline.core.agenda import Chunk
 from paceline.core.server.events import Pull, Push
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.setup import Setup
-from paceline.plans.methods.server import GatheringServer
 from paceline.runs.trace import Columns, Kind
 
 
@@ -114,8 +113,7 @@ class ServerReplayer:
 
     def __init__(self, setup: Setup, rows: Columns) -> None:
         self.setup, self.agenda = setup, setup.agenda
-        gathers = isinstance(setup.plan.method, GatheringServer)
-        self.pushes: Pushes = Rounds(self.agenda.shares) if gathers else EachPush()
+        self.pushes: Pushes = Rounds(self.agenda.shares) if setup.plan.traits.gathers else EachPush()
         resumed = rows[rows["kind"] == Kind.RESUME]["version"]
         self.versions = [int(v) for v in resumed] if len(resumed) else [0] * len(setup.layout.shards)
         self.sums = ServerArithmetic(setup, self.versions)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.engines import checkpoints
 from paceline.engines.job_file import load_job_file
 from paceline.engines.outcome import load_values
 from paceline.engines.replay.from_plan import make_replayer
@@ -28,7 +29,7 @@ from paceline.errors import JobWarning, ReplayDiverged, UsageError
 from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import sha256
 from paceline.plans.plan import Plan
-from paceline.runs.record import RunRecord, read_record
+from paceline.runs.record import RunRecord, Status, read_record
 from paceline.runs.run import Run
 from paceline.runs.trace import Trace
 
@@ -72,7 +73,9 @@ def replay(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)  # the recorded run has issued it
             engine = "mpi" if record.engine == "mpi" else "replay"  # steps in generated code, or PyTorch's
-            setup = set_up(opened.with_(compute=record.compute), plan, engine, record.limit)
+            setup = set_up(opened.with_(compute=record.compute), plan, engine, _last_update(record))
+        if isinstance(run, str | Path):
+            trace = _until_stopped(Path(run), record, setup, trace)
         _check_same_start(setup, record)
         plans = [Plan.recorded(life.plan, record.table) for life in record.lives]
         shard, stop = 0, None if until in (None, "nan", "failure") else int(until)
@@ -98,6 +101,23 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRe
     if not file.exists() and not Plan.recorded(record.plan, record.table).traits.keeps_step:
         raise UsageError(f"{path} has no trace, so the order of its updates is not known: no replay")
     return job or load_job_file(path, data), record, Trace.open(file) if file.exists() else Trace.of([])
+
+
+def _last_update(record: RunRecord) -> int | None:
+    """Return the updates after which the run ended before all of its epochs; None where it did not."""
+    if record.status == Status.STOPPED and record.summary is not None:  # by a callback
+        return record.summary.updates
+    return record.limit
+
+
+def _until_stopped(path: Path, record: RunRecord, setup: Setup, trace: Trace) -> Trace:
+    """Leave out what workers did after the checkpoint at which a callback has stopped the run."""
+    if record.status != Status.STOPPED or record.summary is None:
+        return trace
+    reached = checkpoints.newest(path)
+    if reached is None or reached.updates != record.summary.updates:
+        raise UsageError(f"{path} was stopped, and the checkpoint of its end is gone: it cannot be replayed")
+    return Trace(checkpoints.led_to(trace, reached, setup.agenda))
 
 
 def _check_same_start(setup: Setup, record: RunRecord) -> None:

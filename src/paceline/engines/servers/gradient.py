@@ -41,6 +41,7 @@ class ShardUpdates:
         self.moving = replica.moving if number == 0 else []
 
     def make(self, draft: State, version: int, arrival: Arrival) -> None:
+        # A schedule follows the shard's versions; this worker has made only some of them.
         self.store.updates = version - 1
         self.store.move(*self.slots.move(draft, self.side.number))
         self.rule.update(self.store, arrival)

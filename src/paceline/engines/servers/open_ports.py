@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from paceline.core.server.gathering import Gathering
 from paceline.engines.servers import ServerPort, WorkerSide
 from paceline.engines.servers.centre import CentreExchange
 from paceline.engines.servers.gathering import GatheringExchange
@@ -17,6 +16,7 @@ from paceline.engines.servers.pairwise import PairwiseExchange
 from paceline.engines.servers.port import Exchange, ShardPort
 from paceline.engines.servers.shard_memory import Locked, ShardMemory
 from paceline.gradients.gather_buffers import GatherBuffers
+from paceline.gradients.payload import Payload
 from paceline.parameters.layout import Layout
 from paceline.parameters.optimizers import Optimizer, optimizer_over
 from paceline.parameters.shard_version import VersionShape, version_shape
@@ -99,7 +99,7 @@ def restore(memory: ShardMemory, method: Server, saved: Sequence[WorkerState]) -
         version.restore(state)
 
 
-def gather_buffers(memories: Sequence[ShardMemory], length: int, dtype: torch.dtype) -> list[Tensor]:
+def gather_buffers(memories: Sequence[ShardMemory], layout: Layout) -> list[Tensor]:
     """Make private buffers for the gradients of a round."""
-    held = [memory.machine.slots for memory in memories if isinstance(memory.machine, Gathering)]
-    return [torch.zeros(length, dtype=dtype) for _ in range(sum(held))]
+    kept = sum(memory.machine.slots for memory in memories)
+    return [torch.zeros(Payload.length(layout), dtype=layout.dtype) for _ in range(kept)]

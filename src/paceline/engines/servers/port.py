@@ -72,6 +72,7 @@ class ShardPort:
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
         """Run the transaction of a push, step by step as above."""
         memory, start = self.memory, now()
+        # Outside the lock, for which other workers wait.
         self.exchange.prepare(event, gradients)  # 1
         with self.lock as waited:
             draft = memory.integers.begin()
@@ -87,6 +88,7 @@ class ShardPort:
                 if isinstance(action, Apply):
                     self.base = action.version  # 6
                 return action
+        # The draft is not committed: a push that was refused leaves the shard as it was.
         self.side.record(Kind.DROP, event.batch, self.number, self.base, -1, start, now(), waited, 0, 0, 0.0)
         return action
 

@@ -70,6 +70,7 @@ class DeskMemory:
             draft = self.integers.begin()
             action = self.desk.handle(draft, event)
             self.integers.commit()
+            # Read under the lock: whichever worker takes it next may already be writing here.
             return action, self.desk.finished(draft)
 
     @property

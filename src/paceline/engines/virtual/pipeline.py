@@ -25,9 +25,9 @@ ACTIVATIONS = 1024  # bytes per sample, where there is no model to measure
 
 
 def run_pipeline(
-    plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, sums: StagedPipeline | None
+    plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, size: int, sums: StagedPipeline | None
 ) -> list[Row]:
-    """Run a pipeline and return the rows of its trace."""
+    """Run a pipeline and return the rows of its trace; it sends activations, so it does not use `size`."""
     run = _Run(plan, pipeline, agenda, world, sums)
     for passing in passes(pipeline.schedule.span, agenda) if sums is None else ():
         run.run_table(passing)

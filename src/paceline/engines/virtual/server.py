@@ -19,7 +19,7 @@ from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.virtual.clock import Clock
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import RunFailed
-from paceline.plans.methods.server import GatheringServer, Hogwild, Server
+from paceline.plans.methods.server import Server
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind, Row
 
@@ -42,7 +42,7 @@ class TimedServer:
     """The shards' machines without parameters: who waits and how old gradients are, not how well they learn."""
 
     def __init__(self, plan: Plan, method: Server, piece: int) -> None:
-        self.machine, self.piece, self.versions = method.machine(plan.workers), piece, not isinstance(method, Hogwild)
+        self.machine, self.piece, self.versions = method.machine(plan.workers), piece, method.traits.versioned
         self.states = [[0] * self.machine.ints for _ in range(plan.shards)]
         for state in self.states:
             self.machine.init(state)
@@ -81,7 +81,7 @@ class _Run:
         #: Bytes of a shard's part of the parameters, on the wire.
         self.piece = round(plan.wire.size(size) / plan.shards)
         self.server: ServerModel = arithmetic or TimedServer(plan, method, self.piece)
-        self.one_at_a_time = not isinstance(method, Hogwild)
+        self.one_at_a_time = method.traits.versioned
         self.desk = Desk(plan.workers, agenda.leases, method.gate)
         self.desk_state = [0] * self.desk.ints
         self.desk.init(self.desk_state)
@@ -89,8 +89,7 @@ class _Run:
         self.free = [0.0] * plan.shards
         #: Pushes that shard 0 has applied.
         self.applied = 0
-        gathers = isinstance(method, GatheringServer)
-        self.workers = [Worker(number, plan.shards, gathers) for number in range(plan.workers)]
+        self.workers = [Worker(number, plan.shards, method.traits.gathers) for number in range(plan.workers)]
         #: Workers that the gate made wait, until the desk changes.
         self.waiting: set[int] = set()
         self.dead: set[int] = set()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable
+from typing import Any
 
 from paceline.core.agenda import Agenda
 from paceline.engines.arithmetic.pipeline import StagedPipeline
 from paceline.engines.arithmetic.servers import ServerArithmetic
-from paceline.engines.arithmetic.synchronous import synchronous
-from paceline.engines.outcome import Outcome, Snapshot
+from paceline.engines.arithmetic.synchronous import SynchronousArithmetic, synchronous
+from paceline.engines.outcome import Outcome
 from paceline.engines.setup import Setup
 from paceline.engines.threads import threads
 from paceline.engines.virtual.pipeline import run_pipeline
@@ -16,32 +17,43 @@ from paceline.engines.virtual.server import run_server
 from paceline.engines.virtual.synchronous import run_synchronous
 from paceline.engines.virtual.world import World
 from paceline.gradients.payload import Payload
+from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.coordinated import Coordinated
+from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.server import Server
+from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Row, Trace
+
+Arithmetic = SynchronousArithmetic | ServerArithmetic | StagedPipeline
+
+#: What runs each method on one clock: called with the plan and its method, the agenda, the world, the bytes that a
+#: worker sends, and the arithmetic or None.
+RUNS: dict[type, Callable[[Plan, Any, Agenda, World, int, Any], list[Row]]] = {
+    Alone: run_synchronous,
+    AllReduce: run_synchronous,
+    LocalSteps: run_synchronous,
+    Gossip: run_synchronous,
+    Coordinated: run_synchronous,
+    ParameterServer: run_server,
+    GatheringServer: run_server,
+    CentreServer: run_server,
+    PairwiseGossip: run_server,
+    Hogwild: run_server,
+    Pipeline: run_pipeline,
+}
 
 
 def train(setup: Setup, world: World) -> Outcome:
     """Train with the job's real arithmetic, in virtual time."""
     with threads(setup.plan.threads):
-        return _train(setup, world)
-
-
-def _train(setup: Setup, world: World) -> Outcome:
-    plan, agenda, method, layout = setup.plan, setup.agenda, setup.plan.method, setup.layout
-    if isinstance(method, Server):
-        server = ServerArithmetic(setup)
-        rows = run_server(plan, method, agenda, world, layout.bytes, server)
-        return _outcome(rows, server.values(), server.snapshots.kept)
-    if isinstance(method, Pipeline):
-        stages = StagedPipeline(setup)
-        return _outcome(run_pipeline(plan, method, agenda, world, stages), stages.values(), stages.snapshots)
-    workers = synchronous(setup)
-    size = layout.bytes if isinstance(method, Alone) else Payload.length(layout) * layout.bytes_per_number
-    rows = run_synchronous(plan, agenda, world, size, workers)
-    return _outcome(rows, workers.values(), workers.snapshots.kept)
+        plan, layout = setup.plan, setup.layout
+        arithmetic = _arithmetic(setup)
+        size = Payload.length(layout) * layout.bytes_per_number if plan.traits.keeps_step else layout.bytes
+        rows = RUNS[type(plan.method)](plan, plan.method, setup.agenda, world, size, arithmetic)
+        seconds = max((row.end for row in rows), default=0) / 1e9
+        return Outcome(_trace(rows), seconds, arithmetic.values(), arithmetic.snapshots.kept)
 
 
 def simulate(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 220_200) -> Trace:
@@ -49,16 +61,15 @@ def simulate(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 22
 
     A coordinator is assumed to evaluate twice per update, and its vector algebra to take no time.
     """
-    method = plan.method
-    if isinstance(method, Pipeline):
-        rows = run_pipeline(plan, method, agenda, world, None)
-    elif isinstance(method, Server):
-        rows = run_server(plan, method, agenda, world, parameter_bytes, None)
-    else:
-        rows = run_synchronous(plan, agenda, world, parameter_bytes, None)
+    return _trace(RUNS[type(plan.method)](plan, plan.method, agenda, world, parameter_bytes, None))
+
+
+def _arithmetic(setup: Setup) -> Arithmetic:
+    """Make the arithmetic of the plan's method."""
+    if setup.blueprint is not None:
+        return StagedPipeline(setup)
+    return synchronous(setup) if setup.plan.traits.keeps_step else ServerArithmetic(setup)
+
+
+def _trace(rows: list[Row]) -> Trace:
     return Trace.of(sorted(rows, key=lambda row: row.end))
-
-
-def _outcome(rows: list[Row], values: list[Tensor], snapshots: list[Snapshot]) -> Outcome:
-    trace = Trace.of(sorted(rows, key=lambda row: row.end))
-    return Outcome(trace, max((row.end for row in rows), default=0) / 1e9, values, snapshots)

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.collectives import Collective
-from paceline.core.rules import Averaging
-from paceline.engines.arithmetic.synchronous import CoordinatedWorkers, Synchronous
+from paceline.engines.arithmetic.synchronous import CoordinatedWorkers, SynchronousArithmetic
 from paceline.engines.virtual.exchange import exchange
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
-from paceline.plans.methods.all_reduce import AllReduce
-from paceline.plans.methods.coordinated import Coordinated
-from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after
+from paceline.plans.methods import Synchronous
+from paceline.plans.methods.local_steps import averages_after
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind, Row
 
 
-def run_synchronous(plan: Plan, agenda: Agenda, world: World, size: int, sums: Synchronous | None) -> list[Row]:
+def run_synchronous(
+    plan: Plan, method: Synchronous, agenda: Agenda, world: World, size: int, sums: SynchronousArithmetic | None
+) -> list[Row]:
     """Run a method without a server and return the rows of its trace."""
-    run = _Run(plan, agenda, world, size, sums)
+    run = _Run(plan, method, agenda, world, size, sums)
     for update in range(agenda.updates):
         run.make(update)
     return run.rows
@@ -31,9 +31,17 @@ def run_synchronous(plan: Plan, agenda: Agenda, world: World, size: int, sums: S
 class _Run:
     """One simulated run."""
 
-    def __init__(self, plan: Plan, agenda: Agenda, world: World, size: int, sums: Synchronous | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        method: Synchronous,
+        agenda: Agenda,
+        world: World,
+        size: int,
+        sums: SynchronousArithmetic | None,
+    ) -> None:
         self.plan, self.agenda, self.world, self.sums = plan, agenda, world, sums
-        self.collective, self.averaging = _exchange_of(plan)
+        self.collective, self.averaging = method.collective, method.averaging
         self.size = round(plan.wire.size(size))
         self.compute_times, self.rows = ComputeTimes(world, plan.workers), list[Row]()
         #: When each worker is ready for what comes next, in seconds.
@@ -54,7 +62,7 @@ class _Run:
             self.rows.append(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, samples=samples, value=loss))
         if self.collective is not None and self._due(update):
             self._exchange(self.collective, self.size, update)
-        if isinstance(plan.method, Coordinated) and self.sums is None:
+        if plan.traits.repeats and self.sums is None:
             # Without numbers to decide by, the first trial of the line search is taken.
             self._evaluate_again(update, self.size, [])
             self._evaluate_again(update, self.size, [math.nan] * plan.workers)
@@ -101,13 +109,3 @@ class _Run:
         for worker, begin in enumerate(arrived):
             times = nanoseconds(begin), nanoseconds(self.ready[worker]), nanoseconds(waited[worker])
             self.rows.append(Row(Kind.MEET, worker, update, -1, update, -1, *times, 0, sent[worker], 0.0))
-
-
-def _exchange_of(plan: Plan) -> tuple[Collective | None, Averaging | None]:
-    """The collective of a method, if it has one; and what it averages, if not gradients."""
-    method = plan.method
-    if isinstance(method, AllReduce | Coordinated):
-        return method.collective, None
-    if isinstance(method, LocalSteps):
-        return method.collective, method.averaging
-    return (method.graph, method.averaging) if isinstance(method, Gossip) else (None, None)

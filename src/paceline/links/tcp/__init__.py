@@ -5,14 +5,16 @@ From the bytes upwards:
     frame        what travels: header, integers, body. It touches no socket
     stream, tls  a socket that never blocks, plain or encrypted
     connection   frames in and out, without blocking; a queue of what the socket did not take
+    waiting      deadlines, silence, and how a wait is called off
     blocking     a connection for a thread that waits: requests and answers
     pump         a thread that sends heartbeats and what is queued while the main thread computes
     handshake    who is at the other end. It touches no socket
-    doors        at which addresses a process may be reached, and what keeps strangers out
+    doors        at which addresses a process may be reached, and what keeps strangers out; keys, security
     entrance     the handshakes under way, and how strangers are kept from each other's places; `candidate` is one
-    hub          the event loop of a process with many peers: events in, frames out
+    hub          the event loop of a process with many peers; `events` are what it returns
+    leaving      how a connection is closed so that nothing is lost that was sent before
     meeting      how the ranks of a group get a connection each to each other
-    link         `Link` over these connections
+    link         `Link` over these connections; `channel` and `membership` likewise
 
 docs/wire.md has the format, the walk of a push, and what is refused.
 """

@@ -82,9 +82,13 @@ class Candidate:
         self._raw.close() if self._connection is None else self._connection.close()
 
 
-def open_socket(address: Address) -> socket.socket:
-    """Return a socket that begins to connect to an address. A name is looked up now, which may take its time."""
-    family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+def open_socket(address: Address, attempt: int) -> socket.socket:
+    """Return a socket that begins to connect to an address. A name is looked up now, which may take its time.
+
+    A name may mean several addresses, of which only one is listened at; each attempt takes the next.
+    """
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, target = found[attempt % len(found)]
     raw = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
     try:
         raw.connect(target)

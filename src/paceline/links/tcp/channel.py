@@ -7,6 +7,7 @@ cache line on. As in a mailbox, `slots` messages may be under way before the sen
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import prod
@@ -51,6 +52,7 @@ class TcpChannel:
         self._under_way = 0
         #: A message that has arrived and is not taken.
         self._next: Frame | None = None
+        connection.limit(connection.limits._replace(queue=sys.maxsize))  # the slots bound it
         pump.watch(connection)
 
     @property

@@ -69,8 +69,17 @@ class Connection:
     def admit(self, name: str, limits: Limits, place: Place | None) -> None:
         """Accept what a known peer may send; until then the limits are those of a stranger."""
         self.name = name
-        self._encoder.limits = self._decoder.limits = limits
+        self.limit(limits)
         self._decoder.place = place
+
+    @property
+    def limits(self) -> Limits:
+        """What is accepted and kept."""
+        return self._decoder.limits
+
+    def limit(self, limits: Limits) -> None:
+        """Accept and keep no more than this from now on."""
+        self._encoder.limits = self._decoder.limits = limits
 
     def receive_into(self, place: Place | None) -> None:
         """Receive the bodies of the frames from the next one on where `place` says."""

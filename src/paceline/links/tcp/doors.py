@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from paceline.errors import SecurityError
+from paceline.errors import SecurityError, UsageError
 from paceline.links.tcp.stream import PlainStream, Stream
 
 TOKEN_BYTES = 16  # at least
@@ -35,7 +35,7 @@ class Address(NamedTuple):
         """Read HOST:PORT or [HOST]:PORT."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
-            raise SecurityError(f"{text!r} is no address; write HOST:PORT, or [HOST]:PORT for IPv6")
+            raise UsageError(f"{text!r} is no address; write HOST:PORT, or [HOST]:PORT for IPv6")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
 
@@ -72,7 +72,7 @@ LOOPBACK = Loopback()
 class TrustedNetwork:
     """A network on which nobody listens or changes what others send: it takes the token to join, nothing is hidden."""
 
-    token: bytes
+    token: bytes = field(repr=False)
     locked: bool = True
 
     def __post_init__(self) -> None:

@@ -57,6 +57,7 @@ class Dial:
     end: int
     due: int  # nanoseconds of the monotonic clock
     pause: float = FIRST_PAUSE
+    attempts: int = 0
     why: str = "nobody answered"  # the last attempt failed
     candidate: Candidate | None = None
 
@@ -103,11 +104,11 @@ class Entrance:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                continue  # it has gone again
+                continue
             try:
                 prepare(raw, self._timing.give_up)
                 candidate = Candidate(raw, self._door, self._me, self._timing.handshake, None)
-            except OSError:
+            except OSError:  # it has gone again
                 raw.close()
                 continue
             if len(self._strangers) >= PLACES:
@@ -168,7 +169,8 @@ class Entrance:
 
     def _attempt(self, dial: Dial) -> Candidate | None:
         try:
-            raw = open_socket(dial.address)
+            dial.attempts += 1
+            raw = open_socket(dial.address, dial.attempts - 1)
         except OSError as error:
             self._postpone(dial, error.strerror or str(error))
             return None

@@ -86,9 +86,9 @@ class Encoder:
     def head(self, kind: int, ints: Sequence[int], size: int) -> bytes:
         """Return header and integers of the next frame, which a body of `size` bytes follows."""
         _check_sizes(len(ints), size, self.limits, "this process was about to send")
-        number = self._number
-        self._number = (number + 1) % NUMBERS
-        return _head(len(ints)).pack(MAGIC, VERSION, kind, len(ints), number, size, *ints)
+        head = _head(len(ints)).pack(MAGIC, VERSION, kind, len(ints), self._number, size, *ints)
+        self._number = (self._number + 1) % NUMBERS
+        return head
 
 
 class Decoder:

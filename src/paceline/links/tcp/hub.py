@@ -21,54 +21,21 @@ import socket
 import sys
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic_ns
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from paceline.errors import ConnectionFailed, FrameError, PeerLost
 from paceline.links.tcp.candidate import Candidate
 from paceline.links.tcp.connection import Buffer, Connection
 from paceline.links.tcp.doors import LOOPBACK, Address, Door, require_safe
 from paceline.links.tcp.entrance import Entrance
+from paceline.links.tcp.events import Arrived, Event, Gone, PeerPlace, Received, Unreached
 from paceline.links.tcp.frame import FIRST_KIND, LEAVE, LIMITS, Frame, Limits
 from paceline.links.tcp.handshake import Identity, Peer
 from paceline.links.tcp.leaving import LINGER, leave
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import SECOND, TIMING, Timing, silent
 
-
-class Arrived(NamedTuple):
-    """A peer that has proved who it is. `dialled` is the address, if this process has dialled it."""
-
-    peer: Peer
-    dialled: Address | None = None
-
-
-class Received(NamedTuple):
-    """A frame. The body lies where `place` said, or in memory of its own, which is the receiver's to keep."""
-
-    peer: Peer
-    kind: int
-    ints: tuple[int, ...]
-    body: memoryview
-
-
-class Gone(NamedTuple):
-    """A peer that is connected no longer; `left` if it said so before."""
-
-    peer: Peer
-    why: str
-    left: bool = False
-
-
-class Unreached(NamedTuple):
-    """An address that was dialled in vain until its deadline."""
-
-    address: Address
-    why: str
-
-
-Event: TypeAlias = Arrived | Received | Gone | Unreached
-#: Called with peer, kind, integers and size of a body: where to receive it; None for memory of its own.
-PeerPlace: TypeAlias = "Callable[[Peer, int, tuple[int, ...], int], memoryview | None]"
+__all__ = ["Arrived", "Event", "Gone", "Hub", "PeerPlace", "Received", "Unreached"]
 
 
 class _Member(NamedTuple):
@@ -108,7 +75,8 @@ class Hub:
             me: who this process is.
             door: what keeps strangers out.
             listener: a socket that listens, which is the hub's from now on; None if this process only dials.
-            place: where to receive bodies.
+            place: where to receive bodies. What lies there counts only when `poll` returns it: its sender may die
+                in the middle.
             limits: what is accepted from a peer.
             timing: heartbeats and time limits.
             handed_over: roles of peers that another object serves: after `Arrived`, `take_over` returns their

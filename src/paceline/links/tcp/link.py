@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from torch import Tensor
 from paceline.errors import PeerLost, ProtocolError, RunFailed
 from paceline.links import Span
 from paceline.links.tcp.connection import Connection
-from paceline.links.tcp.frame import CALL_OFF, LEAVE, SPAN, Frame
+from paceline.links.tcp.frame import CALL_OFF, LEAVE, SPAN, Frame, Limits
 from paceline.links.tcp.leaving import LINGER, leave
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import SocketWaiter, Wait
@@ -137,6 +138,8 @@ class TcpLink:
         #: Whether it was called off, or a take has failed.
         self._over = False
         for connection in connections.values():
+            # No span is larger. How much may wait is bounded by the collective: a rank offers what is asked of it.
+            connection.limit(Limits(len(Span._fields), vectors[0].nbytes, sys.maxsize))
             pump.watch(connection)
 
     def offer(self, to: int, span: Span) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.links import Change
-from paceline.links.tcp.hub import Arrived, Event, Gone
+from paceline.links.tcp.events import Arrived, Event, Gone
 
 if TYPE_CHECKING:
     from paceline.links import Membership

@@ -25,6 +25,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from paceline.core.collectives import Collective
+from paceline.core.rules import Averaging
+
 Devices = Literal["alone", "summed", "shared", "stages", "native"]
 
 
@@ -44,6 +47,12 @@ class Traits:
     uses_optimizer: bool = True
     #: Gradients of embedding tables may be sparse.
     takes_sparse: bool = False
+    #: A shard holds the gradients of a version until it has enough of them; one that comes later is computed again.
+    gathers: bool = False
+    #: An update may compute the same batch more than once.
+    repeats: bool = False
+    #: Pushes are applied one at a time, so that each has a place in an order.
+    versioned: bool = True
     #: Other workers read the parameters that a forward pass of this worker uses, or hold copies of them.
     shares_parameters: bool = False
     #: The training loop checks losses for NaN and infinity (`on_nan=`).
@@ -93,3 +102,15 @@ class Method(Protocol):
 
     def prove(self, workers: int) -> None:
         """Raise `PlanError` if a table of the method would deadlock or compute a wrong result."""
+
+
+class Synchronous(Method, Protocol):
+    """The interface of methods without a server and without stages."""
+
+    @property
+    def collective(self) -> Collective | None:
+        """What workers exchange vectors by; None if they exchange nothing."""
+
+    @property
+    def averaging(self) -> Averaging | None:
+        """How and when replicas are averaged; None if gradients are added up, in every update."""

@@ -17,9 +17,11 @@ class Coordinated:
     collective: Collective
     coordinator: Coordinator
 
+    averaging = None
     traits = Traits(
         sends_gradients=True,
         uses_optimizer=False,
+        repeats=True,
         shares_parameters=True,
         checks_finite=False,  # a line search tries steps that are too long
         needs_train="evaluates a batch several times in one step",

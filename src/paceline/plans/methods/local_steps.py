@@ -41,7 +41,7 @@ class LocalSteps:
 class Gossip:
     """Mixes each replica with its neighbours' after some local steps."""
 
-    graph: Neighbours
+    collective: Neighbours
     averaging: Averaging
 
     traits = Traits()
@@ -50,4 +50,4 @@ class Gossip:
         return Division(workers, results=workers)  # replicas that never agree are averaged
 
     def prove(self, workers: int) -> None:
-        prove_mixing(self.graph, workers)
+        prove_mixing(self.collective, workers)

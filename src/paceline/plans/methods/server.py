@@ -1,7 +1,13 @@
 """Methods with a server: a desk leases batches to workers, and a gate decides which workers may continue.
 
 The desk is the same for all of them (`core.server`); they differ in what is pushed to a shard and in how the shard
-applies it. If a worker dies, its batch is leased again to another one.
+applies it. If a worker dies, its batch is leased again to another one. Each names the parts that engines build it of:
+
+    gate      decides which worker may begin a batch
+    rule      applies what arrives at a shard
+    shards    parts of the parameters, each under a lock of its own
+    machine   makes the state machine that answers the pushes to a shard
+    slots     decides which versions of a shard are in memory at once
 """
 
 from __future__ import annotations
@@ -19,6 +25,10 @@ from paceline.core.server.version_slots import ReplicaSlots, VersionSlots
 from paceline.plans.methods import Division, Traits
 
 
+def gate_proved_apart(method: object, workers: int) -> None:
+    """Do nothing: a gate is proved by every interleaving (`core.server.explore`), which takes too long for a start."""
+
+
 @dataclass(frozen=True)
 class ParameterServer:
     """Gradients arrive at shards, whose rule and optimizer apply each at once, however old it is."""
@@ -27,7 +37,8 @@ class ParameterServer:
     rule: Rule = field(default_factory=Plain)
     shards: int = 1
 
-    slots = VersionSlots
+    slots, machine = VersionSlots, Shard
+    prove = gate_proved_apart
 
     @property
     def traits(self) -> Traits:
@@ -41,12 +52,6 @@ class ParameterServer:
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(chunks, results=0)
-
-    def prove(self, workers: int) -> None:
-        """Gates are proved by walking every interleaving (`core.server.explore`), which takes too long for a start."""
-
-    def machine(self, workers: int, ghosts: int = 0) -> Shard:
-        return Shard(workers, ghosts)
 
     def with_shards(self, shards: int) -> ParameterServer:
         """The same method with as many shards as the model has parameters for."""
@@ -62,19 +67,19 @@ class GatheringServer:
 
     shards, slots = 1, VersionSlots
     rule = Plain()
+    prove = gate_proved_apart
     traits = Traits(
         keeps_step=False,
         sends_gradients=True,
         optimizer_at_server=True,
         shares_parameters=True,
+        gathers=True,
+        repeats=True,
         needs_train="computes late batches again, and only your loop has them",
     )
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(self.gathers, shares=self.gathers, results=0)
-
-    def prove(self, workers: int) -> None:
-        """See `ParameterServer.prove`."""
 
     def machine(self, workers: int, ghosts: int = 0) -> Gathering:
         return Gathering(workers, self.gathers)
@@ -87,7 +92,8 @@ class CentreServer:
     exchange: Exchanging
     gate: Gate = field(default_factory=Asynchronous)
 
-    shards, slots = 1, VersionSlots
+    shards, slots, machine = 1, VersionSlots, Shard
+    prove = gate_proved_apart
 
     @property
     def rule(self) -> Exchanging:
@@ -101,12 +107,6 @@ class CentreServer:
     def division(self, workers: int, chunks: int) -> Division:
         return Division(chunks, block=self.exchange.every, data_parts=self.exchange.parts, results=0)
 
-    def prove(self, workers: int) -> None:
-        """See `ParameterServer.prove`."""
-
-    def machine(self, workers: int, ghosts: int = 0) -> Shard:
-        return Shard(workers, ghosts)
-
 
 @dataclass(frozen=True)
 class PairwiseGossip:
@@ -115,18 +115,13 @@ class PairwiseGossip:
     pairing: AdPsgd
     gate: Gate = field(default_factory=Asynchronous)
 
-    shards, slots = 1, ReplicaSlots
+    shards, slots, machine = 1, ReplicaSlots, Shard
     rule = Plain()
+    prove = gate_proved_apart
     traits = Traits(keeps_step=False, shares_parameters=True)
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(chunks, results=0)
-
-    def prove(self, workers: int) -> None:
-        """See `ParameterServer.prove`."""
-
-    def machine(self, workers: int, ghosts: int = 0) -> Shard:
-        return Shard(workers, ghosts)
 
 
 @dataclass(frozen=True)
@@ -135,24 +130,20 @@ class Hogwild:
 
     gate: Gate = field(default_factory=Asynchronous)
 
-    shards, slots = 1, VersionSlots
+    shards, slots, machine = 1, VersionSlots, Shard
     rule = Plain()
+    prove = gate_proved_apart
     traits = Traits(
         keeps_step=False,
         sends_gradients=True,
         takes_sparse=True,
         shares_parameters=True,
+        versioned=False,
         not_replayable="without locks its updates have no order",
     )
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(chunks, results=0)
-
-    def prove(self, workers: int) -> None:
-        """See `ParameterServer.prove`."""
-
-    def machine(self, workers: int, ghosts: int = 0) -> Shard:
-        return Shard(workers, ghosts)
 
 
 Server = ParameterServer | GatheringServer | CentreServer | PairwiseGossip | Hogwild

@@ -26,7 +26,6 @@ from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.doors import Address, listen
 from paceline.runs.trace import Kind, Row, Trace
 
-BACKUPS = 1  # servers that hold a shard besides its primary, on nodes of their own
 READ_SECONDS = 30.0  # that servers may take to answer the head
 
 
@@ -35,7 +34,7 @@ class ServerHead:
 
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, snapshots: SnapshotFile | None,
-        agent: Agent, living: bool = False,
+        agent: Agent, backups: int, living: bool = False,
     ) -> None:  # fmt: skip
         """With `living`, nodes and workers that end are replaced."""
         self.living, self.to_rank, self.deadline = living, to_rank, deadline
@@ -56,7 +55,7 @@ class ServerHead:
         seat, shards = agent.ticket, len(setup.layout.shards)
         listener = listen(Address(seat.host, 0), seat.door)
         ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, Address(seat.host, listener.getsockname()[1]))
-        placement = Placement(self.nodes, shards, min(self.nodes, 1 + BACKUPS))
+        placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
         self.collector = Collector(
             ticket.hub(Process(Role.HEAD, 0)), ticket.desk, ticket.timing, setup.layout, self._event
         )
@@ -74,7 +73,7 @@ class ServerHead:
         self._servers = [tuple(shard for _, shard in placement.on(rank)) for rank in range(self.nodes)]
         self._desk = ticket.desk
         for rank, mine in enumerate(self._servers):
-            to_rank(rank, Serve(ticket.desk, mine, replaces=living))
+            to_rank(rank, Serve(ticket.desk, mine))
 
     def observe(self, observer: Observer, trace_file: Path | None) -> None:
         """Report to this observer from now on."""
@@ -106,7 +105,7 @@ class ServerHead:
         elif isinstance(message, Finished):
             self.finished[rank] = message
         elif isinstance(message, Ended):
-            self._worker_died(rank, f"died ({message.how})")
+            self._worker_died(rank, f"died ({message.how})", message.replaced)
         elif isinstance(message, Failed):
             others = [r for r in range(self.nodes) if r != rank and r not in self.finished]
             raise self.diagnosis.failed(rank, report_of(message), others)
@@ -121,7 +120,7 @@ class ServerHead:
         self.far.ahead[rank] = node.ahead
         self.lives[rank] += 1
         spares = len(self._servers[rank])
-        self.to_rank(rank, Serve(self._desk, (), spares, self.lives[rank], replaces=True))
+        self.to_rank(rank, Serve(self._desk, (), spares, self.lives[rank]))
 
     def look(self) -> None:
         """Follow the training; called several times a second."""
@@ -132,8 +131,8 @@ class ServerHead:
             self.observer.training_started(self._trace_file)
         if collector.lost_shard is not None:
             raise RunFailed(
-                f"shard {collector.lost_shard} of the parameters is lost: every server that held it has died; start "
-                "the run again"
+                f"shard {collector.lost_shard} of the parameters is lost, since every server that held it has died; "
+                "start the run again"
             )
         if self._deserted is not None and time.monotonic() - self._deserted > self.deadline:
             raise RunFailed(f"no worker is left, and none has taken their place within {self.deadline:g} s")
@@ -176,22 +175,26 @@ class ServerHead:
         if self._events > len(self.setup.layout.shards):
             warnings.warn(line, DeathWarning, stacklevel=2)
 
-    def _worker_died(self, rank: int, why: str) -> None:
+    def _worker_died(self, rank: int, why: str, replaced: bool = False) -> None:
         if rank in self.dead or rank in self.finished:  # a worker that has finished ends
             return
-        self.dead.add(rank)
         assert self.observer is not None
         if self.observer.started_at:
             self.observer.worker_died(rank)
+        if replaced:
+            what = f"the worker of rank {rank} {why}; another one is started in its place"
+            warnings.warn(what, DeathWarning, stacklevel=2)
+            return
+        self.dead.add(rank)
         alive = [r for r in range(self.nodes) if r not in self.dead]
         if not alive and not self.living:
             raise RunFailed(f"rank {rank} {why}, and no other is left to finish the run")
         if not alive:
             self._deserted = time.monotonic()
-        replaced = " until another takes its place" if self.living else ""
+        until = " until another takes its place" if self.living else ""
         warnings.warn(
             f"the worker of rank {rank} {why}; its batch is computed by another one, and the run goes on with "
-            f"{len(alive)} of {self.nodes} workers{replaced}",
+            f"{len(alive)} of {self.nodes} workers{until}",
             DeathWarning,
             stacklevel=2,
         )

@@ -18,7 +18,7 @@ def local_steps(runner: PlanRunner, method: LocalSteps) -> Walk:
 
 def gossip(runner: PlanRunner, method: Gossip) -> Walk:
     """Step a replica, and mix it with its neighbours'."""
-    yield from _averaged(runner, method.averaging, runner.group.mixing(method.graph))
+    yield from _averaged(runner, method.averaging, runner.group.mixing(method.collective))
 
 
 def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:

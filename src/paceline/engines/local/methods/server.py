@@ -29,13 +29,13 @@ from paceline.engines.servers.open_ports import open_ports
 from paceline.engines.servers.shard_memory import Locked
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import NAP_SECONDS, Cancelled
-from paceline.plans.methods.server import GatheringServer, Server
+from paceline.plans.methods.server import Server
 
 
 def serve(runner: PlanRunner, method: Server, arena: Arena) -> Walk:
     """Return the walk of a worker of a plan with a server."""
     # Opened before the run starts: other workers may push as soon as they may start.
-    client = ServerClient(runner, arena, isinstance(method, GatheringServer))
+    client = ServerClient(runner, arena, method.traits.gathers)
     client.resume()
     return client.walk()
 

@@ -1,0 +1,110 @@
+"""What stands between the engine and the callbacks of a run: it evaluates snapshots live, and tells of checkpoints.
+
+engine ──▶ progress ──▶ on_update_end
+                   └──▶ a snapshot lies in its file ──▶ evaluate ──▶ on_evaluation_end ──▶ perhaps stop
+                   └──▶ a checkpoint lies in its folder ──▶ on_checkpoint
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from paceline.callbacks import Training, call, hears
+from paceline.engines import checkpoints
+from paceline.engines.outcome import evaluation_of, load_values
+from paceline.engines.setup import Setup
+from paceline.errors import RunFailed, users_code
+from paceline.runs.progress import Progress, ProgressCallback
+from paceline.runs.record import Evaluation
+from paceline.runs.run import Run
+from paceline.runs.trace import Kind
+
+
+class Hooks:
+    """The callbacks of one run. It is the engine's progress callback, and hears of evaluations."""
+
+    def __init__(
+        self, callbacks: Sequence[Any], setup: Setup, folder: Path | None, progress: ProgressCallback | None,
+        earlier: Sequence[Evaluation] = (),
+    ) -> None:  # fmt: skip
+        self.callbacks, self.setup, self.progress = callbacks, setup, progress
+        self.training = Training(setup.job.name, str(setup.plan), folder, setup.agenda.updates)
+        if setup.plan.traits.no_checkpoints:
+            self.training.cannot_stop = (
+                f"plan {setup.plan.name} keeps no checkpoints: {setup.plan.traits.no_checkpoints}"
+            )
+        #: The evaluations that were made, by earlier lives of a resumed run, too; by their number of updates.
+        self.known: dict[int, Evaluation] = {each.updates: each for each in earlier}
+        self._snapshot: Callable[[int], Any] | None = None
+        self._checkpoints = self._listed()  # those that were told of, or were there before
+
+    def connect(self, snapshot: Callable[[int], Any] | None, stop: Callable[[], None] | None) -> None:
+        """Take what reads a snapshot and what ends the run."""
+        if self.setup.pipeline is not None:  # the stages of a pipeline write their parts of a snapshot at any time
+            self.training.cannot_stop = "the stages of a pipeline cannot be evaluated before the end of the run"
+            return
+        self.training.request_stop = stop
+        self._snapshot = snapshot if hears(self.callbacks, "on_evaluation_end") else None
+
+    def __call__(self, report: Progress) -> None:
+        if self.progress is not None:
+            self.progress(report)
+        call(self.callbacks, "on_update_end", self.training, report)
+        self._evaluate(report)
+        self.tell_of_checkpoints()
+
+    def _evaluate(self, report: Progress) -> None:
+        """Evaluate the snapshots that were written since the last report."""
+        if self._snapshot is None:
+            return
+        rows = np.concatenate([rows[rows["kind"] == Kind.SNAPSHOT] for rows in report.rows])
+        for row in np.sort(rows, order="update"):
+            updates = int(row["update"])
+            if updates in self.known:
+                continue
+            with users_code("an evaluation", RunFailed):
+                module = load_values(self.setup, self._snapshot(updates))
+                found = evaluation_of(self.setup, module, updates, float(row["start"]) / 1e9)
+            self.evaluated(found, module)
+
+    def evaluated(self, evaluation: Evaluation, module: nn.Module) -> None:
+        """Tell the callbacks of an evaluation."""
+        self.known[evaluation.updates] = evaluation
+        call(self.callbacks, "on_evaluation_end", self.training, evaluation, module)
+
+    def tell_of_checkpoints(self) -> None:
+        """Tell the callbacks of checkpoints that are complete since the last call."""
+        if not hears(self.callbacks, "on_checkpoint"):
+            return
+        for updates in sorted(self._listed() - self._checkpoints):
+            self._checkpoints.add(updates)
+            assert self.training.folder is not None
+            call(
+                self.callbacks, "on_checkpoint", self.training,
+                checkpoints.folder_of(self.training.folder) / str(updates),
+            )  # fmt: skip
+
+    def _listed(self) -> set[int]:
+        base = checkpoints.folder_of(self.training.folder) if self.training.folder else None
+        whole = base.iterdir() if base is not None and base.is_dir() else ()
+        return {int(path.name) for path in whole if path.name.isdigit()}
+
+    def begin(self) -> None:
+        """Tell the callbacks that the run begins."""
+        call(self.callbacks, "on_train_start", self.training)
+
+    def failed(self, error: BaseException) -> None:
+        """Tell the callbacks why the run ends."""
+        self.tell_of_checkpoints()
+        call(self.callbacks, "on_exception", self.training, error)
+
+    def end(self, run: Run) -> Run:
+        """Tell the callbacks that the run is done."""
+        self.tell_of_checkpoints()
+        call(self.callbacks, "on_train_end", self.training, run)
+        return run

@@ -1,0 +1,31 @@
+"""The run that a callback has stopped: the model and the figures as of the checkpoint that ended it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.api.hooks import Hooks
+from paceline.engines import checkpoints
+from paceline.engines.local.checkpointing import result_of
+from paceline.engines.outcome import Outcome, Snapshot, finish
+from paceline.engines.setup import Setup, set_up
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord, Status
+from paceline.runs.run import Run
+from paceline.runs.trace import Trace
+
+
+def stopped_run(setup: Setup, place: RunFolder, path: Path, record: RunRecord, hooks: Hooks) -> Run:
+    """Return the run as of its newest checkpoint. Its status is `stopped`, and it can be resumed."""
+    reached = checkpoints.newest(path)
+    assert reached is not None, "the run was stopped after a checkpoint"
+    until = set_up(setup.job, setup.plan, "local", reached.updates)
+    trace = Trace(checkpoints.led_to(Trace.open(path / "trace.arrow"), reached, until.agenda))
+    seconds = reached.nanoseconds / 1e9
+    earlier = [
+        Snapshot(each.updates, each.seconds, list)  # evaluated already; its values are not read again
+        for each in hooks.known.values()
+        if each.updates < reached.updates
+    ]
+    outcome = Outcome(trace, seconds, result_of(until, reached), earlier)
+    return finish(until, outcome, place, record, hooks, Status.STOPPED, f"stopped: {hooks.training.stopping}")

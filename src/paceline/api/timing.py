@@ -1,0 +1,188 @@
+"""Times plans, single processes and ceilings in interleaved rounds, so that a busy machine slows down all of them.
+
+    round 1     downpour   ring   1 thread   2 threads   ceiling of 2 x 50
+    round 2     ceiling of 2 x 50   2 threads   1 thread   ring   downpour          and so on, to and fro
+
+A figure is never made of two rounds: a speed-up is the median of each round's own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paceline.api.train import train
+from paceline.errors import CrowdedWarning
+from paceline.jobs.job import Job
+from paceline.plans.plan import Plan, make
+from paceline.runs.intervals import Interval, median_interval
+from paceline.runs.record import Summary
+from paceline.runs.run import Run
+from paceline.runs.warm_up import steady
+
+Say = Callable[[str], None]
+SHORT = 0.4  # seconds of a round by default
+LONG = 3.0  # seconds of a round, where there is time for more than LEAST of them
+LEAST, MOST = 5, 25  # rounds
+UPDATES = 20  # of a round, at least
+LONGER = 4  # times that a round is made longer, at most
+WARM = 0.5  # share of a round's samples that must lie after its warm-up; with less, the next round is longer
+
+
+class Schedule(NamedTuple):
+    """How many rounds there are, and how many seconds each plan is timed in one of them."""
+
+    rounds: int
+    seconds: float
+
+    @staticmethod
+    def of(seconds: float | None) -> Schedule:
+        """Divide the seconds of a plan over rounds: more rounds settle more than longer ones."""
+        if seconds is None:
+            return Schedule(LEAST, SHORT)
+        rounds = min(MOST, max(LEAST, round(seconds / LONG)))
+        return Schedule(rounds, seconds / rounds)
+
+
+@dataclass
+class Entrant:
+    """A plan to be timed on a job."""
+
+    name: str
+    plan: Plan
+    job: Job
+    #: Samples per second of each round.
+    speeds: list[float] = field(default_factory=list)
+    #: Share of the workers' time without a core, per round.
+    waited: list[float] = field(default_factory=list)
+    #: Updates of a round; None until a run has told how many fit into one.
+    updates: int | None = None
+    #: How often a round was made longer, since most of it was warm-up.
+    longer: int = 0
+
+    def time_round(self, seconds: float) -> None:
+        """Train for about so many seconds."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CrowdedWarning)  # it was given when the whole job was trained
+            if self.updates is None:
+                self.learn_from(train(self.job, self.plan, folder=None, updates=UPDATES * self.plan.workers), seconds)
+            # As many epochs as it takes: the round's length is in `updates`.
+            run = train(self.job.with_(epochs=10**6), self.plan, folder=None, updates=self.updates)
+        speed, share = _speed(run)
+        self.speeds.append(speed)
+        self.waited.append(_summary(run).core_wait_fraction)
+        if share < WARM and self.longer < LONGER:
+            self.updates, self.longer = 2 * (self.updates or UPDATES), self.longer + 1
+
+    def learn_from(self, run: Run, seconds: float) -> None:
+        """Find out from a training by this plan how many updates a round of so many seconds has."""
+        summary, (speed, _) = _summary(run), _speed(run)
+        each = summary.samples / max(1, summary.updates)
+        self.updates = max(UPDATES, math.ceil(seconds * speed / each))
+
+    @property
+    def speed(self) -> float:
+        """Samples per second: the median of the rounds."""
+        return statistics.median(self.speeds)
+
+    def over(self, other: Entrant) -> Ratio:
+        """How many times as fast this is as another, round by round."""
+        ratios = [mine / its for mine, its in zip(self.speeds, other.speeds, strict=True)]
+        return Ratio(statistics.median(ratios), median_interval(ratios))
+
+    @property
+    def threads(self) -> str:
+        """The threads of each worker, such as `2 threads`."""
+        return f"{self.plan.threads} thread{'s' * (self.plan.threads > 1)}"
+
+
+class Ratio(NamedTuple):
+    """The median of the rounds' ratios, with its interval."""
+
+    value: float
+    interval: Interval
+
+    @property
+    def doubt(self) -> float:
+        """Half the interval, as a share of the value."""
+        return self.interval.half / self.value
+
+
+class Ceiling(NamedTuple):
+    """The kind of workers that a plan's ceiling is made of; several plans may share one."""
+
+    workers: int
+    batch: int  # samples that one worker computes at once
+
+    @staticmethod
+    def of(job: Job, plan: Plan) -> Ceiling:
+        """As many workers, computing pieces of the same size."""
+        return Ceiling(plan.workers, math.ceil(job.batch_size / plan.parts) if plan.workers > 1 else job.batch_size)
+
+    def entrant(self, job: Job) -> Entrant:
+        """Make the plan that measures this ceiling."""
+        plan = make("ceiling", workers=self.workers)
+        return Entrant(f"ceiling of {self.workers} x {self.batch}", plan, job.with_(batch_size=self.batch))
+
+
+@dataclass
+class Timed:
+    """Everything that was timed, in the same rounds."""
+
+    plans: list[Entrant]
+    singles: list[Entrant]  # one process, with different numbers of threads
+    ceilings: dict[Ceiling, Entrant]
+
+    @property
+    def best_single(self) -> Entrant:
+        """The fastest single process, which speed-ups are over."""
+        return max(self.singles, key=lambda single: single.speed)
+
+    def ceiling_of(self, entrant: Entrant) -> Entrant | None:
+        """The ceiling of a plan; None for one process."""
+        return self.ceilings.get(Ceiling.of(entrant.job, entrant.plan))
+
+
+def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: Schedule, say: Say) -> Timed:
+    """Time plans, single processes and ceilings in interleaved rounds; `runs` are whole trainings by these plans."""
+    entrants = [Entrant(str(plan), plan, job) for plan in plans]
+    for entrant, run in zip(entrants, runs, strict=True):
+        entrant.learn_from(run, schedule.seconds)
+    kinds = {Ceiling.of(job, plan) for plan in plans}
+    ceilings = {kind: kind.entrant(job) for kind in sorted(kinds) if kind.workers > 1}
+    timed = Timed(entrants, [_single(job, threads, entrants) for threads in _thread_counts()], ceilings)
+    order = list({id(each): each for each in (*entrants, *timed.singles, *ceilings.values())}.values())
+    for number in range(schedule.rounds):
+        say(f"timing, round {number + 1} of {schedule.rounds} ...")
+        for entrant in reversed(order) if number % 2 else order:
+            entrant.time_round(schedule.seconds)
+    return timed
+
+
+def _single(job: Job, threads: int, entrants: Sequence[Entrant]) -> Entrant:
+    """One process; if the plan is compared anyway, it is timed once."""
+    same = (e for e in entrants if (e.plan.name, e.plan.threads, e.plan.chunks) == ("sequential", threads, 1))
+    found = next(same, None)
+    return found if found is not None else Entrant("sequential", make("sequential", threads=threads), job)
+
+
+def _thread_counts() -> list[int]:
+    cores = len(os.sched_getaffinity(0))
+    return sorted({1, 2, cores} & set(range(1, cores + 1)))
+
+
+def _speed(run: Run) -> tuple[float, float]:
+    """Samples per second after the warm-up, and the share of the samples that lie there."""
+    found, summary = steady(run.trace), _summary(run)
+    return (found.samples_per_second, found.share) if found else (summary.samples_per_second, 0.0)
+
+
+def _summary(run: Run) -> Summary:
+    summary = run.record.summary
+    assert summary is not None
+    return summary

@@ -1,0 +1,45 @@
+"""BestCheckpoint: keep the model of the best evaluation."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, final
+
+from paceline.callbacks import Training
+from paceline.callbacks.metric import Best
+from paceline.errors import UsageError
+from paceline.runs.record import Evaluation
+
+
+@final
+class BestCheckpoint:
+    """Write the model of the best evaluation so far to `best.pt` in the run's folder: a `state_dict`, as model.pt is.
+
+    metric     the figure: test_accuracy, test_loss or one of `metrics=`
+    mode       "max" or "min"; default: "min" for what has "loss" in its name
+    file       another name in the run's folder
+    """
+
+    def __init__(self, metric: str = "test_loss", *, mode: str | None = None, file: str = "best.pt") -> None:
+        self.best, self.file = Best(metric, mode, 0.0), file
+        #: Where the model lies, and after how many updates it was evaluated; None before the first evaluation.
+        self.path: Path | None = None
+        self.updates: int | None = None
+
+    def on_train_start(self, training: Training) -> None:
+        """Refuse a run without a folder before it begins."""
+        if training.folder is None:
+            raise UsageError("BestCheckpoint writes into the run's folder, and this run has none; give folder=")
+
+    def on_evaluation_end(self, training: Training, evaluation: Evaluation, model: Any) -> None:
+        """Write the model if it is the best so far; the file is replaced atomically."""
+        if not self.best.improves(evaluation):
+            return
+        import torch
+
+        assert training.folder is not None
+        self.path, self.updates = training.folder / self.file, evaluation.updates
+        draft = self.path.with_name(self.path.name + ".new")
+        torch.save(model.state_dict(), draft)
+        os.replace(draft, self.path)

@@ -1,0 +1,59 @@
+"""The tile at the top of a comparison's page: the plan to use, one process, or that it is not settled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from paceline.report.reading import Reading
+from paceline.runs.comparison import Answer, ComparisonRecord, Kind
+from paceline.runs.intervals import Interval
+
+TITLES = {Kind.RECOMMENDED: "Recommended", Kind.SINGLE: "One process is best here", Kind.UNDECIDED: "Undecided"}
+
+
+def comparison_of(readings: Sequence[Reading]) -> ComparisonRecord | None:
+    """Return the comparison that all runs of a page belong to; None if there is not exactly one."""
+    found = {id(r.timed): r.timed for r in readings}.values()
+    places = {reading.path.resolve().parent for reading in readings}
+    several = len(places) > 1 or len(readings) < 2 or any(timed is None for timed in found)
+    return None if several else next((timed.comparison for timed in found if timed), None)
+
+
+def tile(comparison: ComparisonRecord | None) -> str:
+    """What the comparison comes to; empty for a page that is not of one comparison."""
+    if comparison is None or comparison.answer is None:
+        return ""
+    answer = comparison.answer
+    warning = f"<p class=warning>{escape(comparison.disagreement)}.</p>" if comparison.disagreement else ""
+    notes = "".join(f"<p class=warning>{escape(_sentence(note))}</p>" for note in comparison.notes)
+    figures = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in _figures(answer))
+    command = f"<p>To use it:</p><pre><code>{escape(answer.command)}</code></pre>" if answer.command else ""
+    return (
+        f'<section class="answer {answer.kind.value}" aria-label="The answer"><h2>{TITLES[answer.kind]}</h2>'
+        f"<p class=lead>{escape(_reason(comparison, answer))}</p>"
+        f"{f'<dl class=tiles>{figures}</dl>' if figures else ''}{command}{warning}{notes}</section>\n"
+    )
+
+
+def _reason(comparison: ComparisonRecord, answer: Answer) -> str:
+    """The answer's sentence, without what the tile shows elsewhere."""
+    if answer.kind == Kind.RECOMMENDED:
+        row = next((row for row in comparison.plans if row.plan == answer.plan), None)
+        return f"{row.short if row else answer.plan}, against one process with {comparison.best_single}"
+    return answer.sentence.partition(": ")[2].partition("; to use it:")[0] + "."
+
+
+def _figures(answer: Answer) -> list[tuple[str, str]]:
+    if answer.kind != Kind.RECOMMENDED or answer.speedup is None or answer.speedup_interval is None:
+        return []
+    half = Interval(*answer.speedup_interval).half / answer.speedup
+    found = [("times as fast as one process", f"{answer.speedup:.2f}× ±{half:.0%}")]
+    if answer.accuracy_change is not None and answer.accuracy_change_interval is not None:
+        points = 100 * Interval(*answer.accuracy_change_interval).half
+        found.append(("points of accuracy against one process", f"{100 * answer.accuracy_change:+.1f} ±{points:.1f}"))
+    return found
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

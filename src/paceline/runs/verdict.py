@@ -1,0 +1,204 @@
+"""What a comparison comes to: the plan to use, one process, or that it is not settled. Pure.
+
+    the interval of a plan's speed-up        ├──────┤
+                                     0.8    1.0    1.2    1.4
+    whole above 1, and 1.05 or more          │        ├──────┤     it may be recommended
+    whole below 1.05                 ├────┤  │                     it does not pay
+    anything else                      ├─────│──┤                  undecided
+
+The fastest of the plans that may be recommended is, unless it loses more than MOST_LOST of accuracy. What it loses is
+in the sentence. If rounds disagree by more than SETTLED, nothing is recommended and nothing is ruled out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from paceline.runs.comparison import Answer, ComparisonRecord, Kind, Row
+from paceline.runs.intervals import CONFIDENCE, Interval, difference_of_accuracies
+
+PAYS = 1.05  # times as fast as one process; less is not worth a second one
+SETTLED = 0.15  # half the width of a speed-up's interval, as a share of it, up to which rounds agree
+MOST_LOST = 0.05  # of accuracy; a plan that loses more is not recommended
+MOST_HIGHER = 0.1  # share by which the test loss of a job without an accuracy may be higher
+ENOUGH_SECONDS = 60.0
+
+
+def decided(record: ComparisonRecord) -> ComparisonRecord:
+    """Return the comparison with what it comes to; where rounds disagree, without verdicts on its plans."""
+    found = replace(record, disagreement=_disagreement(record))
+    if found.disagreement:
+        found = replace(found, plans=tuple(replace(row, verdict=None) for row in found.plans))
+    return replace(found, answer=decide(found))
+
+
+def decide(record: ComparisonRecord) -> Answer:
+    """Decide by the figures of a comparison alone; the order of its plans does not matter."""
+    rows = sorted((row for row in record.plans if _is_candidate(row)), key=lambda row: (-row.speedup, row.plan))
+    if not rows:
+        return _single(record, None, "no plan with several workers was compared")
+    fit = [row for row in rows if not _loses(record, row)]
+    paying = [row for row in fit if _pays(row)]
+    unsettled = [row for row in fit if _is_open(row) and (not paying or row.speedup >= paying[0].speedup)]
+    if disagreement(record) > SETTLED or unsettled:
+        return _undecided(record, unsettled or fit or rows)
+    if paying:
+        return _recommended(record, _preferred(record, paying))
+    fast = next((row for row in rows if row not in fit and _pays(row)), None)
+    return _single(record, (fit or rows)[0], _why_not(record, fast) if fast else "")
+
+
+def _preferred(record: ComparisonRecord, paying: list[Row]) -> Row:
+    """The fastest plan; of those that may be as fast as it, rather one that is not less accurate beyond chance."""
+    as_fast = [row for row in paying if _interval(row).high >= _interval(paying[0]).low]
+    return next((row for row in as_fast if not _is_less_accurate(record, row)), as_fast[0])
+
+
+def disagreement(record: ComparisonRecord) -> float:
+    """Return how far the rounds disagree at most: half an interval, as a share of the figure."""
+    found = [0.0]
+    for row in record.plans:
+        for value, interval in ((row.speedup, row.speedup_interval), (row.ceiling_share, row.ceiling_share_interval)):
+            if value and interval:
+                found.append(Interval(*interval).half / value)
+    return max(found)
+
+
+def _disagreement(record: ComparisonRecord) -> str | None:
+    most = disagreement(record)
+    if most <= SETTLED:
+        return None
+    return (
+        f"The rounds disagree by up to ±{most:.0%} (more than ±{SETTLED:.0%}): the table gives intervals that hold the "
+        f"median with {CONFIDENCE:.0%} confidence, and no verdict"
+    )
+
+
+# --- a plan ---
+
+
+def _is_candidate(row: Row) -> bool:
+    """Workers that never communicate train a model each: they are a measure, not a plan to use."""
+    return row.workers > 1 and row.name != "ceiling"
+
+
+def _interval(row: Row) -> Interval:
+    return Interval(*(row.speedup_interval or (row.speedup, row.speedup)))
+
+
+def _pays(row: Row) -> bool:
+    return _interval(row).low > 1 and row.speedup >= PAYS
+
+
+def _is_open(row: Row) -> bool:
+    """Whether it is not settled if the plan pays."""
+    return not _pays(row) and _interval(row).high >= PAYS
+
+
+def _reference(record: ComparisonRecord) -> Row | None:
+    """The training in one process that accuracies are compared with: the most accurate of them."""
+    singles = [row for row in record.plans if row.workers == 1]
+    return max(singles, key=lambda row: (row.test_accuracy or 0.0, -(row.test_loss or 0.0), row.plan), default=None)
+
+
+def _change(record: ComparisonRecord, row: Row) -> tuple[float, Interval] | None:
+    """How much more accurate the plan is than one process; None if that is not known."""
+    alone = _reference(record)
+    if alone is None or row.test_accuracy is None or alone.test_accuracy is None:
+        return None
+    interval = difference_of_accuracies(row.test_accuracy, alone.test_accuracy, record.test_samples)
+    return row.test_accuracy - alone.test_accuracy, interval
+
+
+def _loss_change(record: ComparisonRecord, row: Row) -> float | None:
+    """How much higher the plan's test loss is than one process's, as a share of it; for jobs without an accuracy."""
+    alone = _reference(record)
+    if alone is None or row.test_accuracy is not None or row.test_loss is None or alone.test_loss is None:
+        return None
+    if not math.isfinite(row.test_loss):
+        return math.inf
+    return (row.test_loss - alone.test_loss) / max(abs(alone.test_loss), 1e-12)
+
+
+def _is_less_accurate(record: ComparisonRecord, row: Row) -> bool:
+    """Whether the plan is less accurate than one process beyond chance."""
+    change, loss = _change(record, row), _loss_change(record, row)
+    return (change is not None and change[1].high < 0) or (loss is not None and loss > 0)
+
+
+def _loses(record: ComparisonRecord, row: Row) -> bool:
+    """Whether the plan learns too much less than one process to be recommended."""
+    change, loss = _change(record, row), _loss_change(record, row)
+    return (change is not None and change[0] < -MOST_LOST) or (loss is not None and loss > MOST_HIGHER)
+
+
+# --- sentences ---
+
+
+def _recommended(record: ComparisonRecord, row: Row) -> Answer:
+    command, change = _command(record, row.plan), _change(record, row)
+    sentence = f"Recommended: {row.short}, {_times(row)}{_quality(record, row)}; to use it: {command}"
+    return Answer(
+        Kind.RECOMMENDED, sentence, row.plan, row.workers, row.speedup, tuple(_interval(row)),
+        change[0] if change else None, tuple(change[1]) if change else None, command,
+    )  # fmt: skip
+
+
+def _times(row: Row) -> str:
+    return f"{row.speedup:.2f}x (±{_interval(row).half / row.speedup:.0%})"
+
+
+def _quality(record: ComparisonRecord, row: Row) -> str:
+    """What the plan gains or loses beside its speed."""
+    change, loss = _change(record, row), _loss_change(record, row)
+    if change is not None:
+        less = ", less accurate than one process beyond chance" if change[1].high < 0 else ""
+        return f", accuracy {change[0] * 100:+.1f} points (±{change[1].half * 100:.1f}){less}"
+    if loss is not None:
+        return f", test loss {loss:+.1%}"
+    if row.test_loss is None:
+        return ", accuracy not known (the job has no test data)"
+    return ", accuracy not compared (sequential is not among the plans)"
+
+
+def _single(record: ComparisonRecord, nearest: Row | None, why: str) -> Answer:
+    """One process is the best; `nearest` is the plan that came nearest, if there was one."""
+    threads = record.best_single.partition(" ")[0]
+    plan = "sequential" if threads in ("1", "") else f"sequential:threads={threads}"
+    command = _command(record, plan)
+    near = f"{nearest.short} came nearest, {_times(nearest)}" if nearest else ""
+    sentence = f"One process is the best you can do here ({record.best_single}): {why or near}; to use it: {command}"
+    return Answer(
+        Kind.SINGLE, sentence, plan, 1, nearest.speedup if nearest else None,
+        tuple(_interval(nearest)) if nearest else None, command=command,
+    )  # fmt: skip
+
+
+def _why_not(record: ComparisonRecord, row: Row) -> str:
+    return f"{row.short} is {row.speedup:.2f}x as fast, but learns too little{_quality(record, row)}"
+
+
+def _undecided(record: ComparisonRecord, rows: list[Row]) -> Answer:
+    row = max(rows, key=lambda each: (_interval(each).high, each.plan))
+    low, high = _interval(row)
+    seconds = max(ENOUGH_SECONDS, 2 * (record.seconds or 0.0))
+    where = ", on a quieter machine" if disagreement(record) > SETTLED else ""
+    return Answer(
+        Kind.UNDECIDED,
+        f"Undecided: {row.short} is {low:.2f}x to {high:.2f}x as fast as one process; time it longer, "
+        f"--seconds {seconds:.0f}{where}",
+        None, None, row.speedup, (low, high),
+    )  # fmt: skip
+
+
+def _command(record: ComparisonRecord, plan: str) -> str:
+    """Return what trains the job by this plan, on the command line or in Python."""
+    if not record.command:
+        return f'paceline.train(job, "{plan}")'
+    name, _, tail = plan.partition(":")
+    options = [option for option in tail.split(",") if option]
+    workers = [option.partition("=")[2] for option in options if option.startswith("workers=")]
+    rest = ",".join(option for option in options if not option.startswith("workers="))
+    team = f" --workers {workers[0]}" if workers else ""
+    return f"{record.command} --plan {name}{':' + rest if rest else ''}{team}"

@@ -1,0 +1,91 @@
+"""Nodes of a run, started as a launcher starts them, but forked from processes that have PyTorch loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.scripts import Ended, Running, finish, start
+
+PATIENCE = 60.0  # seconds that something may take on a busy machine
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+
+import torch
+
+import paceline as pl
+from tests.engines.cluster.held import job
+
+torch.set_num_threads(1)
+options = json.loads(sys.argv[1])
+folder = Path(__file__).parent
+found = []
+for plan in options.pop("plans"):
+    run = pl.train(job(folder, **options.pop("job", {})), plan, engine="cluster", folder=folder / "runs", **options)
+    state = {name: value.double().flatten().tolist() for name, value in run.model.state_dict().items()}
+    found.append({"summary": run.summary(), "state": state})
+print(json.dumps(found))
+"""
+
+
+@dataclass
+class Nodes:
+    """The nodes of one run, rank after rank."""
+
+    folder: Path
+    running: list[Running]
+
+    def held(self, count: int) -> list[int]:
+        """Wait until so many workers have stopped at their step; return their processes."""
+        until = time.monotonic() + PATIENCE
+        while len(found := list(self.folder.glob("held-*"))) < count:
+            assert time.monotonic() < until, [each.err.read_text() for each in self.running]
+            time.sleep(0.01)
+        return [int(path.name.removeprefix("held-")) for path in found]
+
+    def release(self) -> None:
+        """Let the workers go on."""
+        (self.folder / "hold").unlink()
+
+    def kill(self, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to the agent of a rank."""
+        os.kill(self.running[rank].process.pid or 0, how)
+
+    def end(self) -> list[Ended]:
+        """Wait until every node has ended."""
+        return finish(self.running, PATIENCE)
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def nodes(
+    folder: Path, count: int, plans: Sequence[str], text: str = SCRIPT, started: int | None = None, **options: Any
+) -> Nodes:
+    """Start `count` nodes, or only the first `started`, that train by these plans, one after another."""
+    script = folder / "node.py"
+    script.write_text(text)
+    given = json.dumps({"plans": list(plans), **options})
+    shared = {"PACELINE_NODES": str(count), "PACELINE_HEAD": f"127.0.0.1:{free_port()}"}
+    ranks = range(count if started is None else started)
+    return Nodes(folder, [start(script, given, name=f"node-{r}", PACELINE_RANK=str(r), **shared) for r in ranks])
+
+
+def told(ended: Ended) -> list[dict[str, Any]]:
+    """Return what a node that has finished says of its runs."""
+    assert ended.code == 0, ended.err
+    found: list[dict[str, Any]] = json.loads(ended.out)
+    return found

@@ -1,0 +1,133 @@
+"""The same training on several nodes as on one machine, and what is refused before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline as pl
+from paceline.engines.cluster import refusals
+from paceline.engines.cluster.roster import Roster
+from paceline.errors import PlanError, UsageError
+from paceline.links.tcp.doors import Address
+from paceline.plans.plan import RECIPES, Plan
+from paceline.runs.record import read_record
+from tests.engines.cluster.held import job
+from tests.engines.cluster.nodes import SCRIPT, nodes, told
+
+
+def _same_bits(folder: Path, count: int, plans: list[str]) -> None:
+    ranks = [told(each) for each in nodes(folder, count, plans).end()]
+    torch.set_num_threads(1)
+    for number, plan in enumerate(plans):
+        here = pl.train(job(folder), plan, workers=count, engine="virtual", folder=None).summary()
+        found = [rank[number]["summary"] for rank in ranks]
+        assert {each["parameters_sha256"] for each in found} == {here["parameters_sha256"]}, plan
+        assert found[0]["engine"] == "cluster"
+        assert {each: found[0][each] for each in ("samples", "updates", "test_loss", "deaths")} == {
+            each: here[each] for each in ("samples", "updates", "test_loss", "deaths")
+        }
+
+
+def test_the_same_bits_as_on_one_machine(tmp_path: Path) -> None:
+    _same_bits(tmp_path, 3, ["ring", "local_sgd:every=3", "gossip"])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_the_same_bits_under_every_plan(tmp_path: Path, count: int) -> None:
+    plans = ["ring", "tree", "central", "parallel_sgd", "easgd:every=2", "diloco:every=4", "gossip:graph=complete"]
+    _same_bits(tmp_path, count, plans + (["halving_doubling", "hierarchical"] if count % 2 == 0 else []))
+
+
+def test_nodes_that_would_train_different_things_are_all_refused(tmp_path: Path) -> None:
+    seed = '{"seed": int(os.environ["PACELINE_RANK"]) // 2}'
+    text = "import os\n" + SCRIPT.replace('options.pop("job", {})', seed)
+    ended = nodes(tmp_path, 3, ["ring"], text).end()
+    assert [each.code for each in ended] == [1, 1, 1]  # an exception of the script
+    for each in ended:
+        assert "rank 2 has seed 1, and rank 0 0: start all nodes with the same command" in each.err
+
+
+def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:
+    first, second = nodes(tmp_path, 3, ["ring"], started=2, deadline=3.0).end()
+    assert "RunFailed: rank 2 has not come to 127.0.0.1:" in first.err
+    assert "RunOver: rank 2 has not come to 127.0.0.1:" in second.err
+
+
+IN_STEP = (
+    "ring", "tree", "halving_doubling", "hierarchical", "central", "local_sgd", "parallel_sgd", "easgd", "diloco",
+    "gossip",
+)  # fmt: skip
+ROSTER = Roster(0, 2, Address("127.0.0.1", 1), 0, "torchrun", b"")
+
+
+def test_every_plan_runs_or_is_refused_with_a_reason() -> None:
+    for name in set(RECIPES) - {"table"}:
+        plan = Plan.parse(name, 2)
+        if name in IN_STEP:
+            refusals.check(plan, ROSTER)
+        else:
+            with pytest.raises(PlanError, match=f"plan {name} does not run on a cluster: .*; .*"):
+                refusals.check(plan, ROSTER)
+
+
+def test_as_many_workers_as_nodes() -> None:
+    with pytest.raises(PlanError, match="plan ring:workers=4 has 4 workers, and torchrun has started 2 nodes"):
+        refusals.check(Plan.parse("ring:workers=4"), ROSTER)
+
+
+def test_without_a_launcher_it_says_how_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("RANK", "WORLD_SIZE", "PACELINE_RANK", "PACELINE_NODES", "PACELINE_HEAD"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="start it by torchrun, srun or mpiexec, or set PACELINE_RANK"):
+        pl.train(job(tmp_path), "ring", engine="cluster")
+
+
+def test_a_workers_exception_ends_every_node(tmp_path: Path) -> None:
+    text = SCRIPT.replace("import torch\n", "import torch\nfrom torch import nn\n", 1).replace(
+        "found = []",
+        """
+class Fails(nn.CrossEntropyLoss):
+    calls = 0
+
+    def forward(self, x, y):
+        Fails.calls += 1
+        if Fails.calls > 20:
+            raise ValueError("nine is not a class")
+        return super().forward(x, y)
+
+found = []
+options["job"] = {"loss": Fails()}
+""",
+    )
+    ended = nodes(tmp_path, 2, ["ring"], text).end()
+    assert [each.code for each in ended] == [1, 1]
+    assert "failed first: ValueError: nine is not a class" in ended[0].err
+    assert "raise ValueError" in ended[0].err
+    assert "RunOver: the run has ended: worker" in ended[1].err
+    (run,) = (tmp_path / "runs").iterdir()
+    failure = read_record(run).failure
+    assert failure is not None
+    assert failure.what == "failed first: ValueError: nine is not a class"
+
+
+def test_the_command_speaks_on_rank_0_alone(tmp_path: Path) -> None:
+    text = """
+import sys
+from pathlib import Path
+from paceline.cli import main
+from tests.engines.cluster.held import job as made
+
+job = made(Path(__file__).parent)
+if __name__ == "__main__":
+    sys.argv[1:] = ["train", __file__, "--plan", "ring", "--updates", "20", "--json", "--quiet"]
+    main()
+"""
+    first, second = nodes(tmp_path, 2, [], text).end()
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert first.out.count("\n") == 1
+    assert '"engine": "cluster"' in first.out
+    assert (second.out, second.err) == ("", "")

@@ -1,0 +1,127 @@
+"""Nodes and workers that are killed or stopped; the others go on, and train what all together would have trained."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import paceline as pl
+from paceline.runs.record import read_record
+from paceline.runs.trace import Kind, Trace
+from tests.engines.cluster.held import job
+from tests.engines.cluster.nodes import Nodes, nodes, told
+
+
+def _held(folder: Path, count: int, plan: str, **options: Any) -> tuple[Nodes, list[int]]:
+    """Start nodes; return them and the processes of their workers, which have all stopped in the same update."""
+    (folder / "hold").touch()
+    ran = nodes(folder, count, [plan], **options)
+    return ran, ran.held(count)
+
+
+def _oracle(folder: Path, plan: str, count: int) -> dict[str, list[float]]:
+    """Train in one process what the plan would have trained without a death."""
+    torch.set_num_threads(1)
+    run = pl.train(job(folder), plan, workers=count, engine="virtual", folder=None)
+    return {name: value.double().flatten().tolist() for name, value in run.model.state_dict().items()}
+
+
+def _gap(found: dict[str, list[float]], wanted: dict[str, list[float]]) -> float:
+    a, b = (
+        torch.cat([torch.tensor(each, dtype=torch.float64) for each in state.values()]) for state in (found, wanted)
+    )
+    return float((a - b).norm() / b.norm())
+
+
+def _check(folder: Path, ran: Nodes, plan: str, count: int, dead: list[int] | None = None) -> None:
+    """The survivors agree, have the parameters of the undisturbed run, and the run says who died."""
+    ended = ran.end()
+    codes = [each.code for each in ended]
+    lost = [rank for rank, code in enumerate(codes) if code]
+    assert dead is None or lost == dead, [each.err for each in ended]
+    alive = [told(each)[0] for each in ended if not each.code]
+    assert len({each["summary"]["parameters_sha256"] for each in alive}) == 1
+    assert _gap(alive[0]["state"], _oracle(folder, plan, count)) < 1e-9
+    (run,) = (folder / "runs").iterdir()
+    assert read_record(run).summary is not None
+    trace = Trace.open(run / "trace.arrow")
+    deaths = trace.of_kind(Kind.DEATH)["worker"].tolist()
+    assert deaths == list(read_record(run).summary.deaths)  # type: ignore[union-attr]
+    assert sorted(rank for rank in deaths if rank) == lost  # the process of rank 0 outlives its worker
+    for rank in deaths:
+        assert f"rank {rank} " in ended[0].err
+
+
+@pytest.mark.parametrize("plan", ["ring", "tree"])
+def test_a_worker_is_killed(tmp_path: Path, plan: str) -> None:
+    ran, workers = _held(tmp_path, 3, plan)
+    os.kill(workers[0], signal.SIGKILL)
+    ran.release()
+    _check(tmp_path, ran, plan, 3)
+
+
+def test_a_worker_dies_while_it_applies_a_sum_that_others_may_lack(tmp_path: Path) -> None:
+    (tmp_path / "die").touch()
+    ran = nodes(tmp_path, 3, ["ring"])
+    _check(tmp_path, ran, "ring", 3)
+
+
+def test_an_agent_is_killed_with_its_worker(tmp_path: Path) -> None:
+    ran, _ = _held(tmp_path, 3, "ring")
+    ran.kill(1)
+    ran.release()
+    _check(tmp_path, ran, "ring", 3, [1])
+
+
+def test_two_die_and_the_last_one_goes_on(tmp_path: Path) -> None:
+    ran, _ = _held(tmp_path, 3, "ring")
+    ran.kill(2)
+    ran.kill(1)
+    ran.release()
+    _check(tmp_path, ran, "ring", 3, [1, 2])
+
+
+def test_a_stopped_worker_is_left_behind(tmp_path: Path) -> None:
+    ran, workers = _held(tmp_path, 3, "ring")
+    os.kill(workers[0], signal.SIGSTOP)
+    ran.release()
+    _check(tmp_path, ran, "ring", 3)
+
+
+def test_a_stopped_node_is_left_behind_and_ends_when_it_wakes(tmp_path: Path) -> None:
+    ran, _ = _held(tmp_path, 3, "ring")
+    ran.kill(1, signal.SIGSTOP)
+    ran.release()
+    first = ran.running[0].end(60.0)
+    assert first.code == 0, first.err
+    ran.kill(1, signal.SIGCONT)
+    _check(tmp_path, ran, "ring", 3, [1])
+    assert "rank 1" in (tmp_path / "node-1.err").read_text()
+
+
+def test_without_the_head_every_node_ends(tmp_path: Path) -> None:
+    ran, _ = _held(tmp_path, 3, "ring")
+    ran.kill(0)
+    ran.release()
+    first, *others = ran.end()
+    assert first.code == -signal.SIGKILL
+    for each in others:
+        assert each.code == 1
+        assert "since it lost the head: rank 0" in each.err
+
+
+@pytest.mark.parametrize("plan", ["local_sgd:every=4", "gossip"])
+def test_replicas_go_on_without_the_dead_one(tmp_path: Path, plan: str) -> None:
+    ran, workers = _held(tmp_path, 3, plan)
+    os.kill(workers[0], signal.SIGKILL)
+    ran.release()
+    ended = ran.end()
+    alive = [told(each)[0] for each in ended if not each.code]
+    assert len(alive[0]["summary"]["deaths"]) == 1, [each.err for each in ended]
+    assert len({each["summary"]["parameters_sha256"] for each in alive}) == 1
+    assert alive[0]["summary"]["updates"] == 57
