@@ -14,6 +14,7 @@ def train(
     plan: options.PlanOption = None,
     workers: options.Workers = None,
     engine: options.Engine = None,
+    address: options.RayAddress = None,
     compute: options.Compute = None,
     device: options.Device = None,
     epochs: options.Epochs = None,
@@ -57,6 +58,7 @@ def train(
         run = run_training(
             chosen, plan, workers, engine=engine, folder=runs, progress=progress, updates=updates, deadline=deadline,
             checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
+            address=address,
         )  # fmt: skip
     finally:
         progress.close()

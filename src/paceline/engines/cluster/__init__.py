@@ -7,13 +7,14 @@
     head.py         the agent of rank 0: the group, the trace, the result
     control.py      the messages between agents and the head
     seat.py         a worker's seat in the group; surviving.py, collectives that are made again when the group changes
+    ray_nodes.py    the roster `ray`; ray_agent.py, its actors; ray_session.py and ray_watch.py, the connection to Ray
     worker.py       a worker: the replica and the walks of the local engine; worker_main.py, its process
 
 docs/cluster.md has the design.
 """
 
 from paceline.engines.cluster.engine import train
-from paceline.engines.cluster.refusals import check
+from paceline.engines.cluster.refusals import check, check_method
 from paceline.engines.cluster.roster import Roster, nodes, roster
 
-__all__ = ["Roster", "check", "nodes", "roster", "train"]
+__all__ = ["Roster", "check", "check_method", "nodes", "roster", "train"]

@@ -34,7 +34,7 @@ from paceline.engines.cluster.control import (
     Spare,
 )
 from paceline.engines.cluster.seat import Ticket
-from paceline.engines.cluster.servers.node_servers import ATTEMPTS, NodeServers
+from paceline.engines.cluster.servers.node_servers import ATTEMPTS, LIFE, NodeServers
 from paceline.engines.cluster.servers.processes import ServerTicket, run_worker
 from paceline.engines.cluster.worker_main import main
 from paceline.engines.local import messages
@@ -102,6 +102,8 @@ class Agent:
         self._node_servers: NodeServers | None = None
         #: Workers that were started, and whether one has made its last batch.
         self._workers, self._finished = 0, False
+        #: How many nodes have had this rank before.
+        self._life = 0
 
     def start(self) -> None:
         """Start the worker, unless the head first says where its servers are."""
@@ -116,17 +118,17 @@ class Agent:
         seat, layout = self.ticket, self.setup.layout
         ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, message.desk)
         self._node_servers = servers = NodeServers(
-            self.children, ticket, seat.rank, seat.parts, self.assignment, layout
+            self.children, ticket, seat.rank, seat.parts, self.assignment, layout, message.life
         )
         self.keepers.append(servers)
-        servers.start(message.shards)
-        self._servers = ticket
+        servers.start(message.shards, message.spares)
+        self._servers, self._life = ticket, message.life
         self._start_worker()
 
     def _start_worker(self) -> None:
         """Start a worker that pushes to servers. One that takes the place of a dead one has a number of its own."""
         assert self._servers is not None
-        number = self._workers * self.ticket.parts + self.ticket.rank
+        number = (self._life * LIFE + self._workers) * self.ticket.parts + self.ticket.rank
         self._workers += 1
         self.worker = self.children.start(
             ProcessName(ProcessKind.WORKER, number), run_worker,

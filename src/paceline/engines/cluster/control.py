@@ -142,6 +142,10 @@ class Serve:
 
     desk: Address
     shards: tuple[int, ...]
+    #: Servers that hold no shard yet. A node that comes late has such ones only.
+    spares: int = 0
+    #: How many nodes have had this rank before. Their processes' numbers are never given out again.
+    life: int = 0
 
 
 @dataclass(frozen=True)

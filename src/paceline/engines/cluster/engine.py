@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,9 +20,21 @@ from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.agent import Agent
 from paceline.engines.cluster.children import Children
-from paceline.engines.cluster.control import Began, Exited, Message, Over, Result, pack, unpack
+from paceline.engines.cluster.control import (
+    Began,
+    Clock,
+    Exited,
+    Message,
+    Over,
+    Refused,
+    Register,
+    Result,
+    pack,
+    unpack,
+)
 from paceline.engines.cluster.head import Head, observer_of
 from paceline.engines.cluster.history import History
+from paceline.engines.cluster.rendezvous import Registry
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.cluster.seat import Ticket
 from paceline.engines.cluster.servers.head import ServerHead
@@ -30,9 +43,9 @@ from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.worker_pool import snapshot_file
 from paceline.engines.outcome import Outcome, Snapshot
 from paceline.engines.setup import Setup
-from paceline.errors import PacelineError, RunFailed, RunOver
+from paceline.errors import PacelineError, RunFailed, RunOver, UsageError
 from paceline.links.tcp.connection import Buffer
-from paceline.links.tcp.doors import Door
+from paceline.links.tcp.doors import Address, Door
 from paceline.links.tcp.frame import LIMITS, Limits
 from paceline.links.tcp.handshake import Peer
 from paceline.links.tcp.hub import Gone, Hub, Received
@@ -57,21 +70,49 @@ def train(
     deadline: float,
     request: CheckpointRequest | None = None,
     backups: int = 1,
+    nodes: Nodes | None = None,
 ) -> Iterator[Outcome]:
-    """Run this node's part of the plan. Every node returns the trained model; the head has the whole trace."""
+    """Run this node's part of the plan. Every node returns the trained model; the head has the whole trace.
+
+    `nodes` are those of a living roster, which the head starts.
+    """
     size = 2 * setup.layout.bytes
     limits = Limits(LIMITS.ints, max(LIMITS.body, size), max(LIMITS.queue, size))
     hub, pump = rendezvous.open_hub(roster, roster.door, TIMING, limits, deadline)
-    node = (
-        _HeadNode(setup, roster, hub, deadline, backups) if roster.leads else _OtherNode(setup, roster, hub, deadline)
-    )
+    node: _HeadNode | _OtherNode
+    if roster.leads:
+        node = _HeadNode(setup, roster, hub, deadline, backups, nodes)
+    else:
+        node = _OtherNode(setup, roster, hub, deadline)
     try:
+        if nodes is not None:
+            nodes.start(hub.address)
         yield node.train(run, heartbeat, progress, request)
     finally:
         hub.close()
         pump.close()
         if node.snapshots is not None:
             node.snapshots.close()
+
+
+class Nodes(Protocol):
+    """The nodes of a living roster, as the head sees them."""
+
+    #: Whether a node that is lost is replaced.
+    replaces: bool
+
+    def start(self, head: Address) -> None:
+        """Start the nodes, which dial the head there."""
+
+    def look(self) -> None:
+        """See whether all is well; called several times a second.
+
+        Raises:
+            RunFailed: a node cannot start, or what starts them cannot be reached any longer.
+        """
+
+    def started(self) -> None:
+        """Take note that every node has come: from now on one that ends is replaced, or does not end the run."""
 
 
 class _OtherNode:
@@ -119,8 +160,11 @@ class _OtherNode:
 class _HeadNode:
     """The node of the head: it has an agent like every other one."""
 
-    def __init__(self, setup: Setup, roster: Roster, hub: Hub, deadline: float, backups: int) -> None:
+    def __init__(
+        self, setup: Setup, roster: Roster, hub: Hub, deadline: float, backups: int, nodes: Nodes | None
+    ) -> None:
         self.setup, self.roster, self.hub, self.deadline, self.backups = setup, roster, hub, deadline, backups
+        self.nodes = nodes
         self.snapshots: SnapshotFile | None = None
         #: Messages between the head and its own agent, which are handled one after another: (to the head, message).
         self._own: deque[tuple[bool, Message, memoryview]] = deque()
@@ -132,16 +176,22 @@ class _HeadNode:
     ) -> Outcome:  # fmt: skip
         setup, hub = self.setup, self.hub
         terms = Terms.of(setup, self.roster.nodes)
-        name, nodes = rendezvous.gather(hub, self.roster, terms, setup.snapshots_every, self.deadline)
+        registry = Registry(hub, self.roster, terms, setup.snapshots_every)
+        rendezvous.gather(registry, self.deadline, self.nodes.look if self.nodes else None)
+        if self.nodes is not None:
+            self.nodes.started()
+        nodes = registry.nodes
         self.snapshots = snapshot_file(setup, request, setup.snapshots_every)
         self._peers = {rank: node.peer for rank, node in nodes.items()}
-        ticket = _ticket(setup, self.roster, terms, name, self.roster.head.host, self.roster.door, self.deadline)
+        host = self.roster.head.host
+        ticket = _ticket(setup, self.roster, terms, registry.run, host, self.roster.door, self.deadline)
         agent = Agent(setup, ticket, Children(hub.wake), self._to_head, self.snapshots, leads=True)
         history = History(EventLog(run), heartbeat, nodes, os.getpid())
         head: Head | ServerHead
         if isinstance(setup.plan.method, Server):
+            living = self.nodes is not None and self.nodes.replaces
             head = ServerHead(
-                setup, nodes, self._to_rank, self.deadline, self.snapshots, agent, self.backups, history.note
+                setup, nodes, self._to_rank, self.deadline, self.snapshots, agent, self.backups, history.note, living
             )
         else:
             head = Head(setup, nodes, self._to_rank, self.deadline, TIMING.silence, self.snapshots, history.note)
@@ -149,8 +199,9 @@ class _HeadNode:
         head.observe(observer, run / "trace.arrow" if run else None)
         try:
             try:
-                agent.start()
-                self._follow(head, agent, history)
+                if not self.roster.apart:
+                    agent.start()
+                self._follow(head, agent, registry, history)
             finally:
                 agent.close()
                 history.log.close()
@@ -169,7 +220,7 @@ class _HeadNode:
             [head.finished[r].peak_memory if r in head.finished else 0 for r in range(setup.plan.workers)],
         )  # fmt: skip
 
-    def _follow(self, head: Head | ServerHead, agent: Agent, history: History) -> None:
+    def _follow(self, head: Head | ServerHead, agent: Agent, registry: Registry, history: History) -> None:
         """Pass messages until the result is there."""
         observer = head.observer
         assert observer is not None
@@ -186,16 +237,39 @@ class _HeadNode:
                     history.node_lost(event.peer.number, event.why)
                     head.lost(event.peer.number, f"is gone: its node {event.why}")
                 elif isinstance(event, Received):
-                    hear(event.peer.number, *unpack(event.kind, event.ints, event.body))
+                    message, content = unpack(event.kind, event.ints, event.body)
+                    if isinstance(message, Register | Clock):
+                        self._late(head, registry, event.peer, message)
+                    else:
+                        hear(event.peer.number, message, content)
             agent.look()
+            if self.nodes is not None:
+                self.nodes.look()
             while self._own:
                 to_head, message, content = self._own.popleft()
-                hear(0, message, content) if to_head else agent.hear(message)
+                hear(self.roster.rank, message, content) if to_head else agent.hear(message)
             head.look()
             if observer.writer is not None:
                 observer.look(stopping=False)
             else:
                 observer.beat()
+
+    def _late(self, head: Head | ServerHead, registry: Registry, peer: Peer, message: Register | Clock) -> None:
+        """Let a node take the place of one that was lost, if it says what that one said."""
+        if not isinstance(head, ServerHead) or self.nodes is None:
+            rendezvous.send(self.hub, peer, Refused("the run goes on with the nodes that it began with", 1))
+            return
+        if isinstance(message, Register):
+            registry.nodes.pop(peer.number, None)
+        try:
+            node = registry.hear(peer, message)
+        except UsageError as error:
+            rendezvous.send(self.hub, peer, Refused(str(error), error.exit_code))
+            return
+        if node is not None:
+            registry.welcome(node)
+            self._peers[peer.number] = peer
+            head.joined(peer.number, node)
 
     def _to_head(self, message: Message, content: Sequence[Buffer] = ()) -> None:
         self._own.append((True, message, memoryview(b"".join(bytes(each) for each in content))))
@@ -203,7 +277,7 @@ class _HeadNode:
     def _to_rank(self, rank: int, message: Message, content: Sequence[Buffer] = ()) -> None:
         if rank in self._peers:
             self.hub.post(self._peers[rank], *pack(message, content))
-        elif rank == 0:
+        elif rank == self.roster.rank:
             self._own.append((False, message, memoryview(b"")))
 
     def _tell_all(self, message: Message, content: Sequence[Buffer] = ()) -> None:
@@ -253,7 +327,7 @@ def _said(error: BaseException) -> tuple[str, int]:
 
 
 def _head_lost(roster: Roster, why: str) -> str:
-    return f"rank {roster.rank} has ended, since it lost the head: rank 0 {why}"
+    return f"rank {roster.rank} has ended, since it lost the head: {roster.head_name} {why}"
 
 
 def _dismissed(roster: Roster, ending: str) -> str:

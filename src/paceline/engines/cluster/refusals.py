@@ -27,12 +27,17 @@ REFUSED: dict[type, tuple[str, str]] = {
 }
 
 
-def check(plan: Plan, roster: Roster) -> None:
-    """Raise PlanError if a cluster cannot run the plan, or not with so many nodes."""
+def check_method(plan: Plan) -> None:
+    """Raise PlanError if a cluster cannot run the plan."""
     method = plan.method
     if not isinstance(method, AllReduce | LocalSteps | Gossip | ParameterServer):
         why, instead = REFUSED[type(method)]
         raise PlanError(f"plan {plan.name} does not run on a cluster: {why}; {instead}")
+
+
+def check(plan: Plan, roster: Roster) -> None:
+    """Raise PlanError if a cluster cannot run the plan, or not with so many nodes."""
+    check_method(plan)
     if plan.workers != roster.nodes:
         raise PlanError(
             f"plan {plan} has {plan.workers} workers, and {roster.launcher} has started {roster.nodes} nodes, which "

@@ -36,11 +36,16 @@ class ServerHead:
 
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, snapshots: SnapshotFile | None,
-        agent: Agent, backups: int, note: Callable[[Event], None],
+        agent: Agent, backups: int, note: Callable[[Event], None], living: bool = False,
     ) -> None:  # fmt: skip
-        self.note, self.to_rank = note, to_rank
+        """With `living`, nodes and workers that end are replaced."""
+        self.note, self.to_rank, self.living, self.deadline = note, to_rank, living, deadline
         #: Nodes that cannot be reached any longer.
         self._lost: set[int] = set()
+        #: How many nodes each rank has had before.
+        self.lives = [0] * setup.plan.workers
+        #: Since when no worker is left.
+        self._deserted: float | None = None
         self.setup, self.snapshots, self.nodes = setup, snapshots, setup.plan.workers
         self.far = FarWorkers([nodes[rank].ahead if rank in nodes else 0 for rank in range(self.nodes)])
         self.finished: dict[int, Finished] = {}
@@ -67,8 +72,10 @@ class ServerHead:
         self.collector.desk_met, self.collector.desk_lost = self._desk_met, self._desk_lost
         #: The epoch of the desk that is connected, or was last.
         self._epoch = 0
-        for rank in range(self.nodes):
-            to_rank(rank, Serve(ticket.desk, tuple(shard for _, shard in placement.on(rank))))
+        self._servers = [tuple(shard for _, shard in placement.on(rank)) for rank in range(self.nodes)]
+        self._desk = ticket.desk
+        for rank, mine in enumerate(self._servers):
+            to_rank(rank, Serve(ticket.desk, mine))
 
     def observe(self, observer: Observer, trace_file: Path | None) -> None:
         """Report to this observer from now on."""
@@ -94,6 +101,9 @@ class ServerHead:
         """Take a message of the agent of a rank."""
         if isinstance(message, Rows):
             self.far.took(rank, message.doing, content)
+            if rank in self.dead and message.doing >= 0:
+                self.dead.discard(rank)  # another worker takes part in its place
+                self._deserted = None
         elif isinstance(message, Finished):
             self.finished[rank] = message
         elif isinstance(message, Ended):
@@ -110,6 +120,15 @@ class ServerHead:
             for other in set(range(self.nodes)) - self._lost:
                 self.to_rank(other, Spare())
 
+    def joined(self, rank: int, node: Node) -> None:
+        """A node has come in the place of one that was lost: it gets a worker, and servers that hold no shard yet."""
+        self._worker_died(rank, "has left with its node")
+        self._lost.discard(rank)
+        self.far.ahead[rank] = node.ahead
+        self.lives[rank] += 1
+        spares = len(self._servers[rank])
+        self.to_rank(rank, Serve(self._desk, (), spares, self.lives[rank]))
+
     def look(self) -> None:
         """Follow the training; called several times a second."""
         collector = self.collector
@@ -122,6 +141,8 @@ class ServerHead:
                 f"shard {collector.lost_shard} of the parameters is lost, since every server that held it has died; "
                 "start the run again"
             )
+        if self._deserted is not None and time.monotonic() - self._deserted > self.deadline:
+            raise RunFailed(f"no worker is left, and none has taken their place within {self.deadline:g} s")
         if self.snapshots is not None and 0 < self._snapshot_at <= self._updates < self.setup.agenda.updates:
             self._snapshot()
         if collector.done and not self._values and self.finished.keys() | self.dead >= set(range(self.nodes)):
@@ -184,11 +205,14 @@ class ServerHead:
             return
         self.dead.add(rank)
         alive = [r for r in range(self.nodes) if r not in self.dead]
-        if not alive:
+        if not alive and not self.living:
             raise RunFailed(f"rank {rank} {why}, and no other is left to finish the run")
+        if not alive:
+            self._deserted = time.monotonic()
+        until = " until another takes its place" if self.living else ""
         warnings.warn(
             f"the worker of rank {rank} {why}; its batch is computed by another one, and the run goes on with "
-            f"{len(alive)} of {self.nodes} workers",
+            f"{len(alive)} of {self.nodes} workers{until}",
             DeathWarning,
             stacklevel=2,
         )

@@ -11,6 +11,7 @@ from paceline.engines.cluster.servers.processes import ServerTicket, run_desk, r
 from paceline.parameters.layout import Layout
 from paceline.runs.events import ProcessKind
 
+LIFE = 1 << 12  # numbers of processes of one kind that one node may give out
 ATTEMPTS = 16  # times that a node starts a server again; a server that keeps ending would be started for ever
 
 
@@ -19,24 +20,26 @@ class NodeServers:
 
     def __init__(
         self, children: Children, ticket: ServerTicket, rank: int, nodes: int, assignment: Callable[[], bytes],
-        layout: Layout,
+        layout: Layout, life: int = 0,
     ) -> None:  # fmt: skip
+        """`life` is how many nodes have had this rank before: their servers' numbers are not given out again."""
         self.children, self.ticket, self.rank, self.nodes = children, ticket, rank, nodes
         self.assignment, self.layout = assignment, layout
         #: The servers that run, by their numbers.
         self.running: dict[int, Child] = {}
-        self._started = 0
+        self._first = self._started = life * LIFE
 
-    def start(self, shards: Sequence[int]) -> None:
-        """Start a server for each of these shards, which begins with version 0."""
-        for shard in shards:
+    def start(self, shards: Sequence[int], spares: int = 0) -> None:
+        """Start a server for each of these shards, which begins with version 0, and some that hold no shard yet."""
+        for shard in (*shards, *[NONE] * spares):
             self._start(shard)
+        self._first = self._started
 
     def ended(self, child: Child) -> None:
         """Start a spare in the place of a server that has ended."""
         for number in [n for n, server in self.running.items() if server is child]:
             del self.running[number]
-            if self._started < ATTEMPTS:
+            if self._started - self._first < ATTEMPTS:
                 self._start(NONE)
 
     def _start(self, shard: int) -> None:

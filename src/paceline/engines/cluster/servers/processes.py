@@ -123,7 +123,10 @@ def run_worker(
     ticket: ServerTicket, number: int, box: list[bytes], arena: Arena, layout: Layout, tensors: SharedTensors | None,
     pipe: Pipe,
 ) -> None:  # fmt: skip
-    """Run one worker: prepare, train, and say how it ended. Never returns. `number` is that of this process."""
+    """Run one worker: prepare, train, and say how it ended. Never returns.
+
+    `number` is another one for each process. The assignment has the rank, which outlasts it.
+    """
     become_worker(scarce=False)
     before, replica = memory("RssAnon") - len(box[0]), None  # type: int, ReplicaWorker | None
     try:
