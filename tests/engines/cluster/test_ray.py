@@ -190,7 +190,7 @@ def test_functions_of_the_program_and_keys_travel(cluster: ray_session.RaySessio
 
 
 def test_what_cannot_be_is_refused(cluster: ray_session.RaySession, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="connected to the Ray cluster at .* already: give address='auto'"):
+    with pytest.raises(UsageError, match=r"connected to the Ray cluster at .* already: give address='auto'"):
         pl.train(job(tmp_path), "ring", workers=2, engine="ray", folder=None)
     with pytest.raises(UsageError, match="is another one"):
         pl.train(job(tmp_path), "ring", workers=2, engine="ray", address="127.0.0.1:9", folder=None)
@@ -227,7 +227,7 @@ def test_without_ray_or_its_cluster_the_error_says_what_to_do(tmp_path: Path, mo
     with pytest.raises(UsageError, match="needs engine='ray'"):
         pl.train(job(tmp_path), "ring", workers=2, address="auto", folder=None)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(UsageError, match="there is no Ray cluster at 127.0.0.1:9"):
+    with pytest.raises(UsageError, match=r"there is no Ray cluster at 127.0.0.1:9"):
         pl.train(job(tmp_path), "ring", workers=2, engine="ray", address="127.0.0.1:9", folder=None)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install 'paceline\[ray\]'"):
