@@ -4,8 +4,8 @@
     python benchmarks/survival/run.py --seed 1 --only 17            one run again, by its number
     python benchmarks/survival/run.py --table                       the table of what was done so far
 
-Each run trains a small job on 2 to 4 nodes, which are started as a launcher starts them. What happens to it follows from
-the seed and the number of the run; the moments depend on the machine, too.
+Each run trains a small job on 2 to 4 nodes, which are started as a launcher starts them. What happens to it follows
+from the seed and the number of the run; the moments depend on the machine, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -36,7 +37,7 @@ from paceline.testing.survival.timing import Times, times_of
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from record import write
+from record import write  # noqa: E402
 
 #: (plan, batches or updates, seconds of a training pass): each takes about 20 s on two free cores.
 PLANS = (
@@ -200,8 +201,8 @@ class Survival:
             refused = ran.running[0].out.read_text()[-400:]
         again = sum(event.why.count(",") + 1 for event in events if event.kind is EventKind.AGAIN)
         return Result(
-            self.number, self.seed, program.plan, program.nodes, self.apart, late, done, tuple(codes), seconds, accuracy,
-            tuple(wrong), refused, again,
+            self.number, self.seed, program.plan, program.nodes, self.apart, late, done, tuple(codes), seconds,
+            accuracy, tuple(wrong), refused, again,
         )  # fmt: skip
 
 
@@ -299,8 +300,8 @@ def report(folder: Path, name: str = "result.json") -> None:
     print(f"{'fault':14}{'count':>6}   noticed p50/p95/max     served                replicated            replaced")
     for line in lines:
         print(
-            f"{line['fault']:14}{line['count']:6}   {line['noticed']:22}  {line['served']:20}  {line['replicated']:20}  "
-            f"{line['replaced']}"
+            f"{line['fault']:14}{line['count']:6}   {line['noticed']:22}  {line['served']:20}  "
+            f"{line['replicated']:20}  {line['replaced']}"
         )
     for result in failed:
         print(f"FAILED: --seed {result.seed} --only {result.number} ({result.plan}): {result.wrong[0][:300]}")
@@ -329,6 +330,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the folders of runs that failed here")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # so that no node is left
     if options.table:
         report(options.folder)
         return

@@ -114,10 +114,9 @@ class RayNodes:
     def start(self, head: Address) -> None:
         self._since = time.monotonic()
         self._mission = replace(self._mission, roster=replace(self._mission.roster, head=head))
-        forever = -1 if self.replaces else 0
         actor = self._ray.remote(RayAgent).options(
             num_cpus=self._mission.plan.threads, num_gpus=self._gpus, scheduling_strategy="SPREAD",
-            max_restarts=forever, max_task_retries=forever,
+            max_restarts=-1 if self.replaces else 0,
         )  # fmt: skip
         self._warn_if_scarce()
         self._actors = [actor.remote() for _ in range(self._mission.plan.workers)]
@@ -207,6 +206,11 @@ class RayNodes:
             rank, attempt = self._ends.pop(ref)
             try:
                 end: AgentEnd = self._ray.get(ref)
+            except self._ray.exceptions.ActorUnavailableError as error:
+                if self.replaces:
+                    self._ask(rank, attempt)  # its process has ended, and Ray starts another one
+                    continue
+                end = AgentEnd(How.LOST, _first(error))
             except self._ray.exceptions.RayError as error:
                 end = AgentEnd(How.LOST, _first(error))
             if not self._begun and end.why:

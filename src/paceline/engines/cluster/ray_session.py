@@ -175,16 +175,7 @@ def _own(ray: Any, cpus: int, job_bytes: int) -> Iterator[RaySession]:
         _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}),
     ):
         try:
-            try:
-                with _quiet():
-                    ray.init(
-                        address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False,
-                        log_to_driver=False, logging_level=logging.CRITICAL, _temp_dir=folder,
-                        object_store_memory=128 * MIB + 2 * job_bytes,
-                    )  # fmt: skip
-            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                first = str(error).strip().splitlines()[0]
-                raise MachineError(f"Ray cannot start here: {first}; see whether `ray.init()` does") from error
+            _start(ray, cpus, job_bytes, folder, token)
             with _connected(ray, own=True) as where:
                 try:
                     yield where
@@ -194,6 +185,25 @@ def _own(ray: Any, cpus: int, job_bytes: int) -> Iterator[RaySession]:
         finally:
             shut_down(ray)
             _end_processes(folder, token)
+
+
+def _start(ray: Any, cpus: int, job_bytes: int, folder: str, token: str) -> None:
+    """Start a cluster on this machine, at the second attempt if it is too busy for Ray's own deadline of 30 s."""
+    for attempt in range(2):
+        try:
+            with _quiet():
+                ray.init(
+                    address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False,
+                    log_to_driver=False, logging_level=logging.CRITICAL, _temp_dir=folder,
+                    object_store_memory=128 * MIB + 2 * job_bytes,
+                )  # fmt: skip
+            return
+        except Exception as error:  # Ray has no class for it
+            shut_down(ray)
+            _end_processes(folder, token)
+            if attempt:
+                why = str(error).strip().splitlines()[0]
+                raise MachineError(f"Ray cannot start on this machine: {why} See whether `ray.init()` can") from error
 
 
 @contextlib.contextmanager

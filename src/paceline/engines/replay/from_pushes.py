@@ -43,6 +43,44 @@ class Computation:
     finite: bool = True
 
 
+class Line:
+    """A worker's computations, in the order in which it made them."""
+
+    def __init__(self, computations: list[Computation]) -> None:
+        self._ahead = list(reversed(computations))
+        self.now: Computation | None = None
+        #: Shards that the current computation has not pulled yet, or not pushed to since it was computed.
+        self.pulling, self.pushing, self.computed = set[int](), set[int](), True
+        #: Shards that the next computation has pulled already: their answer came while others were awaited.
+        self.early = set[int]()
+
+    @property
+    def after(self) -> Computation | None:
+        """The computation after the current one."""
+        return self._ahead[-1] if self._ahead else None
+
+    @property
+    def due(self) -> list[tuple[int, int]]:
+        """What may be pulled now: (shard, version)."""
+        if not self.computed and self.now is not None:
+            return [(shard, self.now.bases[shard]) for shard in self.pulling]
+        taken = self.pushing | self.early
+        return [(shard, base) for shard, base in self.after.bases.items() if shard not in taken] if self.after else []
+
+    def pulled(self, shard: int) -> None:
+        """Take note that a shard was pulled, of those that were due."""
+        if self.computed:
+            self.early.add(shard)
+        else:
+            self.pulling.discard(shard)
+
+    def begin(self) -> None:
+        """Turn to the next computation, if the current one was pushed."""
+        if self.computed and not self.pushing and self._ahead:
+            self.now, self.computed = self._ahead.pop(), False
+            self.pulling, self.early = set(self.now.bases) - self.early, set()
+
+
 class PushReplayer:
     """Replays a plan with servers from the rows of its pushes."""
 
@@ -51,12 +89,12 @@ class PushReplayer:
         self.sums = ServerArithmetic(setup)
         self.versions = [0] * len(setup.layout.shards)
         self.last = self.agenda.leases // self.agenda.shares
-        lines = _lines(rows)
-        #: The computations of each worker that are still to be made or pushed, the next one first.
-        self.lines = {worker: list(reversed(line)) for worker, line in lines.items()}
+        made = _computations(rows)
+        self.lines = [Line(line) for line in made.values()]
+        everything = [each for line in made.values() for each in line]
         #: Computations that still have to pull a version of a shard, by (shard, version).
-        self.pulls = Counter((s, base) for line in lines.values() for each in line for s, base in each.bases.items())
-        self.by_version = {(s, v): each for line in lines.values() for each in line for s, v in each.makes.items()}
+        self.pulls = Counter(at for each in everything for at in each.bases.items())
+        self.by_version = {at: each for each in everything for at in each.makes.items()}
 
     @property
     def done(self) -> int:
@@ -65,38 +103,38 @@ class PushReplayer:
     def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
         """Make every version up to `until` of every shard."""
         stop, moved = self.last if until is None else until, True
-        pulling: dict[int, set[int]] = {worker: set(line[-1].bases) for worker, line in self.lines.items()}
-        pushing: dict[int, set[int]] = {}
         while moved:
             moved = False
-            for worker, line in self.lines.items():
-                if not line:
-                    continue
-                now = line[-1]
-                # 1. Pull the versions that the gradient was computed from, while the shards are there.
-                for shard in [s for s in pulling[worker] if self.versions[s] == now.bases[s]]:
-                    self.sums.pull(Pull(worker, shard))
-                    self.pulls[shard, now.bases[shard]] -= 1
-                    pulling[worker].discard(shard)
+            for line in self.lines:
+                for made in self._advance(line, stop):
                     moved = True
-                if pulling[worker]:
-                    continue
-                # 2. Compute it, once.
-                if worker not in pushing:
-                    self._compute(now)
-                    pushing[worker] = set(now.makes)
-                # 3. Push it where it is the next one, and nobody needs the version before any longer.
-                for shard in [s for s in pushing[worker] if now.makes[s] <= stop and self._next(s, now)]:
-                    yield self._push(now, shard)
-                    pushing[worker].discard(shard)
-                    moved = True
-                if not pushing[worker]:
-                    line.pop()
-                    del pushing[worker]
-                    pulling[worker] = set(line[-1].bases) if line else set()
-                    moved = True
+                    if made is not None:
+                        yield made
         if self.done < stop:
             raise ReplayDiverged(_stuck(self.versions))
+
+    def _advance(self, line: Line, stop: int) -> Iterator[ReplayedVersion | None]:
+        """Do what a worker can do now; None stands for a step that makes no version."""
+        # 1. Begin with the next batch when the last one was pushed everywhere.
+        line.begin()
+        now = line.now
+        # 2. Pull the versions that the gradient was computed from, while the shards are there.
+        for shard in [shard for shard, base in line.due if self.versions[shard] == base]:
+            self.sums.pull(Pull(now.worker if now else 0, shard))
+            self.pulls[shard, self.versions[shard]] -= 1
+            line.pulled(shard)
+            yield None
+        if now is None or line.pulling:
+            return
+        # 3. Compute it, once.
+        if not line.computed:
+            self._compute(now)
+            line.computed, line.pushing = True, set(now.makes)
+            yield None
+        # 4. Push it where it is the next one, and no worker needs the version before any longer.
+        for shard in [s for s in line.pushing if now.makes[s] <= stop and self._next(s, now)]:
+            line.pushing.discard(shard)
+            yield self._push(now, shard)
 
     def next(self, shard: int, until: int) -> NextUpdate:
         """Describe the update that comes next."""
@@ -125,7 +163,7 @@ class PushReplayer:
         return ReplayedVersion(shard, self.versions[shard], finite)
 
 
-def _lines(rows: Columns) -> dict[int, list[Computation]]:
+def _computations(rows: Columns) -> dict[int, list[Computation]]:
     """Return each worker's computations, in the order in which it made them."""
     found: dict[tuple[int, int], Computation] = {}
     for row in rows[(rows["kind"] == Kind.APPLY) | (rows["kind"] == Kind.PULL)]:

@@ -32,10 +32,16 @@ from paceline.jobs.job import Job
 from paceline.testing.survival.hosts import Host
 
 CLASSES, INPUTS, HIDDEN, TEST = 4, 16, 24, 4000
+HELD_AFTER = 120  # passes of a process
 
 
 class SlowNet(nn.Module):
-    """A small network whose training passes take some milliseconds more, so that a run lasts long enough for faults."""
+    """A small network whose training passes take some milliseconds more, so that a run lasts long enough for faults.
+
+    After some passes of its process it waits as long as a file exists, so that no run ends before its last fault.
+    """
+
+    passes = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,6 +50,10 @@ class SlowNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             time.sleep(float(os.environ.get("SURVIVAL_STEP", "0")))
+            SlowNet.passes += 1
+            hold = os.environ.get("SURVIVAL_HOLD")
+            while hold and SlowNet.passes > HELD_AFTER and os.path.exists(hold):
+                time.sleep(0.01)
         result: Tensor = self.body(x)
         return result
 
@@ -103,8 +113,8 @@ class Nodes:
         out = self.folder / f"node-{rank}.txt"
         environment = {
             "PACELINE_RANK": str(rank), "PACELINE_NODES": str(self.program.nodes), "PACELINE_HEAD": head,
-            "PACELINE_RUN": str(self.folder), "PACELINE_TOKEN": "5ca1ab1e", "OMP_NUM_THREADS": "1",
-            "SURVIVAL_STEP": str(self.program.step),
+            "PACELINE_RUN": str(self.folder), "PACELINE_TOKEN": "5ca1ab1e" * 4, "OMP_NUM_THREADS": "1",
+            "SURVIVAL_STEP": str(self.program.step), "SURVIVAL_HOLD": str(self.folder / "hold"),
         }  # fmt: skip
         context = multiprocessing.get_context("forkserver")
         with nameless_main():
@@ -130,6 +140,14 @@ class Nodes:
                 continue
         return found
 
+    def hold(self) -> None:
+        """Let no worker make its last batches, until `release`."""
+        (self.folder / "hold").touch()
+
+    def release(self) -> None:
+        """Let the workers go on to the end."""
+        (self.folder / "hold").unlink(missing_ok=True)
+
     def wait(self, seconds: float) -> list[int | None]:
         """Wait until every node has ended, together so long; return their exit codes, None for one that has not."""
         end = time.monotonic() + seconds
@@ -152,7 +170,7 @@ def _belongs(process: psutil.Process, mark: str) -> bool:
 
 @contextmanager
 def started(
-    folder: Path, program: Program, hosts: Sequence[Host] = (), late: Sequence[int] = ()
+    folder: Path, program: Program, hosts: Sequence[Host] = (), late: Sequence[int] = (), held: bool = False
 ) -> Iterator[tuple[Nodes, str]]:
     """Start the nodes of a run but those of the ranks in `late`; end what is left of them after the block.
 
@@ -161,6 +179,8 @@ def started(
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     head = f"{hosts[0].address}:29400" if hosts else f"127.0.0.1:{free_port()}"
     nodes = Nodes(folder, program, [])
+    if held:
+        nodes.hold()
     try:
         for rank in range(program.nodes):
             if rank not in late:

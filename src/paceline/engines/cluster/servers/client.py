@@ -78,7 +78,7 @@ class ServerClient:
         self.parameters = [[numbers[id(parameter)] for parameter in mine] for mine in owned]
         self.machine = WorkerMachine(number, len(self.shards), timing)
         self.batch: int | None = None
-        self.finished = False
+        self.finished = self._began = False
         hub = open_hub(self._place)
         self.loop = MachineLoop(Process(Role.WORKER, number), self.machine, hub, self, timing, desk)
 
@@ -109,7 +109,9 @@ class ServerClient:
                 raise Cancelled
             if now() - start > self.deadline * 1e9:
                 raise WaitedTooLong(self.rank, self._awaited(), self.deadline, f"in batch {self.machine.batch}")
-        self.runner.waited += now() - start
+        if self._began:  # before the first batch it waited for the others to start
+            self.runner.waited += now() - start
+        self._began = True
         batch, self.batch = self.batch, None
         return batch
 

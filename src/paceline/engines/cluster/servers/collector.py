@@ -98,7 +98,7 @@ class Collector:
         parts: list[Columns] = []
         self.sources = []
         for shard, history in self._histories.items():
-            found = [_rows(shard, history), *(_pulls(other, history, taken[other]) for other in taken)]
+            found = [_rows(shard, history, self.layout), *(_pulls(other, history, taken[other]) for other in taken)]
             parts += found
             self.sources += [self._sources[shard]] * sum(map(len, found))
         return np.concatenate(parts)
@@ -151,12 +151,13 @@ class Collector:
             self.desk_lost(why)
 
 
-def _rows(shard: int, history: Columns) -> Columns:
-    """Return a shard's history as rows of the trace."""
+def _rows(shard: int, history: Columns, layout: Layout) -> Columns:
+    """Return a shard's history as rows of the trace; each push moved gradients there and parameters back."""
     rows = np.zeros(len(history), DTYPE)
     rows["kind"], rows["shard"], rows["update"] = Kind.APPLY, shard, history["batch"]
     for name in ("version", "worker", "base", "start", "end"):
         rows[name] = history[name]
+    rows["bytes"] = 2 * layout.shards[shard].length * layout.bytes_per_number
     return rows
 
 

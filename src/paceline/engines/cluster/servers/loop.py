@@ -131,6 +131,8 @@ class MachineLoop:
         return self.me.role is not Role.SERVER or server < self.me.number
 
     def _dial_again(self, process: Process) -> None:
+        if peer_of(process) in self.hub.peers:
+            return  # another connection has taken the place of the one that ended: to dial would end that one, too
         if process.role is Role.DESK:
             self._dial_desk()
         elif process.role is Role.SERVER and process.number in self.addresses and self._dials(process.number):
