@@ -108,7 +108,8 @@ def _begin(
     """Begin a run in a folder of its own."""
     node = how.node
     chosen = _plan(plan, workers or (node.nodes if node else None), engine)
-    interval = _possible(interval, chosen, engine, bool(how.callbacks) and engine == "local" and folder is not None)
+    stoppable = bool(how.callbacks) and engine in ("local", "cluster") and folder is not None
+    interval = _possible(interval, chosen, engine, stoppable)
     if _follows(job, chosen, engine, node):
         job, folder = job.untested(), None
     with _notes_of_rank_0(engine, node):

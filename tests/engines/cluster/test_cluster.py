@@ -11,7 +11,7 @@ import paceline as pl
 from paceline.engines.cluster import refusals
 from paceline.engines.cluster.roster import Roster
 from paceline.errors import PlanError, UsageError
-from paceline.links.tcp.doors import Address
+from paceline.links.tcp.doors import LOOPBACK, Address
 from paceline.plans.plan import RECIPES, Plan
 from paceline.runs.record import read_record
 from tests.engines.cluster.held import job
@@ -57,17 +57,17 @@ def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:
     assert "RunOver: rank 2 has not come to 127.0.0.1:" in second.err
 
 
-IN_STEP = (
+ON_A_CLUSTER = (
     "ring", "tree", "halving_doubling", "hierarchical", "central", "local_sgd", "parallel_sgd", "easgd", "diloco",
-    "gossip",
+    "gossip", "downpour", "ssp", "dc_asgd",
 )  # fmt: skip
-ROSTER = Roster(0, 2, Address("127.0.0.1", 1), 0, "torchrun", b"")
+ROSTER = Roster(0, 2, Address("127.0.0.1", 1), 0, "torchrun", b"", LOOPBACK)
 
 
 def test_every_plan_runs_or_is_refused_with_a_reason() -> None:
     for name in set(RECIPES) - {"table"}:
         plan = Plan.parse(name, 2)
-        if name in IN_STEP:
+        if name in ON_A_CLUSTER:
             refusals.check(plan, ROSTER)
         else:
             with pytest.raises(PlanError, match=f"plan {name} does not run on a cluster: .*; .*"):

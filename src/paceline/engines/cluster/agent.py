@@ -113,9 +113,10 @@ class Agent:
     def start(self) -> None:
         """Start the worker, unless the head first says where its servers are."""
         if not isinstance(self.setup.plan.method, Server):
+            given, buffer = [self.assignment()], self.resume.state_buffer
             self.worker = self.children.start(
                 ProcessName(ProcessKind.WORKER, self.ticket.rank), main,
-                ([self.assignment()], self.ticket, self.arena, self.tensors, self.snapshots, self.resume.state_buffer),
+                (given, self.ticket, self.arena, self.tensors, self.snapshots, buffer),
             )  # fmt: skip
 
     def serve(self, message: Serve) -> None:

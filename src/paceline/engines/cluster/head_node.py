@@ -41,13 +41,13 @@ from paceline.engines.local.worker_pool import snapshot_file
 from paceline.engines.outcome import Outcome, Snapshot
 from paceline.errors import PacelineError, UsageError
 from paceline.links.tcp.connection import Buffer
+from paceline.links.tcp.events import Gone, Received
 from paceline.links.tcp.handshake import RUN_BYTES, Peer
-from paceline.links.tcp.hub import Gone, Received
 from paceline.links.tcp.link import raw
 from paceline.plans.methods.server import Server
 from paceline.runs.events import EventLog
 from paceline.runs.live import Heartbeat, Phase
-from paceline.runs.progress import ProgressCallback
+from paceline.runs.progress import ProgressCallback, Watcher
 from paceline.runs.trace import Kind, Trace
 
 FAREWELL = 30.0  # seconds that nodes may take to receive the result
@@ -72,12 +72,15 @@ class HeadNode:
         self.registry = self._gather()
         setup, nodes, start = part.setup, self.registry.nodes, request.start if request else None
         self.snapshots = snapshot_file(setup, request, setup.snapshots_every)
+        self.checkpoints = FarCheckpoints(setup, request) if request else None
         self.agent = self._agent()
         self.history = History(EventLog(folder), heartbeat, nodes, os.getpid())
-        self.checkpoints = FarCheckpoints(setup, request) if request else None
         self.head = self._head(backups)
         self.observer = observer_of(setup, self.head, nodes, os.getpid(), heartbeat, progress, start)
         self.head.observe(self.observer, folder / "trace.arrow" if folder else None)
+        if isinstance(progress, Watcher):
+            read = self.snapshots.read if self.snapshots else None
+            progress.connect(read, self.checkpoints.signals.stop if self.checkpoints else None)
 
     def _gather(self) -> Registry:
         """Wait for every node, and welcome them all."""
@@ -103,7 +106,7 @@ class HeadNode:
             self._to_head,
             self.snapshots,
             leads=True,
-            resume=resume_point(updates, every, request is not None, state),
+            resume=resume_point(updates, every, self.checkpoints is not None, state),
         )
 
     def _head(self, backups: int) -> Head | ServerHead:

@@ -17,8 +17,8 @@ from paceline.engines.local.worker_pool import snapshot_file
 from paceline.engines.outcome import Outcome
 from paceline.engines.signals import Noted, handling
 from paceline.errors import RunFailed, RunOver
+from paceline.links.tcp.events import Event, Gone, Received
 from paceline.links.tcp.handshake import Peer
-from paceline.links.tcp.hub import Event, Gone, Received
 from paceline.runs.trace import Trace
 
 
@@ -30,7 +30,7 @@ def follow(part: NodePart) -> Outcome:
         RunFailed: the head cannot be reached any longer, or the run has gone on without this node.
     """
     setup, hub = part.setup, part.hub
-    head, welcome, content = rendezvous.register(hub, part.roster, part.terms, os.getpid(), part.deadline)
+    head, welcome, content, rest = rendezvous.register(hub, part.roster, part.terms, os.getpid(), part.deadline)
     state = state_of(welcome.state, content) if welcome.state is not None else None
     snapshots = snapshot_file(setup, None, welcome.snapshots_every)
     agent = Agent(
@@ -47,7 +47,7 @@ def follow(part: NodePart) -> Outcome:
     try:
         with handling(handled, asked):
             agent.start()
-            content = _follow(part, welcome, head, agent, asked)
+            content = _follow(part, welcome, head, agent, asked, rest)
     finally:
         agent.close()
         if snapshots is not None:
@@ -55,12 +55,14 @@ def follow(part: NodePart) -> Outcome:
     return Outcome(Trace.of([]), (time.perf_counter_ns() - start) / 1e9, split(setup, content))
 
 
-def _follow(part: NodePart, welcome: Welcome, head: Peer, agent: Agent, asked: Noted) -> memoryview:
+def _follow(
+    part: NodePart, welcome: Welcome, head: Peer, agent: Agent, asked: Noted, events: list[Event]
+) -> memoryview:
     """Pass messages between the head and the worker until the result arrives."""
     told, looked = False, time.monotonic()
     while True:
         slept, looked = time.monotonic() - looked, time.monotonic()
-        for event in part.hub.poll(POLL):
+        for event in events:
             found = _take(part, welcome, agent, event, slept > part.timing.silence, asked)
             if found is not None:
                 return found
@@ -68,6 +70,7 @@ def _follow(part: NodePart, welcome: Welcome, head: Peer, agent: Agent, asked: N
         if asked.number and not told:
             told = True
             rendezvous.send(part.hub, head, Asked(asked.number))
+        events = part.hub.poll(POLL)
 
 
 def _take(part: NodePart, welcome: Welcome, agent: Agent, event: Event, slept: bool, asked: Noted) -> memoryview | None:

@@ -10,14 +10,7 @@ from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.server import (
-    CentreServer,
-    GatheringServer,
-    Hogwild,
-    PairwiseGossip,
-    ParameterServer,
-    Server,
-)
+from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
 from paceline.plans.plan import Plan
 
 IN_STEP = "ring, tree, downpour, ssp, local_sgd and diloco"
@@ -44,7 +37,7 @@ def check_method(plan: Plan) -> None:
 
 def no_checkpoints(plan: Plan) -> str:
     """Return why a cluster keeps no checkpoints of runs by this plan; an empty string if it keeps them."""
-    if isinstance(plan.method, Server):
+    if isinstance(plan.method, ParameterServer):
         return (
             "on a cluster its parameters lie on servers of several nodes, which take no common checkpoint; their "
             "backups survive a node that is lost (--backups). With engine='local' it keeps checkpoints, and on a "

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns as now
+from typing import NamedTuple
 
 from paceline.engines.cluster.control import (
     AGENT,
@@ -31,9 +33,10 @@ from paceline.engines.cluster.terms import Terms, difference
 from paceline.errors import MachineError, PacelineError, RunFailed, RunOver, UsageError
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address, Door, listen
+from paceline.links.tcp.events import Arrived, Event, Gone, Received, Unreached
 from paceline.links.tcp.frame import Limits
 from paceline.links.tcp.handshake import JOB_BYTES, Identity, Peer
-from paceline.links.tcp.hub import Arrived, Gone, Hub, Received, Unreached
+from paceline.links.tcp.hub import Hub
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import Timing
 
@@ -193,8 +196,19 @@ def _missing(roster: Roster, nodes: dict[int, Node], deadline: float) -> str:
     )
 
 
-def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: float) -> tuple[Peer, Welcome, memoryview]:
-    """Introduce this node to the head; return who it is, its welcome, and what follows it.
+class Registered(NamedTuple):
+    """How a node was welcomed."""
+
+    head: Peer
+    welcome: Welcome
+    #: The bytes that follow the welcome.
+    content: memoryview
+    #: What has arrived after it already.
+    rest: list[Event]
+
+
+def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: float) -> Registered:
+    """Introduce this node to the head, and wait for its welcome.
 
     Raises:
         RunOver: the run cannot begin.
@@ -202,8 +216,9 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
     """
     end = time.monotonic() + deadline
     while True:
-        for event in hub.poll(LOOK):
-            match event:
+        events = deque(hub.poll(LOOK))
+        while events:
+            match events.popleft():
                 case Arrived(peer):
                     send(hub, peer, Register(terms, boot(), process))
                 case Unreached(address, why):
@@ -222,4 +237,4 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
                     elif isinstance(message, Refused):
                         raise RunOver(message.why, message.exit_code)
                     elif isinstance(message, Welcome):
-                        return peer, message, content
+                        return Registered(peer, message, content, list(events))

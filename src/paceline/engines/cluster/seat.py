@@ -14,7 +14,6 @@ The thread answers for it, so a rank that does not answer is one whose process i
 from __future__ import annotations
 
 import os
-import re
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -179,13 +178,13 @@ class Seat:
         assert listener is not None, "a report opens it"
         self._listener = None  # `meet` closes it
         me = Identity(Peer(RANK, index, group.epoch), ticket.run, ticket.job)
-        try:
-            ends = meet(me, listener, self._addresses, ticket.door, waiter, self._pump, timing=ticket.timing)
-        except WaitedTooLong as error:
-            names = re.sub(r"worker (\d+) at", lambda m: f"worker {group.ranks[int(m[1])]} at", error.awaited)
-            raise WaitedTooLong(ticket.rank, names, ticket.deadline, self._where()) from None
+        names = [f"worker {rank}" for rank in group.ranks]
+        ends = meet(
+            me, listener, self._addresses, ticket.door, waiter, self._pump, timing=ticket.timing,
+            describe=lambda peer: names[peer.number],
+        )  # fmt: skip
         for other, connection in ends.items():
-            connection.name = f"worker {group.ranks[other]}"
+            connection.name = names[other]
         self.link = TcpLink(index, ends, self.vectors, waiter, self._pump)
 
     def _level(self, group: Regroup) -> None:
