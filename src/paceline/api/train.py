@@ -108,7 +108,7 @@ def _begin(
     """Begin a run in a folder of its own."""
     node = how.node
     chosen = _plan(plan, workers or (node.nodes if node else None), engine)
-    interval = _possible(interval, chosen, bool(how.callbacks) and engine == "local" and folder is not None)
+    interval = _possible(interval, chosen, engine, bool(how.callbacks) and engine == "local" and folder is not None)
     if _follows(job, chosen, engine, node):
         job, folder = job.untested(), None
     with _notes_of_rank_0(engine, node):
@@ -139,8 +139,8 @@ def _check(engine: str, folder: str | Path | None, deadline: float, checkpoints_
         raise PlanError(f"there is no engine {engine!r}; {suggest(engine, ENGINES)}")
     if not deadline > 0:
         raise UsageError(f"deadline={deadline} is not a positive number of seconds; give one, such as 120")
-    if checkpoints_wanted and (engine != "local" or folder is None):
-        raise UsageError("checkpoints need engine='local' and a folder")
+    if checkpoints_wanted and (engine not in ("local", "cluster") or folder is None):
+        raise UsageError("checkpoints need engine='local' or engine='cluster', and a folder")
 
 
 def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
@@ -172,12 +172,15 @@ def _callbacks(callbacks: Sequence[Any], loggers: Sequence[Any], node: Roster | 
     return [] if mpi.rank() or (node is not None and not node.leads) else found
 
 
-def _possible(interval: CheckpointInterval | None, plan: Plan, stoppable: bool) -> CheckpointInterval | None:
+def _possible(
+    interval: CheckpointInterval | None, plan: Plan, engine: str, stoppable: bool
+) -> CheckpointInterval | None:
     """Return when checkpoints are taken under this plan; a `stoppable` run takes one where a callback stops it."""
-    if not plan.traits.no_checkpoints:
+    why = plan.traits.no_checkpoints or (cluster.no_checkpoints(plan) if engine == "cluster" else "")
+    if not why:
         return CheckpointInterval(0, 0.0) if interval is None and stoppable else interval
     if interval is not None and any(interval):
-        raise PlanError(f"plan {plan.name} keeps no checkpoints: {plan.traits.no_checkpoints}")
+        raise PlanError(f"plan {plan.name} keeps no checkpoints: {why}")
     return None  # nor when a signal asks for one
 
 
@@ -197,10 +200,14 @@ def _resume(
     interval: CheckpointInterval | None, how: _How,
 ) -> Run:  # fmt: skip
     """Begin the next life of a run, in the same folder."""
+    if how.node is not None and not how.node.leads:
+        return _resume_elsewhere(path, job, plan, workers, updates, how, how.node)
     with RunFolder(path) as place:
         job, chosen, before = open_run(path, job, plan, workers, updates)
+        if how.node is not None:
+            cluster.check(chosen, how.node, resumed=True)
         begin = checkpoints.newest(path)
-        setup = set_up(job, chosen, "local", before.limit)
+        setup = set_up(job, chosen, "cluster" if how.node else "local", before.limit)
         check_same(setup, before)
         if begin is None:
             warnings.warn(f"{path} has no checkpoint yet: the run begins again", CheckpointWarning, stacklevel=3)
@@ -209,6 +216,26 @@ def _resume(
         lives = (*begin.lives, life_record(setup, begin.updates)) if begin else (life_record(setup, 0),)
         record = first_record(setup, kept=True).with_(started=before.started, lives=lives, checkpoint_every=interval)
         return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), how, before.history)
+
+
+def _resume_elsewhere(
+    path: Path, job: Job | None, plan: str | Plan | None, workers: int | None, updates: int | None, how: _How,
+    node: Roster,
+) -> Run:  # fmt: skip
+    """Take part in the next life of a run whose folder belongs to another node, and may lie there alone."""
+    if (path / "run.json").is_file():
+        job, chosen, before = open_run(path, job, plan, workers, updates)
+        updates = before.limit
+    elif job is None or plan is None:
+        raise UsageError(
+            f"rank {node.rank} finds no run in {path}: give a folder that all nodes share, or JOB and --plan as well"
+        )
+    else:
+        chosen = _plan(plan, workers, "cluster")
+    cluster.check(chosen, node, resumed=True)
+    with _notes_of_rank_0("cluster", node):
+        setup = set_up(job.untested(), chosen, "cluster", updates)
+    return _run(setup, RunFolder(None), first_record(setup, kept=False), None, how)
 
 
 def _run(

@@ -50,7 +50,7 @@ def train(
     quiet = quiet or rank > 0
     console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
     # 0: a checkpoint is written on a signal only. Engines without checkpoints, and resumed runs, keep their own rule.
-    every = "0" if checkpoint_every is None and engine == "local" and not resume else checkpoint_every
+    every = "0" if checkpoint_every is None and engine in ("local", "cluster") and not resume else checkpoint_every
     progress = ProgressDisplay(
         str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}", quiet
     )

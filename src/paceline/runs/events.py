@@ -68,11 +68,11 @@ class Event:
 
 
 class EventLog:
-    """Writes the events of a run into its folder; without a folder it only keeps them."""
+    """Writes the events of a run into its folder, after those before it was resumed; without one it only keeps them."""
 
     def __init__(self, run: Path | None) -> None:
         self.events: list[Event] = []
-        self._file: IO[str] | None = (run / FILE).open("w", buffering=1) if run else None
+        self._file: IO[str] | None = (run / FILE).open("a", buffering=1) if run else None
 
     def add(self, event: Event) -> None:
         """Append an event."""

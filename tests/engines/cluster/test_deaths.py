@@ -24,14 +24,14 @@ def _held(folder: Path, count: int, plan: str, **options: Any) -> tuple[Nodes, l
     return ran, ran.held(count)
 
 
-def _oracle(folder: Path, plan: str, count: int) -> dict[str, list[float]]:
+def oracle(folder: Path, plan: str, count: int) -> dict[str, list[float]]:
     """Train in one process what the plan would have trained without a death."""
     torch.set_num_threads(1)
     run = pl.train(job(folder), plan, workers=count, engine="virtual", folder=None)
     return {name: value.double().flatten().tolist() for name, value in run.model.state_dict().items()}
 
 
-def _gap(found: dict[str, list[float]], wanted: dict[str, list[float]]) -> float:
+def gap(found: dict[str, list[float]], wanted: dict[str, list[float]]) -> float:
     a, b = (
         torch.cat([torch.tensor(each, dtype=torch.float64) for each in state.values()]) for state in (found, wanted)
     )
@@ -46,7 +46,7 @@ def _check(folder: Path, ran: Nodes, plan: str, count: int, dead: list[int] | No
     assert dead is None or lost == dead, [each.err for each in ended]
     alive = [told(each)[0] for each in ended if not each.code]
     assert len({each["summary"]["parameters_sha256"] for each in alive}) == 1
-    assert _gap(alive[0]["state"], _oracle(folder, plan, count)) < 1e-9
+    assert gap(alive[0]["state"], oracle(folder, plan, count)) < 1e-9
     (run,) = (folder / "runs").iterdir()
     assert read_record(run).summary is not None
     trace = Trace.open(run / "trace.arrow")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter_ns as now
 from typing import Protocol
@@ -32,13 +32,15 @@ from paceline.engines.cluster.control import (
     Serve,
     Snapshot,
     Spare,
+    Wanted,
+    state_message,
 )
 from paceline.engines.cluster.seat import Ticket
 from paceline.engines.cluster.servers.node_servers import ATTEMPTS, LIFE, NodeServers
 from paceline.engines.cluster.servers.processes import ServerTicket, run_worker
 from paceline.engines.cluster.worker_main import main
 from paceline.engines.local import messages
-from paceline.engines.local.arena import Arena, ArenaShape
+from paceline.engines.local.arena import TAKEN, WANTED, Arena, ArenaShape
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.diagnosis import Ending
 from paceline.engines.local.forkserver import short_folder
@@ -79,6 +81,8 @@ class Agent:
     snapshots: SnapshotFile | None
     #: Whether the head reads the snapshots from this node's own file.
     leads: bool
+    #: The update from which the worker trains, with its state then, if the run keeps checkpoints.
+    resume: ResumePoint
 
     def __post_init__(self) -> None:
         setup = self.setup
@@ -97,6 +101,7 @@ class Agent:
         #: How the worker has ended, if it has.
         self.ending = ""
         self._doing = -1
+        self.arena.control[TAKEN] = self.resume.updates
         #: What processes need to reach the servers; None under other plans.
         self._servers: ServerTicket | None = None
         self._node_servers: NodeServers | None = None
@@ -110,7 +115,7 @@ class Agent:
         if not isinstance(self.setup.plan.method, Server):
             self.worker = self.children.start(
                 ProcessName(ProcessKind.WORKER, self.ticket.rank), main,
-                ([self.assignment()], self.ticket, self.arena, self.tensors, self.snapshots, None),
+                ([self.assignment()], self.ticket, self.arena, self.tensors, self.snapshots, self.resume.state_buffer),
             )  # fmt: skip
 
     def serve(self, message: Serve) -> None:
@@ -145,6 +150,8 @@ class Agent:
         elif isinstance(message, Spare):
             if self._node_servers is not None:
                 self._node_servers.start([NONE])
+        elif isinstance(message, Wanted):
+            self.arena.control[WANTED] = message.update
         elif isinstance(message, Deliver):
             self.to_head(Result(), [raw(self.arena.results[0])])
 
@@ -171,6 +178,8 @@ class Agent:
             self.tensors.memory.close()
         if self.scratch is not None:
             self.scratch.cleanup()
+        if self.resume.state_buffer is not None:
+            self.resume.state_buffer.close()
 
     def _pass(self, message: Reported | Accuse | messages.Message) -> None:
         if isinstance(message, Reported | Accuse):
@@ -178,6 +187,8 @@ class Agent:
         elif isinstance(message, messages.Finished):
             self._finished = True
             self.to_head(Finished(message.core_wait, message.peak_memory, self.arena.ended[0]))
+        elif isinstance(message, messages.StateLeft):
+            self._send_states()
         elif isinstance(message, messages.Failed):
             self.to_head(_failed(message.report))
         elif isinstance(message, messages.Died):
@@ -194,6 +205,15 @@ class Agent:
             kind, number, shard = child.name
             self.to_head(Began(kind, number, shard, ProcessRecord.of(child.process.pid or 0), child.started))
         self.children.news.clear()
+
+    def _send_states(self) -> None:
+        """Send the states that the worker has left since the last call."""
+        assert self.resume.state_buffer is not None
+        for slot in sorted(self.resume.state_buffer.slots, key=lambda slot: slot.tag):
+            if slot.tag > self.arena.control[TAKEN]:
+                state, content = state_message(slot.tag, slot.read())
+                self.to_head(state, [raw(content)])
+                self.arena.control[TAKEN] = slot.tag  # the worker may overwrite it
 
     def _pass_rows(self) -> None:
         """Send new rows of the trace, and the snapshots that they tell of."""
@@ -213,7 +233,8 @@ class Agent:
         given = Assignment(
             self.ticket.rank, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving,
             setup.placement, job.data if self.tensors is None else None, len(setup.source), setup.initial_sha256,
-            Path(self.scratch.name) if self.scratch else None, self.ticket.deadline, ResumePoint(),
+            Path(self.scratch.name) if self.scratch else None, self.ticket.deadline,
+            replace(self.resume, state_buffer=None),
         )  # fmt: skip
         return given.pack()
 

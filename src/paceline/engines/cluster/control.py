@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
+
+import torch
+from torch import Tensor
 
 from paceline.core.cluster.group import Accuse, CallOff, Dismiss, Regroup, Report
 from paceline.engines.cluster.terms import Terms
@@ -17,12 +20,23 @@ from paceline.errors import FrameError
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
 from paceline.links.tcp.frame import FIRST_KIND
+from paceline.parameters.worker_state import TensorSlot, WorkerState, tensor_slots, unpacked
+from paceline.parameters.worker_state import pack as pack_tensors
 from paceline.runs.events import ProcessKind
 from paceline.runs.live import ProcessRecord
 from paceline.runs.schema import from_dict, to_dict
 
 #: Roles of processes in the handshake.
 AGENT, RANK = 8, 9
+
+
+@dataclass(frozen=True)
+class State:
+    """A worker's state after an update; the bytes of its tensors follow."""
+
+    update: int
+    where: tuple[TensorSlot, ...]
+    facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,14 @@ class Welcome:
     run: str
     #: Updates between two evaluations; 0 for none before the last.
     snapshots_every: int
+    #: The run's folder at the head, if the run can be resumed; else empty.
+    folder: str = ""
+    #: Updates between two checkpoints; 0 if none is taken by updates.
+    checkpoint_every: int = 0
+    #: Updates that were made before the run was resumed, and the worker's state then, whose tensors follow; None if
+    #: the run starts from the beginning.
+    updates: int = 0
+    state: State | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +149,20 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """Workers shall leave their states after this update."""
+
+    update: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A node was sent a signal."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
 class Deliver:
     """The head wants the result of a worker that has finished."""
 
@@ -186,7 +222,7 @@ class Over:
 
 Message: TypeAlias = (
     Register | Welcome | Refused | Clock | Reported | Regrouped | CallOff | Accuse | Dismiss | Rows | Ended | Failed
-    | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited
+    | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited | State | Wanted | Asked
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = get_args(Message)
 _KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}
@@ -221,3 +257,17 @@ def unpack(kind: int, ints: tuple[int, ...], body: memoryview) -> tuple[Message,
     except (ValueError, TypeError, KeyError) as error:
         raise FrameError("body", f"{MESSAGES[number].__name__} cannot be read: {error}") from error
     return message, body[ints[0] :]
+
+
+def state_message(update: int, state: WorkerState) -> tuple[State, Tensor]:
+    """Return a worker's state as a message, and the bytes that follow it."""
+    where, size = tensor_slots(state.tensors)
+    content = torch.empty(size, dtype=torch.uint8)
+    pack_tensors(list(state.tensors.values()), where, content)
+    return State(update, tuple(where), state.facts), content
+
+
+def state_of(message: State, content: memoryview) -> WorkerState:
+    """Return the state that a message holds."""
+    raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if len(content) else torch.empty(0, dtype=torch.uint8)
+    return WorkerState(unpacked(raw, message.where), message.facts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import signal
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,7 +17,10 @@ from torch import Tensor
 
 from paceline.core.cluster import group
 from paceline.core.cluster.group import Accuse, Excluded, Formed, Output, Send
+from paceline.engines.checkpoints import Checkpoint
+from paceline.engines.cluster.checkpointing import FarCheckpoints
 from paceline.engines.cluster.control import (
+    Asked,
     Deliver,
     Ended,
     Failed,
@@ -26,6 +31,9 @@ from paceline.engines.cluster.control import (
     Result,
     Rows,
     Snapshot,
+    State,
+    Wanted,
+    state_of,
 )
 from paceline.engines.cluster.rendezvous import Node
 from paceline.engines.local.diagnosis import Diagnosis
@@ -33,7 +41,7 @@ from paceline.engines.local.messages import FailureReport
 from paceline.engines.local.observer import Observer
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Setup
-from paceline.errors import DeathWarning, RunFailed
+from paceline.errors import DeathWarning, RunFailed, RunStopped
 from paceline.errors.failure import Position
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
@@ -87,15 +95,16 @@ class Head:
 
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, patience: float,
-        snapshots: SnapshotFile | None, note: Callable[[Event], None],
+        snapshots: SnapshotFile | None, note: Callable[[Event], None], checkpoints: FarCheckpoints | None,
     ) -> None:  # fmt: skip
         self.setup, self.to_rank, self.snapshots, self.note = setup, to_rank, snapshots, note
+        self.checkpoints = checkpoints
         count = setup.plan.workers
-        self.machine = group.Head(set(range(count)), patience, gives=not isinstance(setup.plan.method, Gossip))
+        self.machine = group.Head({0, *nodes}, patience, gives=not isinstance(setup.plan.method, Gossip))
         self.far = FarWorkers([nodes[rank].ahead if rank in nodes else 0 for rank in range(count)])
         self.addresses: dict[int, Address] = {}
         self.finished: dict[int, Finished] = {}
-        self.dead: set[int] = set()
+        self.dead: set[int] = set(range(count)) - self.machine.alive
         #: Results that were delivered: the flat values of a worker.
         self.results: dict[int, Tensor] = {}
         self.wanted: tuple[int, ...] = ()
@@ -142,6 +151,10 @@ class Head:
             self._want()
         elif isinstance(message, Result):
             self.results[rank] = torch.frombuffer(bytearray(content), dtype=self.setup.layout.dtype)
+        elif isinstance(message, State) and self.checkpoints is not None:
+            self.checkpoints.put(rank, message.update, state_of(message, content))
+        elif isinstance(message, Asked):
+            self._asked(rank, message.signal)
         elif isinstance(message, Ended):
             self.lost(rank, f"died ({message.how})")
         elif isinstance(message, Failed) and rank in self.machine.alive:
@@ -154,6 +167,31 @@ class Head:
     def look(self) -> None:
         """Do what is due; called several times a second."""
         self._act(self.machine.tick(time.monotonic()))
+        if self.checkpoints is not None and self.observer is not None and self.observer.started_at:
+            due = self.checkpoints.take(self.machine.alive, self.far.doing)
+            if due is not None:
+                self._write(self.checkpoints, self.observer, due)
+
+    def _asked(self, rank: int, number: int) -> None:
+        """A node was sent a signal: Ctrl-C stops the run, any other ends that node alone."""
+        if number != signal.SIGINT:
+            self.lost(rank, f"was asked to end ({signal.Signals(number).name})")
+        elif self.checkpoints is not None:
+            self.checkpoints.signals.take(number)
+        else:
+            raise KeyboardInterrupt
+
+    def _write(self, checkpoints: FarCheckpoints, observer: Observer, due: Checkpoint) -> None:
+        """Have a checkpoint written, now that the trace holds every row that led to it."""
+        observer.look(stopping=bool(checkpoints.signals.ending))
+        assert observer.writer is not None
+        checkpoints.writer.offer(due, observer.writer.sync)
+        if checkpoints.signals.ending:
+            checkpoints.writer.flush()
+            _, losses = observer.writer.so_far().loss_curve()
+            loss = float(losses[-1]) if len(losses) else math.nan
+            run, updates = str(checkpoints.request.run), self.setup.agenda.updates
+            raise RunStopped(checkpoints.signals.ending, due.updates, updates, loss, run)
 
     # --- what it does ---
 
@@ -176,8 +214,11 @@ class Head:
         self.note(Event(EventKind.GROUP, time.time(), number=group.epoch, members=group.ranks))
         if formed.group.epoch == 1:
             self.far.started_at = self.observer.started_at = now()
+            if self.checkpoints is not None:
+                self.checkpoints.origin = self.observer.origin
+                self.checkpoints.ask = lambda update: self._tell_all(Wanted(update))
             self.observer.training_started(self._trace_file)
-        if formed.group.epoch > 1:
+        if formed.group.epoch > 1 or self.observer.start is not None:
             self.observer.note(_rows_of(formed, now()))
 
     def _excluded(self, excluded: Excluded) -> None:
@@ -196,6 +237,10 @@ class Head:
         what = f"rank {rank} {excluded.why}. It was {where}; {others} go on and compute its part of each batch"
         warnings.warn(what, DeathWarning, stacklevel=2)
         self._want()
+
+    def _tell_all(self, message: Message) -> None:
+        for rank in sorted(self.machine.alive):
+            self.to_rank(rank, message)
 
     def _want(self) -> None:
         """Ask for the results as soon as every living worker has finished."""
@@ -235,15 +280,11 @@ class Followed(Protocol):
 
 
 def observer_of(
-    setup: Setup,
-    head: Followed,
-    nodes: dict[int, Node],
-    own: int,
-    heartbeat: Heartbeat,
-    progress: ProgressCallback | None,
-) -> Observer:
+    setup: Setup, head: Followed, nodes: dict[int, Node], own: int, heartbeat: Heartbeat,
+    progress: ProgressCallback | None, start: Checkpoint | None,
+) -> Observer:  # fmt: skip
     """Return the observer of a run, with the processes of all nodes."""
-    observer = Observer(setup, head.far, None, head.finished, head.dead, heartbeat, progress)
+    observer = Observer(setup, head.far, start, head.finished, head.dead, heartbeat, progress)
     pids = [nodes[rank].register.process if rank in nodes else own for rank in range(setup.plan.workers)]
     observer.processes_started([ProcessRecord.of(pid) for pid in pids])
     return observer

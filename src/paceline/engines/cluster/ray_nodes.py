@@ -92,7 +92,7 @@ def _gpus(setup: Setup) -> int:
 
 
 class RayNodes:
-    """`engine.Nodes` that are actors."""
+    """`node.Nodes` that are actors."""
 
     def __init__(self, where: RaySession, mission: Mission, gpus: int) -> None:
         import ray

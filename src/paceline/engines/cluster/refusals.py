@@ -10,7 +10,14 @@ from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
+from paceline.plans.methods.server import (
+    CentreServer,
+    GatheringServer,
+    Hogwild,
+    PairwiseGossip,
+    ParameterServer,
+    Server,
+)
 from paceline.plans.plan import Plan
 
 IN_STEP = "ring, tree, downpour, ssp, local_sgd and diloco"
@@ -35,10 +42,27 @@ def check_method(plan: Plan) -> None:
         raise PlanError(f"plan {plan.name} does not run on a cluster: {why}; {instead}")
 
 
-def check(plan: Plan, roster: Roster) -> None:
-    """Raise PlanError if a cluster cannot run the plan, or not with so many nodes."""
+def no_checkpoints(plan: Plan) -> str:
+    """Return why a cluster keeps no checkpoints of runs by this plan; an empty string if it keeps them."""
+    if isinstance(plan.method, Server):
+        return (
+            "on a cluster its parameters lie on servers of several nodes, which take no common checkpoint; their "
+            "backups survive a node that is lost (--backups). With engine='local' it keeps checkpoints, and on a "
+            "cluster ring and local_sgd do"
+        )
+    return ""
+
+
+def check(plan: Plan, roster: Roster, resumed: bool = False) -> None:
+    """Raise PlanError if a cluster cannot run the plan, or not with so many nodes.
+
+    A run can be resumed by fewer nodes where all workers hold the same: they compute the chunks of those that are gone.
+    """
     check_method(plan)
-    if plan.workers != roster.nodes:
+    if resumed and (why := no_checkpoints(plan)):
+        raise PlanError(f"plan {plan.name} cannot be resumed here: {why}")
+    fewer = resumed and plan.traits.agrees and roster.nodes < plan.workers
+    if plan.workers != roster.nodes and not fewer:
         raise PlanError(
             f"plan {plan} has {plan.workers} workers, and {roster.launcher} has started {roster.nodes} nodes, which "
             "have a worker each: leave the number of workers out, or start as many nodes"

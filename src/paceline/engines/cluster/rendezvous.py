@@ -9,7 +9,6 @@ begins <------------------------------- the name of the run, when every rank is 
 
 from __future__ import annotations
 
-import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from paceline.errors import MachineError, PacelineError, RunFailed, RunOver, Usa
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address, Door, listen
 from paceline.links.tcp.frame import Limits
-from paceline.links.tcp.handshake import JOB_BYTES, RUN_BYTES, Identity, Peer
+from paceline.links.tcp.handshake import JOB_BYTES, Identity, Peer
 from paceline.links.tcp.hub import Arrived, Gone, Hub, Received, Unreached
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import Timing
@@ -121,9 +120,6 @@ class Registry:
     hub: Hub
     roster: Roster
     terms: Terms
-    snapshots_every: int
-    #: The name of the run in handshakes.
-    run: bytes = field(default_factory=lambda: secrets.token_bytes(RUN_BYTES))
     nodes: dict[int, Node] = field(default_factory=dict)
 
     def hear(self, peer: Peer, message: Message) -> Node | None:
@@ -147,13 +143,9 @@ class Registry:
         send(self.hub, peer, Clock(now()))
         return None
 
-    def welcome(self, node: Node) -> None:
-        """Tell a node that it belongs to the run."""
-        send(self.hub, node.peer, Welcome(self.run.hex(), self.snapshots_every))
-
 
 def gather(registry: Registry, deadline: float, look: Look | None = None) -> None:
-    """Wait for every node and welcome them all.
+    """Wait for every node; they wait for their welcome.
 
     With `look` the roster is a living one: a node that has ended is waited for again.
 
@@ -180,8 +172,6 @@ def gather(registry: Registry, deadline: float, look: Look | None = None) -> Non
     except (RunFailed, UsageError) as error:
         refuse(hub, roster, error)
         raise
-    for node in nodes.values():
-        registry.welcome(node)
 
 
 def refuse(hub: Hub, roster: Roster, error: PacelineError) -> None:
@@ -203,8 +193,8 @@ def _missing(roster: Roster, nodes: dict[int, Node], deadline: float) -> str:
     )
 
 
-def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: float) -> tuple[Welcome, Peer]:
-    """Introduce this node to the head; return its welcome, and who it is.
+def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: float) -> tuple[Peer, Welcome, memoryview]:
+    """Introduce this node to the head; return who it is, its welcome, and what follows it.
 
     Raises:
         RunOver: the run cannot begin.
@@ -226,10 +216,10 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
                 case Gone():  # a head that ends now belongs to the run before; this run's is about to come
                     hub.dial(roster.head, max(1.0, end - time.monotonic()))
                 case Received(peer, kind, ints, body):
-                    message, _ = unpack(kind, ints, body)
+                    message, content = unpack(kind, ints, body)
                     if isinstance(message, Clock):
                         send(hub, peer, Clock(message.head, now()))
                     elif isinstance(message, Refused):
                         raise RunOver(message.why, message.exit_code)
                     elif isinstance(message, Welcome):
-                        return message, peer
+                        return peer, message, content

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from paceline.engines.local.arena import DESK_LOCK, TAKEN, WANTED, Arena
 from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.servers.shard_memory import DeskMemory
 from paceline.engines.setup import Setup
+from paceline.engines.signals import Signals
 from paceline.errors import CheckpointWarning, RunFolderError
 from paceline.links.locks import RecordLock
 from paceline.links.waiting import Waiter
@@ -51,10 +51,8 @@ class CheckpointCoordinator:
         self.taken_at = time.monotonic()
         #: When the training began, less the nanoseconds that it took before the run was resumed.
         self.origin = 0
-        #: Whether a signal or the clock has requested a checkpoint that is not taken yet.
-        self.requested = False
-        #: The signal that ends the run as soon as a checkpoint is written; 0 for none.
-        self.ending = 0
+        #: What signals, and the clock, have requested.
+        self.signals = Signals()
         #: Grows when a worker has passed the requested update before it saw the request.
         self.margin = MARGIN
         self.writer = Writer(self._write)
@@ -72,44 +70,15 @@ class CheckpointCoordinator:
 
     # --- when ------------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handle signals within the block.
-
-        SIGUSR1 requests a checkpoint; SIGTERM and Ctrl-C request one and then end the run; a second Ctrl-C ends it at
-        once.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread can handle signals
-            return
-
-        def handle(number: int, _: object) -> None:
-            if self.ending and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self.requested = True
-            if number != signal.SIGUSR1:
-                self.ending = number
-
-        before = {number: signal.signal(number, handle) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def stop(self) -> None:
-        """Request a checkpoint that ends the run, as SIGTERM does."""
-        self.requested, self.ending = True, signal.SIGTERM
-
     def take(self, finished: set[int]) -> Checkpoint | None:
         """Take a checkpoint, if one is due and the workers have written their states for it."""
         self.writer.warn()
         seconds = self.request.interval.seconds
         if seconds and time.monotonic() - self.taken_at >= seconds:
-            self.requested = True
+            self.signals.requested = True
         found = self._take_in_step(finished) if self.arena.desk is None else self._take_at_server(self.arena.desk)
         if found is not None:
-            self.requested, self.margin = False, MARGIN
+            self.signals.requested, self.margin = False, MARGIN
             self.last, self.taken_at = found.updates, time.monotonic()
         return found
 
@@ -129,7 +98,7 @@ class CheckpointCoordinator:
                 break
             arena.control[TAKEN] = update  # taken, or skipped: a worker was already past this update
         wanted = arena.control[WANTED]
-        if found is None and self.requested and (wanted <= arena.control[TAKEN] or min(doing) >= wanted):
+        if found is None and self.signals.requested and (wanted <= arena.control[TAKEN] or min(doing) >= wanted):
             arena.control[WANTED] = max(self.last, *doing) + self.margin
             self.margin *= 2  # a worker may pass that update before it sees the request; then a later one is tried
         return found
@@ -138,7 +107,7 @@ class CheckpointCoordinator:
         """Take a checkpoint of a plan with a server, under all locks."""
         setup, shards, every = self.setup, self.arena.shards, self.request.interval.updates
         done = setup.agenda.done_by(desk.finished)
-        due = self.requested or (every and done // every > self.last // every)
+        due = self.signals.requested or (every and done // every > self.last // every)
         if not due or self.writer.busy or done >= setup.agenda.updates:
             return None
         with contextlib.ExitStack() as held:

@@ -58,7 +58,7 @@ def train(
     pool = WorkerPool(setup, heartbeat, progress, deadline, request)
     try:
         try:
-            with pool.checkpoints.listening() if pool.checkpoints else contextlib.nullcontext():
+            with pool.checkpoints.signals.listening() if pool.checkpoints else contextlib.nullcontext():
                 pool.start()
                 trace = pool.watch(run / "trace.arrow" if run else None)
         finally:
@@ -104,7 +104,7 @@ class WorkerPool:
         self.checkpoints = CheckpointCoordinator(setup, self.arena, request, self.waiter) if request else None
         if isinstance(progress, Watcher):
             read = self.snapshot_file.read if self.snapshot_file else None
-            progress.connect(read, self.checkpoints.stop if self.checkpoints else None)
+            progress.connect(read, self.checkpoints.signals.stop if self.checkpoints else None)
         self.holdings = setup.blueprint.holdings(setup.module) if setup.blueprint else []
 
     @property
@@ -165,7 +165,7 @@ class WorkerPool:
                 for number, message in self._messages():
                     self._handle(number, message)
                 due = self.checkpoints.take(self.finished) if self.checkpoints else None
-                self.observer.look(stopping=bool(self.checkpoints and self.checkpoints.ending))
+                self.observer.look(stopping=bool(self.checkpoints and self.checkpoints.signals.ending))
                 if due is not None:
                     self._write_checkpoint(due)
             if not self.finished:
@@ -188,12 +188,12 @@ class WorkerPool:
         assert self.observer.writer is not None
         writer = self.observer.writer
         self.checkpoints.writer.offer(due, writer.sync)
-        if self.checkpoints.ending:
+        if self.checkpoints.signals.ending:
             self.checkpoints.writer.flush()
             _, losses = writer.so_far().loss_curve()
             loss = float(losses[-1]) if len(losses) else math.nan
             run = str(self.checkpoints.request.run)
-            raise RunStopped(self.checkpoints.ending, due.updates, self.setup.agenda.updates, loss, run)
+            raise RunStopped(self.checkpoints.signals.ending, due.updates, self.setup.agenda.updates, loss, run)
 
     def values(self) -> list[Tensor]:
         """Return the trainable parameters in the module's order, then the moving buffers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import warnings
 from collections.abc import Callable
@@ -10,9 +11,10 @@ from time import perf_counter_ns as now
 
 from torch import Tensor
 
+from paceline.core.cluster.group import Dismiss
 from paceline.core.cluster.messages import Process, Role
 from paceline.engines.cluster.agent import Agent
-from paceline.engines.cluster.control import Ended, Failed, Finished, Message, Rows, Serve, Spare
+from paceline.engines.cluster.control import Asked, Ended, Failed, Finished, Message, Rows, Serve, Spare
 from paceline.engines.cluster.head import FarWorkers, ToRank, report_of
 from paceline.engines.cluster.rendezvous import Node
 from paceline.engines.cluster.servers.collector import Collector
@@ -106,6 +108,8 @@ class ServerHead:
                 self._deserted = None
         elif isinstance(message, Finished):
             self.finished[rank] = message
+        elif isinstance(message, Asked):
+            self._asked(rank, message.signal)
         elif isinstance(message, Ended):
             self._worker_died(rank, f"died ({message.how})", message.replaced)
         elif isinstance(message, Failed):
@@ -114,11 +118,20 @@ class ServerHead:
 
     def lost(self, rank: int, why: str) -> None:
         """A node cannot be reached any longer: its worker's batch goes to another one, its shards to their backups."""
+        if rank in self._lost:
+            return  # it was asked to end, and has left
         self._worker_died(rank, why)
         self._lost.add(rank)
         if self.placement.on(rank):
             for other in set(range(self.nodes)) - self._lost:
                 self.to_rank(other, Spare())
+
+    def _asked(self, rank: int, number: int) -> None:
+        """A node was sent a signal: Ctrl-C stops the run, any other ends that node alone."""
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.lost(rank, f"was asked to end ({signal.Signals(number).name})")
+        self.to_rank(rank, Dismiss(0))
 
     def joined(self, rank: int, node: Node) -> None:
         """A node has come in the place of one that was lost: it gets a worker, and servers that hold no shard yet."""

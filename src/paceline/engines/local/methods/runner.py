@@ -71,9 +71,14 @@ class PlanRunner(WorkerContext):
             self.replica.restore(found)
             restore_store(store, found)
             restore_memories(self.encoder.carried, found, "owed")
-        if self.number and self.plan.traits.agrees:
-            return WorkerState
-        return lambda: self.replica.worker_state() | state_of_store(store)
+        agrees, group = self.plan.traits.agrees, self.group
+
+        def state() -> WorkerState:
+            if agrees and not group.leads:
+                return WorkerState()
+            return self.replica.worker_state() | state_of_store(store)
+
+        return state
 
     def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
         self.host.snapshot(self, updates, values)

@@ -1,0 +1,90 @@
+"""The head's side of checkpoints: when one is due, and the states of the workers that make it.
+
+Each worker leaves its state after the same update, as on one machine, and its agent sends it to the head. Where all
+workers hold the same after every update, the state of one of them is enough.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from paceline.engines import checkpoints
+from paceline.engines.checkpoints import Checkpoint, CheckpointRequest
+from paceline.engines.local.checkpointing import MARGIN, Writer, model_of
+from paceline.engines.setup import Setup
+from paceline.engines.signals import Signals
+from paceline.parameters.worker_state import WorkerState
+
+
+class FarCheckpoints:
+    """Takes the checkpoints of one run from what agents send."""
+
+    def __init__(self, setup: Setup, request: CheckpointRequest) -> None:
+        self.setup, self.request, self.signals = setup, request, Signals()
+        #: Called with the update after which all workers shall leave their states.
+        self.ask: Callable[[int], None] = lambda update: None
+        #: When the training began, less the nanoseconds that it took before the run was resumed.
+        self.origin = 0
+        self.writer = Writer(self._write)
+        #: The updates of the newest checkpoint, and when it was taken.
+        self._last = request.start.updates if request.start else 0
+        self._taken_at = time.monotonic()
+        #: By update and rank.
+        self._states: dict[int, dict[int, WorkerState]] = {}
+        #: The update that was asked for last, and how far ahead of the workers it was.
+        self._wanted, self._margin = -1, MARGIN
+
+    def put(self, rank: int, update: int, state: WorkerState) -> None:
+        """Take a state that a worker has left."""
+        if update > self._last:
+            self._states.setdefault(update, {})[rank] = state
+
+    def take(self, alive: Collection[int], doing: Sequence[int]) -> Checkpoint | None:
+        """Return the newest checkpoint that is complete, if there is one; ask for one that is due."""
+        self.writer.warn()
+        seconds = self.request.interval.seconds
+        if seconds and time.monotonic() - self._taken_at >= seconds:
+            self.signals.requested = True
+        whole = [update for update, states in self._states.items() if self._complete(states, alive)]
+        if whole:
+            return self._checkpoint(max(whole))
+        begun = [doing[rank] for rank in alive]
+        if self.signals.requested and min(begun) >= self._wanted:
+            # A worker may pass that update before it hears of it; then a later one is tried.
+            self._wanted = max(self._last, *begun) + self._margin
+            self._margin *= 2
+            self.ask(self._wanted)
+        return None
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def _complete(self, states: dict[int, WorkerState], alive: Collection[int]) -> bool:
+        if self.setup.plan.traits.agrees:
+            return any(state.tensors for state in states.values())
+        return all(rank in states for rank in alive)
+
+    def _checkpoint(self, update: int) -> Checkpoint:
+        """Make a checkpoint, in which every worker of the plan has a state: one that is gone has another one's."""
+        states = self._states[update]
+        self._states = {later: found for later, found in self._states.items() if later > update}
+        self._last, self._taken_at = update, time.monotonic()
+        self.signals.requested, self._margin = False, MARGIN
+        some = next(states[rank] for rank in sorted(states) if states[rank].tensors)
+        missing = WorkerState() if self.setup.plan.traits.agrees else some
+        own = {rank: states.get(rank, missing) for rank in range(self.setup.plan.workers)}
+        if self.setup.plan.traits.agrees:
+            own = {rank: some if rank == 0 else WorkerState() for rank in own}
+        holders = {f"worker.{rank}": state for rank, state in own.items()}
+        return Checkpoint(update, time.perf_counter_ns() - self.origin, self.request.lives, None, holders)
+
+    def _write(self, checkpoint: Checkpoint, sync_trace: Callable[[], None]) -> None:
+        sync_trace()
+        checkpoints.write(self.request.run, checkpoint, model_of(self.setup, checkpoint))
+
+
+def state_for(start: Checkpoint, rank: int, agrees: bool) -> WorkerState:
+    """Return the state that a worker begins with in a resumed run."""
+    own = start.holders.get(f"worker.{rank}", WorkerState())
+    return start.holders["worker.0"] | own if agrees else own

@@ -1,0 +1,84 @@
+"""What a node needs for its part of a run, and what all nodes do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.engines.cluster.roster import Roster
+from paceline.engines.cluster.seat import Ticket
+from paceline.engines.cluster.terms import Terms
+from paceline.engines.local.state_buffers import ResumePoint, StateBuffer
+from paceline.engines.setup import Setup
+from paceline.links.tcp.doors import Address
+from paceline.links.tcp.hub import Hub
+from paceline.links.tcp.waiting import Timing
+from paceline.parameters.worker_state import WorkerState
+
+POLL = 0.05  # seconds between two looks at the worker, at most
+
+
+@dataclass(frozen=True)
+class NodePart:
+    """One node's part of a run."""
+
+    setup: Setup
+    roster: Roster
+    terms: Terms
+    hub: Hub
+    timing: Timing
+    #: Seconds that a rank may wait for another one.
+    deadline: float
+
+    def ticket(self, run: bytes, host: str) -> Ticket:
+        """Return what this node's worker needs to meet the other ranks."""
+        parts, job = self.setup.plan.workers, self.terms.sha256
+        return Ticket(self.roster.rank, parts, run, job, host, self.roster.door, self.deadline, self.timing)
+
+
+class Nodes(Protocol):
+    """The nodes of a living roster, as the head sees them."""
+
+    #: Whether a node that is lost is replaced.
+    replaces: bool
+
+    def start(self, head: Address) -> None:
+        """Start the nodes, which dial the head there."""
+
+    def look(self) -> None:
+        """See whether all is well; called several times a second.
+
+        Raises:
+            RunFailed: a node cannot start, or what starts them cannot be reached any longer.
+        """
+
+    def started(self) -> None:
+        """Take note that every node has come: from now on one that ends is replaced, or does not end the run."""
+
+
+def resume_point(updates: int, every: int, keeps: bool, state: WorkerState | None) -> ResumePoint:
+    """Return from where a worker trains, with its state in a buffer if the run keeps checkpoints or was resumed."""
+    buffer = StateBuffer() if keeps or state is not None else None
+    if buffer is not None and state is not None:
+        buffer.next.write(updates, state)
+    return ResumePoint(updates, state is not None, every, buffer)
+
+
+def joined(values: Sequence[Tensor]) -> memoryview:
+    """Return values one after another, as bytes."""
+    whole: memoryview = torch.cat([value.detach().flatten() for value in values]).numpy().data
+    return whole
+
+
+def split(setup: Setup, content: memoryview) -> list[Tensor]:
+    """Return the values that `joined` has put together."""
+    tensors = dict(setup.module.named_parameters()) | dict(setup.module.named_buffers())
+    shapes = [tuple(tensors[name].shape) for name in setup.names]
+    flat = torch.frombuffer(bytearray(content), dtype=setup.layout.dtype)
+    parts = flat.split([prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -1,0 +1,105 @@
+"""A node that is not the head: its agent follows the head until the run is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+
+from paceline.core.cluster.group import Dismiss
+from paceline.engines.cluster import rendezvous
+from paceline.engines.cluster.agent import Agent
+from paceline.engines.cluster.children import Children
+from paceline.engines.cluster.control import Asked, Over, Result, Welcome, state_of, unpack
+from paceline.engines.cluster.node import POLL, NodePart, resume_point, split
+from paceline.engines.local.worker_pool import snapshot_file
+from paceline.engines.outcome import Outcome
+from paceline.engines.signals import Noted, handling
+from paceline.errors import RunFailed, RunOver
+from paceline.links.tcp.handshake import Peer
+from paceline.links.tcp.hub import Event, Gone, Received
+from paceline.runs.trace import Trace
+
+
+def follow(part: NodePart) -> Outcome:
+    """Train this node's part of the run, and return the trained model as the head sends it.
+
+    Raises:
+        RunOver: the run has failed or was stopped.
+        RunFailed: the head cannot be reached any longer, or the run has gone on without this node.
+    """
+    setup, hub = part.setup, part.hub
+    head, welcome, content = rendezvous.register(hub, part.roster, part.terms, os.getpid(), part.deadline)
+    state = state_of(welcome.state, content) if welcome.state is not None else None
+    snapshots = snapshot_file(setup, None, welcome.snapshots_every)
+    agent = Agent(
+        setup,
+        part.ticket(bytes.fromhex(welcome.run), rendezvous.own_host(part.roster.head)),
+        Children(hub.wake),
+        partial(rendezvous.send, hub, head),
+        snapshots,
+        leads=False,
+        resume=resume_point(welcome.updates, welcome.checkpoint_every, bool(welcome.folder), state),
+    )
+    start, asked = time.perf_counter_ns(), Noted()
+    handled = () if part.roster.apart else (signal.SIGINT, signal.SIGTERM)  # Ray ends its actors itself
+    try:
+        with handling(handled, asked):
+            agent.start()
+            content = _follow(part, welcome, head, agent, asked)
+    finally:
+        agent.close()
+        if snapshots is not None:
+            snapshots.close()
+    return Outcome(Trace.of([]), (time.perf_counter_ns() - start) / 1e9, split(setup, content))
+
+
+def _follow(part: NodePart, welcome: Welcome, head: Peer, agent: Agent, asked: Noted) -> memoryview:
+    """Pass messages between the head and the worker until the result arrives."""
+    told, looked = False, time.monotonic()
+    while True:
+        slept, looked = time.monotonic() - looked, time.monotonic()
+        for event in part.hub.poll(POLL):
+            found = _take(part, welcome, agent, event, slept > part.timing.silence, asked)
+            if found is not None:
+                return found
+        agent.look()
+        if asked.number and not told:
+            told = True
+            rendezvous.send(part.hub, head, Asked(asked.number))
+
+
+def _take(part: NodePart, welcome: Welcome, agent: Agent, event: Event, slept: bool, asked: Noted) -> memoryview | None:
+    """Take an event of the connection to the head; return the result if that has come."""
+    if isinstance(event, Gone):
+        raise RunFailed(_dismissed(part, "") if slept else _head_lost(part, event.why, welcome.folder))
+    if not isinstance(event, Received):
+        return None
+    message, content = unpack(event.kind, event.ints, event.body)
+    if isinstance(message, Result):
+        return content
+    if isinstance(message, Over):
+        raise RunOver(message.why, message.exit_code)
+    agent.hear(message)
+    if isinstance(message, Dismiss):
+        if asked.number:
+            how = f"was asked to end ({signal.Signals(asked.number).name})"
+            raise RunOver(_dismissed(part, how), 128 + asked.number)
+        raise RunFailed(_dismissed(part, agent.ending))
+    return None
+
+
+def _head_lost(part: NodePart, why: str, folder: str) -> str:
+    resume = f"\n  go on   paceline train --resume {folder}, by the same launcher or on one machine" if folder else ""
+    roster = part.roster
+    return f"rank {roster.rank} has ended, since it lost the head: {roster.head_name} {why}{resume}"
+
+
+def _dismissed(part: NodePart, ending: str) -> str:
+    if ending:
+        return f"the worker of rank {part.roster.rank} {ending}; the run goes on without this rank"
+    return (
+        f"the run has gone on without rank {part.roster.rank}, which did not answer for too long: its process, its "
+        "machine or its network was stopped. The other ranks compute its part of each batch"
+    )

@@ -1,0 +1,87 @@
+"""Checkpoints of runs on several nodes, and what they are resumed by."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import paceline as pl
+from paceline.runs.trace import Kind, Trace
+from tests.engines.cluster.held import job
+from tests.engines.cluster.nodes import PATIENCE, Nodes, nodes, told
+from tests.engines.cluster.test_deaths import gap, oracle
+
+
+def _held_at_a_checkpoint(folder: Path, plan: str) -> tuple[Nodes, Path]:
+    """Start three nodes; return them when their workers are held and a checkpoint before that is written."""
+    (folder / "hold").touch()
+    ran = nodes(folder, 3, [plan], checkpoint_every=5)
+    ran.held(3)
+    until = time.monotonic() + PATIENCE
+    while not (found := list((folder / "runs").glob("*/checkpoints/15"))):
+        assert time.monotonic() < until, [each.err.read_text() for each in ran.running]
+        time.sleep(0.01)
+    return ran, found[0].parents[1]
+
+
+def _resumed(folder: Path, count: int, run: Path) -> dict[str, Any]:
+    """Resume a run on so many nodes; return what rank 0 says."""
+    other = folder / f"resumed-{count}"
+    other.mkdir()
+    return told(nodes(other, count, [None], resume=str(run)).end()[0])[0]
+
+
+def test_after_the_head_was_lost_the_run_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
+    ran, run = _held_at_a_checkpoint(tmp_path, "ring")
+    ran.kill(0)
+    for each in ran.end()[1:]:
+        assert each.code == 1
+        assert f"paceline train --resume {run}" in each.err
+    (tmp_path / "hold").unlink()
+    found = _resumed(tmp_path, 2, run)  # by fewer nodes: the same chunks, so the same training
+    assert found["summary"]["workers"] == 3
+    assert gap(found["state"], oracle(tmp_path, "ring", 3)) < 1e-9
+    assert pl.replay(run).matches
+    assert len(Trace.open(run / "trace.arrow").of_kind(Kind.RESUME)) == 1
+
+
+@pytest.mark.parametrize("plan", ["tree", "local_sgd:every=3"])
+def test_ctrl_c_at_rank_0_leaves_a_checkpoint_that_gives_the_same_bits(tmp_path: Path, plan: str) -> None:
+    ran, run = _held_at_a_checkpoint(tmp_path, plan)
+    ran.kill(0, signal.SIGINT)
+    ran.release()
+    first, *others = ran.end()
+    assert "RunStopped: stopped after" in first.err
+    assert f"paceline train --resume {run}" in first.err
+    for each in others:
+        assert "RunOver: the run has ended: stopped after" in each.err
+    torch.set_num_threads(1)
+    here = pl.train(job(tmp_path), plan, workers=3, engine="virtual", folder=None)
+    assert _resumed(tmp_path, 3, run)["summary"]["parameters_sha256"] == here.summary()["parameters_sha256"]
+
+
+def test_one_machine_resumes_what_several_began(tmp_path: Path) -> None:
+    ran, run = _held_at_a_checkpoint(tmp_path, "ring")
+    ran.kill(0)
+    ran.end()
+    (tmp_path / "hold").unlink()
+    torch.set_num_threads(1)
+    here = pl.train(job(tmp_path), "ring", workers=3, engine="virtual", folder=None)
+    assert pl.train(resume=run).summary()["parameters_sha256"] == here.summary()["parameters_sha256"]
+
+
+def test_a_run_goes_on_without_a_node_that_is_asked_to_end(tmp_path: Path) -> None:
+    ran, run = _held_at_a_checkpoint(tmp_path, "ring")
+    ran.kill(1, signal.SIGTERM)
+    ran.release()
+    first, second, third = ran.end()
+    assert (first.code, third.code) == (0, 0), first.err + third.err
+    assert "was asked to end (SIGTERM)" in second.err
+    assert "rank 1 was asked to end (SIGTERM)" in first.err
+    assert gap(told(first)[0]["state"], oracle(tmp_path, "ring", 3)) < 1e-9
+    assert pl.replay(run).matches
