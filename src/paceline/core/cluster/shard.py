@@ -304,7 +304,9 @@ class ShardMachine:
 
     def _copy(self, sender: Process, message: Copy) -> Iterator[Output]:
         """Take the primary's state, unless it is older than what this server has of the same primary."""
-        if message.view < max(self.view, self.left.get(message.shard, 0)) or (self.primary and message.view == self.view):
+        if message.view < max(self.view, self.left.get(message.shard, 0)) or (
+            self.primary and message.view == self.view
+        ):
             return
         if self.shard not in (NONE, message.shard):
             return  # until the desk has dismissed this server from its shard

@@ -11,8 +11,8 @@ from paceline.engines.virtual.network.actor import Actor
 from paceline.engines.virtual.network.cluster import DESK, Cluster
 from paceline.engines.virtual.network.wire import Cut
 
-
 FOR_EVER = 0.3  # chance that a cut between two processes lasts
+
 
 class Mishaps:
     """Hurts the processes of a cluster."""

@@ -59,7 +59,8 @@ class Promises:
         theirs, ours = primary.content[: message.version], server.content[: message.version]
         if theirs != ours or len(ours) < message.version:
             self.break_(
-                f"{server.process} confirms version {message.version} to {to}, and has batches {ours} where {to} has {theirs}"
+                f"{server.process} confirms version {message.version} to {to}, and has batches {ours} where {to} has "
+                f"{theirs}"
             )
 
     def acknowledges(self, server: Actor, message: Pushed) -> None:
@@ -96,10 +97,15 @@ class Promises:
         """Check that the desk of a view does not trust an acknowledgement of what its primary lacks."""
         epoch = view >> EPOCH_BITS
         for each in self._acknowledged[shard].get(batch, ()):
-            if batch not in primary.content and each < view and each >> EPOCH_BITS <= epoch and self._trust[view].holds(each):
+            if (
+                batch not in primary.content
+                and each < view
+                and each >> EPOCH_BITS <= epoch
+                and self._trust[view].holds(each)
+            ):
                 self.break_(
-                    f"{primary.process} is the primary of shard {shard} in view {view} without batch {batch}, which view "
-                    f"{each} acknowledged, and the desk trusts that"
+                    f"{primary.process} is the primary of shard {shard} in view {view} without batch {batch}, which "
+                    f"view {each} acknowledged, and the desk trusts that"
                 )
 
     def leases_again(self, again: Again) -> None:
@@ -111,9 +117,13 @@ class Promises:
         """A worker computes a batch."""
         if batch in self._again or not all(batch in each for each in self._acknowledged):
             return
-        lacking = [shard for shard, (_, primary) in enumerate(self._primaries) if primary and batch not in primary.content]
+        lacking = [
+            shard for shard, (_, primary) in enumerate(self._primaries) if primary and batch not in primary.content
+        ]
         if lacking:
-            self.break_(f"{worker.process} computes batch {batch} again, which shards {lacking} lost, and no record says so")
+            self.break_(
+                f"{worker.process} computes batch {batch} again, which shards {lacking} lost, and no record says so"
+            )
 
     def forgets(self, server: Actor) -> None:
         """A server drops what it holds."""
@@ -131,7 +141,10 @@ class Promises:
             if missing:
                 self.break_(f"all workers have finished, and shard {views.shard} lacks batches {sorted(missing)}")
             for backup in backups:
-                if backup.machine.synced == views.view.number and backup.content != primary.content[: len(backup.content)]:
+                if (
+                    backup.machine.synced == views.view.number
+                    and backup.content != primary.content[: len(backup.content)]
+                ):
                     self.break_(f"{backup.process} holds other versions of shard {views.shard} than its primary")
 
     def at_rest(self, desk: Any) -> None:

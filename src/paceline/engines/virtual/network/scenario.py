@@ -64,7 +64,11 @@ class Scenario:
     ) -> Scenario:  # fmt: skip
         """Draw a scenario with up to `most` faults; most scenarios are gentle."""
         chance = random.Random(seed)
-        nodes, teams, batches = chance.choice((2, 3, 3, 4)), chance.choice((1, 2, 2, 3, 3, 4)), chance.choice((6, 12, 16))
+        nodes, teams, batches = (
+            chance.choice((2, 3, 3, 4)),
+            chance.choice((1, 2, 2, 3, 3, 4)),
+            chance.choice((6, 12, 16)),
+        )
         drawn = Scenario(
             seed,
             nodes,
