@@ -17,7 +17,7 @@ from paceline.gradients.evaluate import evaluate
 from paceline.parameters.layout import sha256, trainable
 from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, writing
-from paceline.runs.record import Evaluation, RunRecord, Status, Summary
+from paceline.runs.record import DeathRecord, Evaluation, RunRecord, Status, Summary
 from paceline.runs.run import Run
 from paceline.runs.summary import summarize
 from paceline.runs.trace import Trace
@@ -47,6 +47,8 @@ class Outcome:
     peak_memory: list[int] = field(default_factory=list)
     #: The library that added gradients up, in an order that is not known; empty if none did.
     adds_up: str = ""
+    #: Workers that ended before the run did, where more is known of them than the trace says.
+    deaths: list[DeathRecord] = field(default_factory=list)
 
 
 def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
@@ -84,6 +86,7 @@ def finish(
         adds_up=outcome.adds_up or record.adds_up,
         status=status,
         error=error,
+        deaths=(*record.deaths, *outcome.deaths),
     )
     last = record.history[-1].metrics if record.history else {}
     summary = replace(

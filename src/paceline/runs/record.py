@@ -124,6 +124,16 @@ class FailureRecord:
 
 
 @dataclass(frozen=True)
+class DeathRecord:
+    """A worker of a cluster that ended before the run did, which others finish."""
+
+    worker: int
+    how: str  # how it ended, or why it was given up
+    update: int = -1  # that it was in; -1: before its first
+    seconds: float = 0.0  # of training until then
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """One evaluation on the test data."""
 
@@ -200,6 +210,7 @@ class RunRecord:
     summary: Summary | None = None  # None until the run is done
     error: str = ""
     failure: FailureRecord | None = None
+    deaths: tuple[DeathRecord, ...] = ()  # of a cluster's workers, in their order
 
     def with_(self, **changes: Any) -> RunRecord:
         """The same record with some fields changed."""

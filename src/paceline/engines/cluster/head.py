@@ -50,6 +50,7 @@ from paceline.plans.methods.local_steps import Gossip
 from paceline.runs.events import Event, EventKind, ProcessKind
 from paceline.runs.live import Heartbeat, ProcessRecord
 from paceline.runs.progress import ProgressCallback
+from paceline.runs.record import DeathRecord
 from paceline.runs.trace import DTYPE, Columns, Kind, Row
 
 
@@ -105,6 +106,7 @@ class Head:
         self.addresses: dict[int, Address] = {}
         self.finished: dict[int, Finished] = {}
         self.dead: set[int] = set(range(count)) - self.machine.alive
+        self.deaths: list[DeathRecord] = []
         #: Results that were delivered: the flat values of a worker.
         self.results: dict[int, Tensor] = {}
         self.wanted: tuple[int, ...] = ()
@@ -226,6 +228,8 @@ class Head:
         rank, alive = excluded.rank, self.machine.alive
         self.note(Event(EventKind.LOST, time.time(), ProcessKind.WORKER, rank, rank, why=excluded.why))
         self.dead.add(rank)
+        begun = self.observer.origin if self.observer is not None and self.observer.started_at else now()
+        self.deaths.append(DeathRecord(rank, excluded.why, self.far.doing[rank], (now() - begun) / 1e9))
         self.finished.pop(rank, None)
         if self.observer is not None and self.observer.started_at:
             self.observer.worker_died(rank)

@@ -148,7 +148,8 @@ class HeadNode:
         waited = sum(end.core_wait for end in head.finished.values()) / 1e9
         ends = [head.finished.get(rank) for rank in range(setup.plan.workers)]
         memory = [end.peak_memory if end else 0 for end in ends]
-        return Outcome(trace, head.seconds, values, _snapshots(self.snapshots, trace), waited, memory)
+        kept = _snapshots(self.snapshots, trace)
+        return Outcome(trace, head.seconds, values, kept, waited, memory, deaths=head.deaths)
 
     def close(self) -> None:
         """Release the files of the run."""

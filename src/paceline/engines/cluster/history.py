@@ -40,7 +40,7 @@ class History:
             found = NodeProcess(message.kind, rank, message.number, message.shard, message.process)
             self.processes[message.kind, message.number] = found
             if message.kind is ProcessKind.WORKER:
-                observer.processes[rank] = message.process
+                observer.process_started(rank, message.process)
             kind, pid, shard = EventKind.STARTED, message.process.pid, message.shard
         else:
             self.processes.pop((message.kind, message.number), None)

@@ -60,6 +60,10 @@ class Observer:
         self.processes = list(processes)
         self.heartbeat.beat(Phase.STARTING, self._updates, self._lines, now=True)
 
+    def process_started(self, number: int, process: ProcessRecord) -> None:
+        """Record the process of one worker in the heartbeat."""
+        self.processes[number] = process
+
     def beat(self) -> None:
         """Write the heartbeat while the workers start."""
         self.heartbeat.beat(Phase.STARTING, self._updates, self._lines)

@@ -21,6 +21,7 @@ from paceline.engines.arithmetic.synchronous import synchronous
 from paceline.engines.replay.from_pushes import PushReplayer
 from paceline.engines.replay.from_trace import NextUpdate, ReplayedVersion, ServerReplayer
 from paceline.engines.setup import Setup
+from paceline.errors import UsageError
 from paceline.gradients.fused_replica import by_one
 from paceline.gradients.payload import GradientSum
 from paceline.plans.methods.alone import Alone
@@ -167,6 +168,7 @@ class ResumedReplayer:
 
 def epochs_of(trace: Trace, plan: Plan) -> Epochs:
     """Return the groups that the trace has recorded."""
+    _refuse_replaced(trace, plan)
     rows = np.sort(trace.of_kind(Kind.REGROUP), order=("start", "worker"))
     found: list[Epoch] = []
     for start in np.unique(rows["start"]):
@@ -174,6 +176,20 @@ def epochs_of(trace: Trace, plan: Plan) -> Epochs:
         held = dict(zip(group["worker"].tolist(), group["base"].tolist(), strict=True))
         found.append(Epoch(int(group["update"][0]), held))
     return Epochs(plan.workers, found)
+
+
+def _refuse_replaced(trace: Trace, plan: Plan) -> None:
+    """Raise if a worker of an earlier life had died, and began the next one with another one's replica."""
+    resumed = np.flatnonzero(trace.rows["kind"] == Kind.RESUME)
+    if plan.traits.agrees or not len(resumed):
+        return
+    earlier = trace.rows[: resumed[-1]]
+    groups = earlier[earlier["kind"] == Kind.REGROUP]
+    if len(groups) and (np.unique(groups["start"], return_counts=True)[1] < plan.workers).any():
+        raise UsageError(
+            f"a worker had died when this run of plan {plan.name} was resumed, and went on with another one's replica: "
+            "the run cannot be replayed"
+        )
 
 
 def make_replayer(setup: Setup, trace: Trace, plans: list[Plan], apart: bool = False) -> Replayer:

@@ -28,6 +28,7 @@ from paceline.engines.setup import Setup
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.doors import Address, listen
 from paceline.runs.events import Event, EventKind, ProcessKind
+from paceline.runs.record import DeathRecord
 from paceline.runs.trace import Kind, Row, Trace
 
 READ_SECONDS = 30.0  # that servers may take to answer the head
@@ -52,6 +53,7 @@ class ServerHead:
         self.far = FarWorkers([nodes[rank].ahead if rank in nodes else 0 for rank in range(self.nodes)])
         self.finished: dict[int, Finished] = {}
         self.dead: set[int] = set()
+        self.deaths: list[DeathRecord] = []
         self.diagnosis = Diagnosis(self.far.doing, lambda rank: f"It is rank {rank}", deadline)
         self.observer: Observer | None = None
         self._trace_file: Path | None = None
@@ -210,6 +212,8 @@ class ServerHead:
         if rank in self.dead or rank in self.finished:  # a worker that has finished ends
             return
         assert self.observer is not None
+        begun = self.observer.origin if self.observer.started_at else now()
+        self.deaths.append(DeathRecord(rank, why, self.far.doing[rank], (now() - begun) / 1e9))
         if self.observer.started_at:
             self.observer.worker_died(rank)
         if replaced:
