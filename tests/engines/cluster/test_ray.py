@@ -68,7 +68,9 @@ def _agents() -> list[psutil.Process]:
     return sorted(found, key=lambda each: each.pid)
 
 
-def _train(folder: Path, plan: str, meanwhile: Callable[[], None] | None = None, **options: Any) -> pl.Run:
+def _train(
+    folder: Path, plan: str, meanwhile: Callable[[], None] | None = None, epochs: int = 3, **options: Any
+) -> pl.Run:
     """Train on the cluster; once every worker is held at its step, do something, and let them go on."""
     if meanwhile is not None:
         (folder / "hold").touch()
@@ -77,7 +79,7 @@ def _train(folder: Path, plan: str, meanwhile: Callable[[], None] | None = None,
     helper.start()
     try:
         return pl.train(
-            job(folder, test=None), plan, engine="ray", address="auto", trusted_network=True, folder=folder / "runs",
+            job(folder, test=None, epochs=epochs), plan, engine="ray", address="auto", trusted_network=True, folder=folder / "runs",
             deadline=DEADLINE, **options,
         )  # fmt: skip
     finally:
@@ -171,7 +173,7 @@ def test_ray_replaces_a_killed_agent_which_takes_part(cluster: ray_session.RaySe
             time.sleep(0.05)
 
     with _told() as told:
-        run = _train(tmp_path, "downpour:shards=2", kill, workers=2)
+        run = _train(tmp_path, "downpour:shards=2", kill, epochs=8, workers=2)
     assert any("until another takes its place" in line for line in told)
     _applied_once(run)
     assert set(run.trace.of_kind(Kind.COMPUTE)["worker"].tolist()) == {0, 1}
