@@ -40,7 +40,7 @@ from paceline.plans.methods.server import Server
 from paceline.runs.live import Heartbeat
 from paceline.runs.progress import ProgressCallback
 
-LOOK = 0.25  # seconds between two looks at the actors
+LOOK = 0.5  # seconds between two looks at the actors
 #: Seconds without the head of Ray after which a run ends. Ray would end its processes after 60.
 HEAD_PATIENCE = 20.0
 OWN_PATIENCE = 3.0  # the same of a cluster of the run's own, whose head nobody starts again
@@ -206,12 +206,10 @@ class RayNodes:
             rank, attempt = self._ends.pop(ref)
             try:
                 end: AgentEnd = self._ray.get(ref)
-            except self._ray.exceptions.ActorUnavailableError as error:
-                if self.replaces:
-                    self._ask(rank, attempt)  # its process has ended, and Ray starts another one
-                    continue
-                end = AgentEnd(How.LOST, _first(error))
             except self._ray.exceptions.RayError as error:
+                if self.replaces:
+                    self._ask(rank, attempt)  # its process has ended; Ray starts another, which takes a few seconds
+                    continue
                 end = AgentEnd(How.LOST, _first(error))
             if not self._begun and end.why:
                 raise RunFailed(f"rank {rank} could not begin: {end.why}")
