@@ -274,6 +274,10 @@ def table(found: Sequence[Result]) -> list[dict[str, Any]]:
     return lines
 
 
+#: Of Student's distribution, by degrees of freedom: 95 % lie within so many standard errors.
+STUDENT = {2: 4.3, 3: 3.18, 4: 2.78, 5: 2.57}
+
+
 def accuracy(found: Sequence[Result], calm: Sequence[Result]) -> dict[str, Any]:
     """Compare the final accuracy with undisturbed runs of the same plan: the means, and a 95 % interval between."""
     lines = {}
@@ -282,11 +286,14 @@ def accuracy(found: Sequence[Result], calm: Sequence[Result]) -> dict[str, Any]:
         b = [r.accuracy for r in calm if r.plan == plan and r.accuracy is not None]
         if a and b:
             difference = statistics.mean(a) - statistics.mean(b)
-            deviation = [statistics.variance(each) / len(each) if len(each) > 1 else 0.0 for each in (a, b)]
-            half = 2 * sum(deviation) ** 0.5
+            few = min(len(a), len(b))
+            interval = None  # two values say nothing of how far values spread
+            if few > 2:
+                half = STUDENT.get(few - 1, 2.4) * sum(statistics.variance(each) / len(each) for each in (a, b)) ** 0.5
+                interval = [round(100 * (difference - half), 2), round(100 * (difference + half), 2)]
             lines[plan] = {
                 "disturbed": len(a), "undisturbed": len(b), "points": round(100 * difference, 2),
-                "interval": [round(100 * (difference - half), 2), round(100 * (difference + half), 2)],
+                "interval": interval,
                 "worst_points": round(100 * (min(a) - statistics.mean(b)), 2),
             }  # fmt: skip
     return lines
