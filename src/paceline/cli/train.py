@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from paceline.cli import options
 from paceline.cli.console import console
@@ -62,9 +63,11 @@ def train(
         )  # fmt: skip
     finally:
         progress.close()
-    summary = run.summary()
-    if rank:
-        return  # rank 0 reports for all
+    if not rank:  # rank 0 reports for all
+        _report(run.summary(), json)
+
+
+def _report(summary: dict[str, Any], json: bool) -> None:
     if json:
         print_json(summary)
         return

@@ -26,7 +26,10 @@ from paceline.runs.trace import Kind
 from tests.engines.cluster.held import job
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'paceline[ray]'")
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning")
+pytestmark = [
+    pytest.mark.soak,  # Ray alone takes up to half a minute to start
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning"),
+]
 DEADLINE = 300.0  # seconds that a wait of a run may take on a busy machine
 REPO = Path(__file__).parents[3]
 
@@ -79,8 +82,8 @@ def _train(
     helper.start()
     try:
         return pl.train(
-            job(folder, test=None, epochs=epochs), plan, engine="ray", address="auto", trusted_network=True, folder=folder / "runs",
-            deadline=DEADLINE, **options,
+            job(folder, test=None, epochs=epochs), plan, engine="ray", address="auto", trusted_network=True,
+            folder=folder / "runs", deadline=DEADLINE, **options,
         )  # fmt: skip
     finally:
         ended.set()
