@@ -38,6 +38,7 @@ bench: $(VENV)/.ready         ## the measured claims, at full size (most of an h
 	$(BIN)/python benchmarks/local_speed/run.py
 	$(BIN)/python benchmarks/backend/run.py
 	$(BIN)/python benchmarks/staying_alive/run.py
+	$(BIN)/python benchmarks/survival/run.py --runs 70 --calm 3
 	$(BIN)/python benchmarks/replay/run.py
 	$(BIN)/python benchmarks/trace_cost/run.py
 	$(BIN)/python benchmarks/resuming/run.py

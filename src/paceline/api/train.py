@@ -16,6 +16,7 @@ from paceline.callbacks import check
 from paceline.callbacks.loggers import named
 from paceline.engines import checkpoints, cluster, mpi
 from paceline.engines.checkpoints import CheckpointRequest
+from paceline.engines.cluster.ray_session import RayOptions
 from paceline.engines.job_file import save_job_file
 from paceline.engines.outcome import finish
 from paceline.engines.record import first_record, life_record
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from paceline.engines.cluster import Roster
     from paceline.engines.virtual import World
 
-ENGINES = ("local", "virtual", "mpi", "cluster")
+ENGINES = ("local", "virtual", "mpi", "cluster", "ray")
 RUNS = Path("runs")
 
 
@@ -57,11 +58,13 @@ def train(
     keys: str | Path | None = None,
     trusted_network: bool = False,
     backups: int = 1,
+    address: str | None = None,
 ) -> Run:
     """Train `job` by `plan` (None: sequential) and return the run.
 
     engine    "local": processes of this machine; "virtual": a clock that jumps; "mpi": the ranks that mpiexec started;
-              "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this
+              "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this;
+              "ray": nodes that Ray places, starts and replaces; this process leads them
     compute   "autograd" or "fused" instead of the job's
     folder    where run folders go; None writes nothing to disk
     progress  a function that the local engine calls about ten times a second with a `pl.Progress`:
@@ -78,11 +81,17 @@ def train(
     keys      the folder of keys with which the nodes of a cluster recognise each other (`paceline keys`)
     trusted_network  let the nodes of a cluster recognise each other by PACELINE_TOKEN, without encryption
     backups   of the cluster engine, under plans with servers: servers that hold each shard besides its primary
+    address   of the Ray cluster to train on, HOST:PORT or "auto"; None: one is started on this machine for the run
     """
+    if address is not None and engine != "ray":
+        raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
+    if keys is not None and engine == "ray":
+        raise UsageError("engine='ray' makes keys for every run and hands them out itself; leave keys out")
     _check(engine, folder, deadline, checkpoint_every is not None or resume is not None)
     node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
     hooks = _callbacks(callbacks, loggers, node)
-    interval, how = _interval(checkpoint_every), _How(progress, deadline, world, hooks, node, backups)
+    ray = RayOptions(address, trusted_network) if engine == "ray" else None
+    interval, how = _interval(checkpoint_every), _How(progress, deadline, world, hooks, node, backups, ray)
     if resume is not None:
         return _resume(_path(resume), job, plan, workers, updates, interval, how)
     if job is None:
@@ -100,7 +109,7 @@ def _begin(
     node = how.node
     chosen = _plan(plan, workers or (node.nodes if node else None), engine)
     stoppable = bool(how.callbacks) and engine in ("local", "cluster") and folder is not None
-    interval = _possible(interval, chosen, stoppable, engine)
+    interval = _possible(interval, chosen, engine, stoppable)
     if _follows(job, chosen, engine, node):
         job, folder = job.untested(), None
     with _notes_of_rank_0(engine, node):
@@ -123,6 +132,7 @@ class _How:
     callbacks: Sequence[Any]
     node: Roster | None = None
     backups: int = 1
+    ray: RayOptions | None = None
 
 
 def _check(engine: str, folder: str | Path | None, deadline: float, checkpoints_wanted: bool) -> None:
@@ -139,6 +149,8 @@ def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
     if engine == "mpi":
         mpi.check(job, plan)
         return mpi.rank() > 0
+    if engine == "ray":
+        cluster.check_method(plan)
     if node is None:
         return False
     cluster.check(plan, node)
@@ -162,14 +174,14 @@ def _callbacks(callbacks: Sequence[Any], loggers: Sequence[Any], node: Roster | 
 
 
 def _possible(
-    interval: CheckpointInterval | None, plan: Plan, stoppable: bool, engine: str
+    interval: CheckpointInterval | None, plan: Plan, engine: str, stoppable: bool
 ) -> CheckpointInterval | None:
     """Return when checkpoints are taken under this plan; a `stoppable` run takes one where a callback stops it."""
-    refused = plan.traits.no_checkpoints or (cluster.no_checkpoints(plan) if engine == "cluster" else "")
-    if not refused:
+    why = plan.traits.no_checkpoints or (cluster.no_checkpoints(plan) if engine == "cluster" else "")
+    if not why:
         return CheckpointInterval(0, 0.0) if interval is None and stoppable else interval
     if interval is not None and any(interval):
-        raise PlanError(f"plan {plan.name} keeps no checkpoints: {refused}")
+        raise PlanError(f"plan {plan.name} keeps no checkpoints: {why}")
     return None  # nor when a signal asks for one
 
 
@@ -179,7 +191,7 @@ def _plan(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
         says = f"has {chosen.workers}" if "workers" in chosen.options else "is one process"
         what = f"{workers} workers were asked for, and plan {chosen} {says}; plans of several are ring, downpour, ..."
         warnings.warn(what, JobWarning, stacklevel=3)
-    if chosen.traits.local_only and engine not in ("local", "cluster"):
+    if chosen.traits.local_only and engine not in ("local", "cluster", "ray"):
         raise PlanError(f"plan {chosen.name!r} {chosen.traits.local_only}: engine='local'")
     return chosen
 
@@ -266,6 +278,12 @@ def _train(
     if how.node is not None:
         settings = (heartbeat, how.progress, how.deadline, request, how.backups)
         with cluster.train(setup, how.node, place.path, *settings) as outcome:
+            return finish(setup, outcome, place, record, hooks)
+    if how.ray is not None:
+        from paceline.engines.cluster import ray_nodes
+
+        settings = (heartbeat, how.progress, how.deadline, request, how.backups)
+        with ray_nodes.train(setup, how.ray, place.path, *settings) as outcome:
             return finish(setup, outcome, place, record, hooks)
     heartbeat.beat(Phase.TRAINING, 0)
     outcome = mpi.train(setup) if setup.engine == "mpi" else virtual.train(setup, how.world or virtual.World())

@@ -71,8 +71,8 @@ Workers = Annotated[int | None, typer.Option("--workers", "-w", min=1, help="Num
 Engine = Annotated[
     str | None,
     typer.Option(
-        help="local: processes on this machine; virtual: simulated time; cluster: the nodes of a launcher; mpi: the "
-        "ranks of mpiexec, in generated code.",
+        help="local: processes on this machine; virtual: simulated time; cluster: the nodes of a launcher; ray: nodes "
+        "that Ray places; mpi: the ranks of mpiexec, in generated code.",
         show_default="local, or what the launcher asks for",
     ),
 ]
@@ -250,6 +250,15 @@ def numbers(given: str, option: str) -> tuple[int, ...]:
 
 
 # --- many machines ---
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="auto|HOST:PORT",
+        help="With --engine ray: the Ray cluster to train on.",
+        show_default="one that is started on this machine for the run",
+    ),
+]
 KeyFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to be made, or that has an authority.")]
 Hosts = Annotated[
     str | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from paceline.cli import options
 from paceline.cli.console import console
@@ -14,6 +15,7 @@ def train(
     plan: options.PlanOption = None,
     workers: options.Workers = None,
     engine: options.Engine = None,
+    address: options.RayAddress = None,
     compute: options.Compute = None,
     device: options.Device = None,
     epochs: options.Epochs = None,
@@ -57,12 +59,15 @@ def train(
         run = run_training(
             chosen, plan, workers, engine=engine, folder=runs, progress=progress, updates=updates, deadline=deadline,
             checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
+            address=address,
         )  # fmt: skip
     finally:
         progress.close()
-    summary = run.summary()
-    if rank:
-        return  # rank 0 reports for all
+    if not rank:  # rank 0 reports for all
+        _report(run.summary(), json)
+
+
+def _report(summary: dict[str, Any], json: bool) -> None:
     if json:
         print_json(summary)
         return

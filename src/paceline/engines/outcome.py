@@ -47,7 +47,7 @@ class Outcome:
     peak_memory: list[int] = field(default_factory=list)
     #: The library that added gradients up, in an order that is not known; empty if none did.
     adds_up: str = ""
-    #: Workers that are no longer part of the run, where more is known of them than the trace says.
+    #: Workers that ended before the run did, where more is known of them than the trace says.
     deaths: list[DeathRecord] = field(default_factory=list)
 
 

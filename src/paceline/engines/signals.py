@@ -25,6 +25,10 @@ class Signals:
         if number != signal.SIGUSR1:
             self.ending = number
 
+    def stop(self) -> None:
+        """Request a checkpoint that ends the run, as SIGTERM does."""
+        self.take(signal.SIGTERM)
+
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Handle signals within the block."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paceline.errors import RunFolderError
 from paceline.runs.comparison import ComparisonRecord, Row, read_comparison
+from paceline.runs.events import Event, read_events
 from paceline.runs.record import RunRecord, Status, read_record
 from paceline.runs.trace import Trace
 
@@ -34,6 +35,7 @@ class Reading:
     trace: Trace
     timed: Timed | None  # None: the run is not part of a comparison
     missing: tuple[str, ...]  # what the folder lacks, in sentences
+    events: tuple[Event, ...] = ()  # of a run on a cluster
     name: str = ""  # unique among the runs of a page
 
     @property
@@ -113,7 +115,7 @@ def _open(folder: Path) -> Reading:
         missing.append("It was recorded without the model's outline.")
     if record.status == Status.RUNNING:
         missing.append("It had not ended when this page was made, or was killed.")
-    return Reading(folder, record, trace, _timed(folder.resolve()), tuple(missing))
+    return Reading(folder, record, trace, _timed(folder.resolve()), tuple(missing), events=tuple(read_events(folder)))
 
 
 def _timed(folder: Path) -> Timed | None:

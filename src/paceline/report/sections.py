@@ -8,6 +8,7 @@ from html import escape
 import numpy as np
 
 from paceline.report.charts import Line, chart, fitting, histogram_chart, legend, logarithmic
+from paceline.report.cluster_events import cluster_events
 from paceline.report.curves import (
     AXES,
     Curve,
@@ -150,7 +151,7 @@ def of_run(reading: Reading, found: RunStats, lanes: Sequence[Lane], spans: int)
     if len(lanes) > 1:
         rows.append(("all workers", found.shares))
     body += section("Where the time went", time_bars(rows) if rows else "", _time_note(reading))
-    body += staleness(reading)
+    body += staleness(reading) + section("Events of the cluster", cluster_events(reading.events))
     return body + section("Model", layers(reading.record.model))
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.runs.events import ProcessKind
 from paceline.runs.json_files import write_json
 from paceline.runs.schema import SCHEMA_VERSION, StrEnum, read_as, to_dict
 
@@ -71,6 +72,17 @@ class WorkerLive:
 
 
 @dataclass(frozen=True)
+class NodeProcess:
+    """One process of a run on a cluster."""
+
+    kind: ProcessKind
+    rank: int  # its node
+    number: int  # no two processes of a kind have the same in one run
+    shard: int  # that a server held when it was started; -1 for a spare, and for other processes
+    process: ProcessRecord  # on its node
+
+
+@dataclass(frozen=True)
 class LiveRecord:
     """The state of a run that goes on."""
 
@@ -80,6 +92,7 @@ class LiveRecord:
     updates: int
     total_updates: int
     workers: tuple[WorkerLive, ...] = ()  # empty where no processes of their own train, as under the virtual engine
+    processes: tuple[NodeProcess, ...] = ()  # of all nodes, on a cluster
     schema_version: int = SCHEMA_VERSION
 
 
@@ -92,6 +105,8 @@ class Heartbeat:
         self._process = ProcessRecord.of(os.getpid())
         self._phase: Phase | None = None  # as it was written last, `_beaten` by this clock
         self._beaten = 0.0
+        #: The processes of all nodes that run, on a cluster; kept up to date by the engine.
+        self.processes: Collection[NodeProcess] = ()
 
     def __enter__(self) -> Heartbeat:
         self.beat(Phase.STARTING, 0)
@@ -110,7 +125,9 @@ class Heartbeat:
         if self._file is None or not (now or phase != self._phase or at >= self._beaten + INTERVAL):
             return
         self._phase, self._beaten = phase, at
-        record = LiveRecord(phase, time.time(), self._process, updates, self._total, tuple(workers()))
+        record = LiveRecord(
+            phase, time.time(), self._process, updates, self._total, tuple(workers()), tuple(self.processes)
+        )
         with suppress(OSError):  # a full disk is no reason to stop a training
             write_json(self._file, to_dict(record))
 

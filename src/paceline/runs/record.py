@@ -125,7 +125,7 @@ class FailureRecord:
 
 @dataclass(frozen=True)
 class DeathRecord:
-    """A worker of a cluster that is no longer part of the run, which the others finish."""
+    """A worker of a cluster that ended before the run did, which others finish."""
 
     worker: int
     how: str  # how it ended, or why it was given up

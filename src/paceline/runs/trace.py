@@ -47,6 +47,9 @@ class Kind(IntEnum):
     #: A worker entered a group, after another one had died or the run was resumed: `version` is the group's epoch,
     #: `update` the first update that it shares out, and `base` the last collective that this worker had made before.
     REGROUP = 9
+    #: A worker computed a batch from this version (`base`) of a shard that took the batch of another worker. Only
+    #: servers on a cluster write it, and only where the batch was taken by other shards.
+    PULL = 10
 
 
 class Row(NamedTuple):
@@ -98,7 +101,7 @@ class TraceRing:
         self._sent, self._taken, self._raw = ring.sent, ring.taken, ring.raw
         self._rows = np.frombuffer(ring.raw, DTYPE)
         #: What `sent` says, kept here too: to read shared memory costs more than to write a row.
-        self._head = 0
+        self._head = self._sent[0]  # a worker that takes the place of a dead one goes on with its ring
 
     @classmethod
     def size(cls) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.core.cluster.applied import Applied
 from paceline.core.cluster.desk import DeskMachine
 from paceline.core.cluster.messages import (
+    NONE,
+    Dismiss,
     Enrol,
     InSync,
     Process,
@@ -18,10 +20,12 @@ from paceline.core.cluster.messages import (
     Replicated,
 )
 from paceline.core.cluster.outputs import Output, Send
-from paceline.core.cluster.shard import ShardMachine
-from paceline.core.cluster.views import EPOCH_BITS, ShardViews
+from paceline.core.cluster.shard import NEVER, ShardMachine
+from paceline.core.cluster.views import EPOCH_BITS, ShardViews, Trust
 from paceline.core.cluster.worker import Stage, WorkerMachine
 from paceline.engines.virtual.network import Machines
+
+# Of a shard server
 
 
 class KnowsBatchesByWorker(ShardMachine):
@@ -43,7 +47,7 @@ class AcknowledgesFirst(ShardMachine):
 
     def _push(self, now: float, sender: Process, push: Push) -> Iterator[Output]:
         yield from super()._push(now, sender, push)
-        for batch, workers in self.waiting.values():
+        for batch, (_, workers) in self.waiting.items():
             yield from (Send(worker, Pushed(self.shard, self.view, batch, self.version)) for worker in workers)
 
 
@@ -51,9 +55,20 @@ class AcknowledgesRepeats(ShardMachine):
     """Acknowledges a repeated push although the backup does not have it yet."""
 
     def _push(self, now: float, sender: Process, push: Push) -> Iterator[Output]:
-        if any(batch == push.batch for batch, _ in self.waiting.values()):
+        if push.batch in self.waiting:
             yield Send(sender, Pushed(self.shard, self.view, push.batch, self.version))
         yield from super()._push(now, sender, push)
+
+
+class AcknowledgesWhatItInherited(ShardMachine):
+    """Acknowledges at once what it had before it became the primary, although another backup may lack it."""
+
+    def _push(self, now: float, sender: Process, push: Push) -> Iterator[Output]:
+        current = self.primary and push.view == self.view
+        if current and push.batch in self.applied and push.batch not in self.waiting:
+            yield Send(sender, Pushed(self.shard, self.view, push.batch, self.version))
+        else:
+            yield from super()._push(now, sender, push)
 
 
 class BackupKnowsNoViews(ShardMachine):
@@ -79,7 +94,42 @@ class AlwaysInSync(ShardMachine):
 
     def _enrol(self, now: float, number: int, message: Enrol) -> Iterator[Output]:
         if self.primary and message.view == self.view and number in self.followers:
-            yield Send(Process(self._server(0).role, number), InSync(self.view, message.version, self.entered_at))
+            yield Send(self._server(number), InSync(self.view, message.version, self.entered_at))
+
+
+class ComparesVersionsOnly(ShardMachine):
+    """Takes a backup's versions for its own if there are not more of them, whichever primary they came from."""
+
+    def _enrol(self, now: float, number: int, message: Enrol) -> Iterator[Output]:
+        if message.version <= self.entered_at:
+            self.lineage[message.follows] = self.entered_at
+        return super()._enrol(now, number, message)
+
+
+class CopiesOnce(ShardMachine):
+    """Never sends a follower a second copy, although the first may have been lost."""
+
+    def _copy_for(self, now: float, number: int) -> Iterator[Output]:
+        if self.followers[number].copied == NEVER:
+            yield from super()._copy_for(now, number)
+
+
+class FeedsOnce(ShardMachine):
+    """Takes a spare that was fed for one that still has everything."""
+
+    def _feed(self, now: float, spare: int) -> Iterator[Output]:
+        if spare != self.feeding:
+            yield from super()._feed(now, spare)
+
+
+class ComparesViewsOfShards(ShardMachine):
+    """Refuses a copy of one shard because it has been in a later view of another."""
+
+    def _obey(self, now: float, message: Any) -> Iterator[Output]:
+        before = self.view
+        yield from super()._obey(now, message)
+        if isinstance(message, Dismiss) and self.shard == NONE:
+            self.view = before
 
 
 class EntersOlderViews(ShardMachine):
@@ -91,19 +141,15 @@ class EntersOlderViews(ShardMachine):
         return super()._obey(now, message)
 
 
-class ForgetsTheLog(ShardMachine):
-    """Drops what it has applied without asking what its followers lack."""
+class WaitsForEver(ShardMachine):
+    """Never says that it does not reach its backup."""
 
-    def _push(self, now: float, sender: Process, push: Push) -> Iterator[Output]:
-        yield from super()._push(now, sender, push)
-        self.log.clear()
+    def status(self) -> Send:
+        to, message = super().status()
+        return Send(to, message._replace(missing=NONE))  # type: ignore[union-attr]
 
 
-class ConfirmsOnce(ShardMachine):
-    """Never repeats what it has confirmed, which may have been lost."""
-
-    def tick(self, now: float) -> list[Output]:
-        return [o for o in super().tick(now) if not (isinstance(o, Send) and isinstance(o.message, Replicated))]
+# Of a desk
 
 
 class _OtherViews(DeskMachine):
@@ -135,12 +181,43 @@ class OneShardIsEnough(_OtherViews):
             return Applied(self.end)
 
 
+class TrustsEveryAcknowledgement(_OtherViews):
+    """Counts a batch as finished whose acknowledgement is older than a lossy change."""
+
+    class Views(ShardViews):
+        def _propose(self, number: int, members: tuple[int, ...]) -> Iterator[Output]:
+            yield from super()._propose(number, members)
+            self.trust = Trust()
+
+        def recover(self, *arguments: Any) -> Iterator[Output]:
+            yield from super().recover(*arguments)
+            self.trust = Trust()
+
+
 class CountsViewsFromOne(DeskMachine):
     """Numbers its views without its epoch, so two desks make views of the same number."""
 
     def _number(self) -> int:
         self._made += 1
         return (1 << EPOCH_BITS) + self._made
+
+
+class RecoversAtOnce(DeskMachine):
+    """Chooses the views as soon as any server of each shard has reported."""
+
+    def _recover(self, now: float) -> list[Output]:
+        self.expected = frozenset()
+        return super()._recover(now)
+
+
+class BlamesOthersForItsSleep(DeskMachine):
+    """Takes all others for silent when it was away itself."""
+
+    def _notice_absence(self, now: float) -> None:
+        pass
+
+
+# Of a worker
 
 
 class ForgetsItsBatch(WorkerMachine):
@@ -154,20 +231,31 @@ class ForgetsItsBatch(WorkerMachine):
         yield from super()._new_views(now, message)
 
 
-def _server(number: int) -> Process:
-    from paceline.core.cluster.messages import Role
+class Plant(NamedTuple):
+    """A planted fault, and the scenarios in which it is looked for."""
 
-    return Process(Role.SERVER, number)
+    machines: Machines
+    settings: dict[str, Any]
 
 
-SHARDS = (
-    KnowsBatchesByWorker, AcknowledgesFirst, AcknowledgesRepeats, BackupKnowsNoViews, BackupSkipsGaps, AlwaysInSync,
-    EntersOlderViews, ForgetsTheLog, ConfirmsOnce,
-)  # fmt: skip
-DESKS = (SpareIsSafe, OneShardIsEnough, CountsViewsFromOne)
-WORKERS = (ForgetsItsBatch,)
-PLANTED = {
-    **{kind.__name__: Machines(shard=kind) for kind in SHARDS},
-    **{kind.__name__: Machines(desk=kind) for kind in DESKS},
-    **{kind.__name__: Machines(worker=kind) for kind in WORKERS},
-}
+def _plants() -> Iterator[Plant]:
+    for shard in (
+        KnowsBatchesByWorker, AcknowledgesFirst, AcknowledgesRepeats, BackupKnowsNoViews, BackupSkipsGaps, AlwaysInSync,
+        CopiesOnce, FeedsOnce, WaitsForEver, EntersOlderViews, ComparesViewsOfShards,
+        AcknowledgesWhatItInherited, ComparesVersionsOnly,
+    ):  # fmt: skip
+        lasting = {"lasting": True} if shard in (CopiesOnce, FeedsOnce, ComparesViewsOfShards) else {}
+        yield Plant(Machines(shard=shard), lasting)
+    for desk in (
+        SpareIsSafe, OneShardIsEnough, TrustsEveryAcknowledgement, CountsViewsFromOne, RecoversAtOnce,
+        BlamesOthersForItsSleep,
+    ):  # fmt: skip
+        yield Plant(Machines(desk=desk), {})
+    yield Plant(Machines(worker=ForgetsItsBatch), {})
+
+
+def _name(plant: Plant) -> str:
+    return next(kind.__name__ for kind in vars(plant.machines).values() if kind.__module__ == __name__)
+
+
+PLANTED = {_name(plant): plant for plant in _plants()}

@@ -13,7 +13,7 @@ The epoch fences earlier desks: servers and workers ignore messages of an epoch 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import IntEnum
 from functools import partial
 
@@ -67,7 +67,8 @@ class DeskMachine:
 
     def __init__(
         self, epoch: int, slots: int, batches: int, gate: Gate, copies: int, timing: Timing,
-        members: Sequence[tuple[int, ...]], now: float = 0.0, expected: Collection[int] = (),
+        members: Sequence[tuple[int, ...]], now: float = 0.0, expected: Collection[int] | None = None,
+        node: Callable[[int], int] = lambda server: server,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -75,7 +76,9 @@ class DeskMachine:
             slots: workers that may take part at the same time.
             copies: servers that should hold each shard: 1 + backups.
             members: for the first desk, the servers that hold each shard at version 0; afterwards as many empty tuples.
-            expected: for a later desk, the servers that are believed to be alive, which are to report first.
+            expected: for a later desk, all servers that are believed to be alive, which are to report first; None if
+                that is not known.
+            node: returns the node of a server; no two servers of a shard share one.
         """
         self.epoch, self.slots, self.batches, self.gate, self.timing = epoch, slots, batches, gate, timing
         self.views = [ShardViews(shard, copies, now) for shard in range(len(members))]
@@ -87,8 +90,11 @@ class DeskMachine:
         self.heard: dict[Process, float] = {}
         self.gone: set[Process] = set()
         self.since = self.rebuilding_since = now
-        self.expected = frozenset(expected)
+        self.expected = None if expected is None else frozenset(expected)
+        self._node = node
         self._members, self._made, self._beat, self._finished = members, 0, now, False
+        #: Acknowledged pushes may be missing since the leases were made.
+        self._lossy = False
         self._ready(0, ())
 
     def start(self, now: float) -> list[Output]:
@@ -103,6 +109,7 @@ class DeskMachine:
 
     def handle(self, now: float, sender: Process, message: Message) -> list[Output]:
         """Take a message, and return what to do."""
+        self._notice_absence(now)
         self.heard[sender] = now
         self.gone.discard(sender)
         outputs: list[Output] = []
@@ -118,6 +125,7 @@ class DeskMachine:
 
     def lost(self, now: float, process: Process) -> list[Output]:
         """Take note that the connection to a process has ended. It may be alive; then it will be heard of again."""
+        self._notice_absence(now)
         self.gone.add(process)
         return self._look(now)
 
@@ -127,6 +135,7 @@ class DeskMachine:
 
     def tick(self, now: float) -> list[Output]:
         """Do what is due: replace servers and workers that are silent, ask again what was not answered."""
+        self._notice_absence(now)
         if now - self._beat < self.timing.heartbeat:
             return []
         self._beat = now
@@ -137,6 +146,14 @@ class DeskMachine:
             servers = [process for process in self.heard if process.role is Role.SERVER]
             outputs += [Send(server, Poll(self.epoch)) for server in servers]
         return outputs
+
+    def _notice_absence(self, now: float) -> None:
+        """Count everyone's silence from now on if this desk was away, as when its machine slept."""
+        if now - self._beat >= self.timing.silence:
+            self.heard = dict.fromkeys(self.heard, now)
+            self.since = self._beat = now
+            for view in self.views:
+                view.since = now
 
     def valid_views(self) -> Views:
         return Views(self.epoch, tuple(view.view for view in self.views if view.established))
@@ -174,7 +191,7 @@ class DeskMachine:
             yield from views.proposals(self.epoch, (server,) if status.view < views.view.number else ())
         elif server != views.feeding and views.established:
             views.statuses.pop(server)
-            yield Send(_server(server), Dismiss(self.epoch, status.view))
+            yield Send(_server(server), Dismiss(self.epoch, status.shard, status.view))
 
     def _alive(self, now: float, process: Process) -> bool:
         last = self.heard.get(process)
@@ -197,12 +214,12 @@ class DeskMachine:
             if any(holds(member) for member in view.view.members):
                 view.since = now
             silent = now - view.since
-            outputs += view.mend(
-                self.epoch, self._number, holds, partial(self._spare, now), silent > self.timing.patience / 2
-            )
+            spare = partial(self._spare, now)
+            outputs += view.mend(self.epoch, self._number, holds, spare, silent > self.timing.patience / 2)
             if silent > self.timing.patience:
                 outputs.append(Lost(view.shard))
         if any(isinstance(output, Changed) and output.lossy for output in outputs):
+            self._lossy = True
             self.phase, self.rebuilding_since = Phase.REBUILDING, now
             outputs += [Send(_server(member), Poll(self.epoch)) for view in self.views for member in view.view.members]
         settled = [view.settle() for view in self.views]
@@ -212,13 +229,17 @@ class DeskMachine:
             outputs += self._rebuild()
         return outputs
 
-    def _spare(self, now: float, current: int) -> int:
-        """Return the spare that a shard is about to get, or another one if that is gone; NONE if there is none."""
-        if current != NONE and self._alive(now, _server(current)):
-            return current
-        taken = {view.feeding for view in self.views} | {m for view in self.views for m in view.view.members}
-        free = (s for s in sorted(self.statuses) if s not in taken and self._holds(now, s, NONE))
-        return next(free, NONE)
+    def _spare(self, now: float, view: ShardViews) -> int:
+        """Return the spare that a shard is to get, if possible the one that it is getting; NONE if there is none."""
+        nodes = {self._node(member) for member in view.view.members}
+        taken = {other.feeding for other in self.views if other is not view}
+        taken |= {member for other in self.views for member in other.view.members}
+        free = [
+            s for s, status in self.statuses.items()
+            if s not in taken and self._node(s) not in nodes and self._alive(now, _server(s))
+            and (s == view.feeding or status.shard == NONE)
+        ]  # fmt: skip
+        return min(free, key=lambda s: (s in view.unreached, s != view.feeding, s), default=NONE)
 
     # Recovering, rebuilding
 
@@ -229,27 +250,30 @@ class DeskMachine:
         if missing:
             return [Lost(missing[0])] if waited > self.timing.patience else []
         reported = {server for server, status in self.statuses.items() if status.epoch == self.epoch}
-        complete = self.expected <= reported
+        complete = self.expected is not None and self.expected <= reported
         if not complete and waited < self.timing.silence:
             return []
         outputs: list[Output] = []
         for view in self.views:
             outputs += view.recover(self._number(), partial(self._holds, now, shard=view.shard), complete)
         self.phase = Phase.REBUILDING
+        self._lossy = any(isinstance(output, Changed) and output.lossy for output in outputs)
         return outputs
 
     def _rebuild(self) -> Iterator[Output]:
         """Rebuild the leases from what the shards have."""
         finished = common(view.durable for view in self.views)
         held = {seat.holding for seat in self.seats.values()} - {NONE}
-        given_out = max(max(view.end for view in self.views), max(held, default=NONE) + 1)
+        known = self.desk.given_out(self.state)
+        given_out = max(known, *(view.end for view in self.views), *(batch + 1 for batch in held))
         orphans = [batch for batch in range(given_out) if batch not in finished]
         self._ready(given_out, orphans)
         for seat in self.seats.values():
             self._sit(seat)
         again = tuple(batch for batch in orphans if batch not in held)
-        if again:
-            yield Again(again)
+        if again or self._lossy:
+            yield Again(again, given_out if self.epoch > 1 and self._lossy else NONE)
+        self._lossy = False
         self.phase = Phase.SERVING
         yield from self._answer_all()
 
@@ -310,7 +334,7 @@ class DeskMachine:
             return
         seat.holding = NONE
         valid = len(request.acknowledged) == len(self.views) and all(
-            number >= view.lossy_since for number, view in zip(request.acknowledged, self.views, strict=True)
+            view.trust.holds(number) for number, view in zip(request.acknowledged, self.views, strict=True)
         )
         if held == request.finished and valid:
             yield from self._give(seat, self.desk.handle(self.state, Finish(seat.slot, held)))

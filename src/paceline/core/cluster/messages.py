@@ -37,6 +37,9 @@ class Process(NamedTuple):
         return self.role.name.lower() if self.role is Role.DESK else f"{self.role.name.lower()} {self.number}"
 
 
+DESK = Process(Role.DESK, 0)
+
+
 class View(NamedTuple):
     """Which servers hold a shard: the first is its primary, the others are its backups."""
 
@@ -171,9 +174,11 @@ class Replicated(NamedTuple):
 
 
 class Enrol(NamedTuple):
-    """A backup has entered a view, and has this version of an earlier one."""
+    """A backup has entered a view. It has this version, which the primary of an earlier view has vouched for."""
 
     view: int
+    #: The last view whose primary has vouched for what it has.
+    follows: int
     version: int
 
 
@@ -222,6 +227,8 @@ class Status(NamedTuple):
     above: tuple[int, ...]
     #: The spare that a primary has brought up to date, or NONE.
     fed: int
+    #: The backup that does not confirm what the primary sends it, or NONE.
+    missing: int
 
 
 class Propose(NamedTuple):
@@ -234,7 +241,7 @@ class Propose(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """The desk wants a primary to bring a spare up to date."""
+    """The desk wants a primary to bring a spare up to date. Sent again to a primary that has: the spare lost it."""
 
     epoch: int
     view: int
@@ -242,9 +249,10 @@ class Feed(NamedTuple):
 
 
 class Dismiss(NamedTuple):
-    """The server holds nothing any longer: the shard has gone on without it. It becomes a spare."""
+    """The shard has gone on without the server, which becomes a spare."""
 
     epoch: int
+    shard: int
     #: The view of the server that the desk has seen; a server in a later one stays.
     view: int
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from paceline.core.cluster.messages import Message, Process
+from paceline.core.cluster.messages import NONE, Message, Process
 
 
 class Send(NamedTuple):
@@ -65,6 +65,8 @@ class Again(NamedTuple):
     """These batches were finished or under way, and are leased again; for the record of the run."""
 
     batches: tuple[int, ...]
+    #: So are all from this one on, given out before or not, or NONE.
+    since: int = NONE
 
 
 class Lost(NamedTuple):
@@ -85,6 +87,8 @@ class Timing(NamedTuple):
     silence: float = 2.5
     #: Until an unanswered message is sent again.
     resend: float = 1.0
+    #: Without progress of a backup that is sent something, until its shard goes on without it.
+    stuck: float = 10.0
     #: Until a run ends that waits for servers that are all gone.
     patience: float = 60.0
 

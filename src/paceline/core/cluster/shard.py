@@ -22,12 +22,14 @@ A primary keeps what it has applied in `log` until every backup has it; the engi
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from paceline.core.cluster.applied import Applied
 from paceline.core.cluster.messages import (
+    DESK,
     NONE,
     Copy,
     Dismiss,
@@ -50,8 +52,8 @@ from paceline.core.cluster.messages import (
 )
 from paceline.core.cluster.outputs import Apply, Forget, Output, Restore, Send, Timing
 
-DESK = Process(Role.DESK, 0)
-LOG_LIMIT = 64  # entries that are kept for a spare which does not confirm; then it gets another copy
+LOG_LIMIT = 64
+NEVER = -math.inf
 
 
 class Entry(NamedTuple):
@@ -69,23 +71,36 @@ class Follower:
     def __init__(self, now: float, needs: int) -> None:
         #: The version up to which it has confirmed every one; NONE until it is in sync.
         self.confirmed = NONE
-        #: The log is kept for it after this version, as long as it has not confirmed any.
+        #: The log is kept for it after this version.
         self.needs = needs
         #: When it was last sent something, or confirmed something.
         self.since = now
+        #: When it was last sent a copy of everything, which may take long; NEVER if it has not been.
+        self.copied = NEVER
+        #: When it confirmed more than before, or began to lack something.
+        self.progress = now
 
     @property
     def has(self) -> int:
         """The version up to which it needs nothing of the log."""
-        return self.needs if self.confirmed == NONE else self.confirmed
+        return max(self.needs, self.confirmed)
+
+    def stuck(self, now: float, version: int, timing: Timing) -> bool:
+        """Whether it lacks something of a version, and has made no progress for too long."""
+        copying = self.confirmed == NONE and self.copied != NEVER
+        return self.confirmed < version and now - self.progress > (timing.patience if copying else timing.stuck)
 
 
 class ShardMachine:
     """One shard server."""
 
-    def __init__(self, number: int, timing: Timing, shard: int = NONE) -> None:
-        """`shard` is the one that the server holds from the start, at version 0; NONE makes it a spare."""
-        self.number, self.timing, self.shard = number, timing, shard
+    def __init__(self, number: int, timing: Timing, shard: int = NONE, log_limit: int = LOG_LIMIT) -> None:
+        """
+        Args:
+            shard: the one that the server holds from the start, at version 0; NONE makes it a spare.
+            log_limit: entries that are kept for a spare which does not confirm them.
+        """
+        self.number, self.timing, self.shard, self.log_limit = number, timing, shard, log_limit
         #: The newest desk that was heard of; older ones are ignored.
         self.epoch = 0
         #: The view that the server is in; 0 before the first.
@@ -101,8 +116,14 @@ class ShardMachine:
         self.feeding = NONE
         #: The version at which this server entered its view as primary.
         self.entered_at = 0
-        #: Workers that wait for their push to be on every backup: version -> the batch and those who sent it.
+        #: As primary: what a server that follows an earlier view has is a part of this server's state, up to a version.
+        self.lineage: dict[int, int] = {}
+        #: Workers that wait for their push to be on every backup: batch -> its version, and those who sent it.
         self.waiting: dict[int, tuple[int, set[Process]]] = {}
+        #: The backup that makes no progress, or NONE.
+        self.missing = NONE
+        #: The newest view of each shard that it was dismissed from.
+        self.left: dict[int, int] = {}
         self._beat, self._statuses = 0.0, 0
 
     @property
@@ -140,18 +161,24 @@ class ShardMachine:
         """Send what is due: the status, and what a follower has not confirmed."""
         outputs: list[Output] = []
         if now - self._beat >= self.timing.heartbeat:
+            if now - self._beat >= self.timing.silence:  # this server was away, not the others
+                for follower in self.followers.values():
+                    follower.progress = now
             self._beat = now
+            lacking = (m for m in self.members[1:] if m in self.followers)
+            self.missing = next((m for m in lacking if self.followers[m].stuck(now, self.version, self.timing)), NONE)
             outputs.append(self.status())
             if self.number in self.members[1:]:  # what a backup said may have been lost
-                kind = Enrol if self.follows < self.view else Replicated
-                outputs.append(Send(self._server(self.members[0]), kind(self.view, self.version)))
+                outputs.append(self._report())
         for number, follower in self.followers.items():
             if now - follower.since >= self.timing.resend:
                 outputs += self._send_again(now, number, follower)
         return outputs
 
     def lost(self, now: float, process: Process) -> list[Output]:
-        """Do nothing: the desk decides which servers are gone."""
+        """Take note that the connection to a process has ended: a copy for it may have been lost."""
+        if process.role is Role.SERVER and (follower := self.followers.get(process.number)) is not None:
+            follower.copied = NEVER
         return []
 
     def status(self) -> Send:
@@ -172,8 +199,15 @@ class ShardMachine:
                 mark,
                 above,
                 fed,
+                self.missing,
             ),
         )
+
+    def _report(self) -> Send:
+        """Tell the primary what this backup has."""
+        entering = self.follows < self.view
+        message = Enrol(self.view, self.follows, self.version) if entering else Replicated(self.view, self.version)
+        return Send(self._server(self.members[0]), message)
 
     @property
     def log_start(self) -> int:
@@ -186,26 +220,26 @@ class ShardMachine:
         if not self.primary or push.view != self.view:
             yield Send(sender, Refused(self.shard, self.view))
         elif push.batch in self.applied:
-            waits = next((w for b, w in self.waiting.values() if b == push.batch), None)
-            if waits is None:
-                yield Send(sender, Pushed(self.shard, self.view, push.batch, self.version))
-            else:
-                waits.add(sender)
+            # What an earlier primary applied may not be on all backups before they have what this one entered with.
+            _, workers = self.waiting.setdefault(push.batch, (self.entered_at, set()))
+            workers.add(sender)
+            yield from self._acknowledge()
         else:
             self.version += 1
             self.applied.add(push.batch)
             entry = Entry(self.version, push.batch, sender.number, push.base)
             self.log.append(entry)
             for number, follower in self.followers.items():  # before it is applied: backups work at the same time
+                if follower.confirmed == self.version - 1:
+                    follower.progress = now
                 if follower.confirmed != NONE:
                     follower.since = now
                     yield Send(self._server(number), Replicate(self.view, *entry))
             yield Apply(*entry)
-            self.waiting[self.version] = (push.batch, {sender})
+            self.waiting[push.batch] = (self.version, {sender})
+            if len(self.log) > self.log_limit and self.feeding != NONE:
+                self.followers[self.feeding].needs = self.version  # it gets a copy when it has become a backup
             yield from self._acknowledge()
-            if len(self.log) > LOG_LIMIT and self.feeding != NONE:
-                yield self._copy_for(now, self.feeding)
-                yield from self._acknowledge()
 
     def _replicate(self, sender: Process, message: Replicate) -> Iterator[Output]:
         """Apply what the primary has applied."""
@@ -232,7 +266,7 @@ class ShardMachine:
             return
         first = follower.confirmed == NONE
         if message.version > follower.confirmed:
-            follower.confirmed, follower.since = message.version, now
+            follower.confirmed, follower.since, follower.progress = message.version, now, now
             yield from self._acknowledge()
         if first:
             yield from self._send_again(now, number, follower)
@@ -241,9 +275,8 @@ class ShardMachine:
     def _acknowledge(self) -> Iterator[Output]:
         """Acknowledge every push that all backups of the view have, and forget the log that no follower lacks."""
         held = min((self.followers[number].confirmed for number in self.members[1:]), default=self.version)
-        for version in [v for v in self.waiting if v <= held]:
-            batch, workers = self.waiting.pop(version)
-            for worker in sorted(workers):
+        for batch in [batch for batch, (version, _) in self.waiting.items() if version <= held]:
+            for worker in sorted(self.waiting.pop(batch)[1]):
                 yield Send(worker, Pushed(self.shard, self.view, batch, self.version))
         unneeded = min((each.has for each in self.followers.values()), default=self.version)
         while self.log and self.log[0].version <= unneeded:
@@ -254,24 +287,29 @@ class ShardMachine:
     def _enrol(self, now: float, number: int, message: Enrol) -> Iterator[Output]:
         """Tell a backup that enters the view how it goes on."""
         follower = self.followers.get(number)
-        if follower is None or not self.primary or message.view != self.view:
+        if follower is None or message.view != self.view or follower.confirmed != NONE:  # it was lost or comes late
             return
         follower.since = now
-        if self.log_start - 1 <= message.version <= self.entered_at:
+        if self.log_start - 1 <= message.version <= self.lineage.get(message.follows, NONE):
             yield Send(self._server(number), InSync(self.view, message.version, self.entered_at))
         else:
-            yield self._copy_for(now, number)
+            yield from self._copy_for(now, number)
 
-    def _copy_for(self, now: float, number: int) -> Send:
-        """Send a follower everything; what is applied from now on is kept for it in the log."""
+    def _copy_for(self, now: float, number: int) -> Iterator[Output]:
+        """Send a follower everything, unless a copy is under way; what is applied from now on is kept for it."""
         follower = self.followers[number]
-        follower.confirmed, follower.needs, follower.since = NONE, self.version, now
-        return Send(self._server(number), Copy(self.view, self.shard, self.version, *self.applied.key))
+        if now - follower.copied >= self.timing.stuck:
+            follower.confirmed, follower.needs, follower.since, follower.copied = NONE, self.version, now, now
+            yield Send(self._server(number), Copy(self.view, self.shard, self.version, *self.applied.key))
 
     def _copy(self, sender: Process, message: Copy) -> Iterator[Output]:
         """Take the primary's state, unless it is older than what this server has of the same primary."""
-        if message.view < self.view or (self.primary and message.view == self.view):
+        if message.view < max(self.view, self.left.get(message.shard, 0)) or (
+            self.primary and message.view == self.view
+        ):
             return
+        if self.shard not in (NONE, message.shard):
+            return  # until the desk has dismissed this server from its shard
         if message.view == self.follows and message.version <= self.version:  # an old copy, or one that was doubled
             yield Send(sender, Replicated(self.view, self.version))
             return
@@ -288,45 +326,52 @@ class ShardMachine:
     def _send_again(self, now: float, number: int, follower: Follower) -> Iterator[Output]:
         """Send a follower what it has not confirmed: the next entries of the log, or a copy of everything."""
         follower.since = now
-        if follower.confirmed != NONE:
+        if follower.confirmed >= self.log_start - 1:
             for entry in self.log:
                 if entry.version > follower.confirmed:
                     yield Send(self._server(number), Replicate(self.view, *entry))
-        elif number not in self.members:  # a backup enrols until it is in sync
-            yield self._copy_for(now, number)
+        elif follower.confirmed != NONE or number not in self.members:  # a backup enrols until it is in sync
+            yield from self._copy_for(now, number)
 
     # What the desk wants
 
     def _obey(self, now: float, message: Propose | Feed | Dismiss | Poll) -> Iterator[Output]:
         if isinstance(message, Propose):
-            if message.view > self.view and (self.shard == message.shard):
+            if message.view > self.view and self.shard == message.shard:
                 self._enter(now, message)
-                if not self.primary:
-                    yield Send(self._server(self.members[0]), Enrol(self.view, self.version))
-                yield from self._acknowledge() if self.primary else ()
+                yield from self._acknowledge() if self.primary else [self._report()]
             yield self.status()
         elif isinstance(message, Feed):
-            if self.primary and message.view == self.view and message.spare != self.feeding:
-                self.followers.pop(self.feeding, None)
-                self.feeding = message.spare
-                self.followers[self.feeding] = Follower(now, self.version)
-                yield self._copy_for(now, self.feeding)
+            if self.primary and message.view == self.view and message.spare not in self.members:
+                yield from self._feed(now, message.spare)
         elif isinstance(message, Dismiss):
-            if message.view >= self.view and self.shard != NONE:
+            if message.shard == self.shard and message.view >= self.view:
                 self._leave()
+                self.left[self.shard] = self.view
                 self.shard, self.members, self.version, self.applied = NONE, (), 0, Applied()
-                self.follows = self.synced = 0
+                self.view = self.follows = self.synced = 0
                 yield Forget()
             yield self.status()
         else:
             yield self.status()
 
+    def _feed(self, now: float, spare: int) -> Iterator[Output]:
+        """Bring a spare up to date; one that has lost what it had gets another copy."""
+        if spare != self.feeding:
+            self.followers.pop(self.feeding, None)
+            self.feeding, self.followers[spare] = spare, Follower(now, self.version)
+        if self.followers[spare].confirmed != NONE or self.followers[spare].copied == NEVER:
+            yield from self._copy_for(now, spare)
+
     def _enter(self, now: float, message: Propose) -> None:
         """Enter a view, as its primary or as a backup."""
-        if message.members[0] != self.number:
+        leads = message.members[0] == self.number
+        if not (leads and self.primary):
             self._leave()
-        self.view, self.members = message.view, message.members
-        if self.primary:
+        if leads:
+            self.lineage[self.follows] = self.version
+        self.view, self.members, self.missing = message.view, message.members, NONE
+        if leads:
             self.follows = self.synced = self.view
             self.entered_at, self.feeding = self.version, NONE
             start = self.log_start - 1
@@ -334,7 +379,7 @@ class ShardMachine:
 
     def _leave(self) -> None:
         """Stop being a primary: what was not acknowledged never will be."""
-        self.followers, self.waiting, self.feeding = {}, {}, NONE
+        self.followers, self.waiting, self.lineage, self.feeding = {}, {}, {}, NONE
         self.log.clear()
 
     def _server(self, number: int) -> Process:

@@ -12,10 +12,23 @@ may have to be computed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from paceline.core.cluster.applied import Applied, common
 from paceline.core.cluster.messages import NONE, Feed, Process, Propose, Role, Status, View
 from paceline.core.cluster.outputs import Changed, Output, Send
+
+
+class Trust(NamedTuple):
+    """The views whose acknowledgements a desk trusts: what they acknowledged is in the shard."""
+
+    #: All from this one on.
+    since: int = 0
+    #: And this one, the last of an earlier desk. What came between them is unknown.
+    inherited: int = NONE
+
+    def holds(self, view: int) -> bool:
+        return view >= self.since or view == self.inherited
 
 
 class ShardViews:
@@ -29,10 +42,10 @@ class ShardViews:
         self.established = False
         #: Members that hold every acknowledged push.
         self.safe: frozenset[int] = frozenset()
-        #: The view of the last lossy change: acknowledgements of earlier ones prove nothing.
-        self.lossy_since = 0
-        #: The spare that the primary brings up to date.
-        self.feeding = NONE
+        #: Whose acknowledgements still hold: a lossy change ends those of earlier views.
+        self.trust = Trust()
+        #: The spare that the primary brings up to date, and servers that it did not reach.
+        self.feeding, self.unreached = NONE, set[int]()
         #: The newest status of every server of this shard.
         self.statuses: dict[int, Status] = {}
         #: When it came.
@@ -73,7 +86,7 @@ class ShardViews:
         return news
 
     def mend(
-        self, epoch: int, number: Callable[[], int], alive: Callable[[int], bool], spare: Callable[[int], int],
+        self, epoch: int, number: Callable[[], int], alive: Callable[[int], bool], spare: Callable[[ShardViews], int],
         waited: bool,
     ) -> Iterator[Output]:  # fmt: skip
         """Replace members that are gone, and bring a spare up to date where one is missing.
@@ -81,18 +94,27 @@ class ShardViews:
         Args:
             number: returns the number of the next view.
             alive: whether a server has been heard of lately.
-            spare: returns a spare that is alive, or NONE; the given one if that is alive.
+            spare: returns the spare that a shard is to get, or NONE.
             waited: whether members that are all gone have had the time to come back. Then a server that the shard has
                 gone on without is better than none.
         """
         members = self.view.members
-        living = [member for member in members if alive(member)]
+        missing = self._missing
+        living = [member for member in members if alive(member) and member != missing]
+        if missing != NONE:
+            self.unreached.add(missing)
         if living and len(living) < len(members):
             yield from self._propose(number(), self._ordered(living))
         elif self.established and living:
             yield from self._replenish(epoch, number, alive, spare)
         elif not living and waited and (others := [server for server in self.statuses if alive(server)]):
             yield from self._propose(number(), self._ordered(others)[:1])
+
+    @property
+    def _missing(self) -> int:
+        """The backup that the primary does not reach, although both may be alive; NONE if it reaches all."""
+        status = self.statuses.get(self.view.members[0]) if self.view.members else None
+        return status.missing if status is not None and status.view == self.view.number else NONE
 
     def _ordered(self, living: list[int]) -> tuple[int, ...]:
         """Return the members of the next view, a safe one first, otherwise the one that has most."""
@@ -104,12 +126,12 @@ class ShardViews:
         return tuple(sorted(living, key=rank))
 
     def _replenish(
-        self, epoch: int, number: Callable[[], int], alive: Callable[[int], bool], spare: Callable[[int], int]
+        self, epoch: int, number: Callable[[], int], alive: Callable[[int], bool], spare: Callable[[ShardViews], int]
     ) -> Iterator[Output]:
         members, primary = self.view.members, self.view.members[0]
         if len(members) >= self.copies:
             return
-        before, self.feeding = self.feeding, spare(self.feeding)
+        before, self.feeding = self.feeding, spare(self)
         if self.feeding == NONE:
             return
         if self.statuses[primary].fed == self.feeding and alive(self.feeding):
@@ -127,8 +149,10 @@ class ShardViews:
         """Propose a view; its first member is its primary."""
         lossy = members[0] not in self.safe
         if lossy:
-            self.lossy_since = number
+            self.trust = Trust(since=number)
             self.safe = frozenset(members[:1])
+        if members[:1] != self.view.members[:1]:
+            self.unreached = set()
         self.safe &= frozenset(members)
         self.view, self.established, self.feeding = View(self.shard, number, members), False, NONE
         epoch = number >> EPOCH_BITS
@@ -142,11 +166,11 @@ class ShardViews:
         view, so that no other is safe.
         """
         living = {m: s for m, s in self.statuses.items() if alive(m)}
-        best = max(living, key=lambda m: (living[m].view, living[m].synced, living[m].members[:1] == (m,)))
+        best = max(living, key=lambda m: _standing(m, living[m]))
         newest, members = living[best].view, living[best].members
         all_in = complete and bool(members) and all(m in living and living[m].view == newest for m in members)
         self.safe = frozenset(m for m in members if all_in and living[m].synced == newest)
-        self.lossy_since = newest
+        self.trust = Trust(since=number, inherited=newest)
         yield from self._propose(number, self._ordered([m for m in living if m in members] or [best]))
 
     @property
@@ -158,6 +182,11 @@ class ShardViews:
     def durable(self) -> Applied:
         """The batches that every safe member has: those that no failure of one of them loses."""
         return common(Applied(s.mark, s.above) for m, s in self.statuses.items() if m in self.view.members)
+
+
+def _standing(server: int, status: Status) -> tuple[int, bool, int, bool]:
+    """Return what makes a server's state better than another's, the most important first."""
+    return status.view, server in status.members, status.synced, status.members[:1] == (server,)
 
 
 EPOCH_BITS = 32  # a view's number is the epoch of its desk, then how many views that desk had made

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 from paceline.core.cluster.messages import (
+    DESK,
     NONE,
     AllDone,
     Enter,
@@ -36,8 +37,6 @@ from paceline.core.cluster.messages import (
     WhichViews,
 )
 from paceline.core.cluster.outputs import Adopt, Compute, Finished, Output, Send, Timing
-
-DESK = Process(Role.DESK, 0)
 
 
 class Stage(IntEnum):

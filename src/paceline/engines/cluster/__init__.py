@@ -2,18 +2,20 @@
 
     roster.py       which node this process is, as a launcher says
     rendezvous.py   how nodes meet at the head, and see that they would train the same (terms.py)
-    engine.py       a run, as each node sees it
+    engine.py       a run, as each node sees it: node.py, head_node.py for the head, other_node.py for the others
     agent.py        a node's agent: its worker (children.py), and what passes between the worker and the head
     head.py         the agent of rank 0: the group, the trace, the result
+    checkpointing.py  the head's checkpoints, of the states that agents send
     control.py      the messages between agents and the head
     seat.py         a worker's seat in the group; surviving.py, collectives that are made again when the group changes
+    ray_nodes.py    the roster `ray`; ray_agent.py, its actors; ray_session.py and ray_watch.py, the connection to Ray
     worker.py       a worker: the replica and the walks of the local engine; worker_main.py, its process
 
 docs/cluster.md has the design.
 """
 
 from paceline.engines.cluster.engine import train
-from paceline.engines.cluster.refusals import check, no_checkpoints
+from paceline.engines.cluster.refusals import check, check_method, no_checkpoints
 from paceline.engines.cluster.roster import Roster, nodes, roster
 
-__all__ = ["Roster", "check", "no_checkpoints", "nodes", "roster", "train"]
+__all__ = ["Roster", "check", "check_method", "no_checkpoints", "nodes", "roster", "train"]

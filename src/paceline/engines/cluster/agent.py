@@ -8,16 +8,20 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter_ns as now
 from typing import Protocol
 
 from torch import Tensor
 
 from paceline.core.cluster.group import Accuse, CallOff, Dismiss
+from paceline.core.cluster.messages import NONE
 from paceline.data.source import TensorSource
-from paceline.engines.cluster.children import Child, Children
+from paceline.engines.cluster.children import Child, Children, ProcessName
 from paceline.engines.cluster.control import (
+    Began,
     Deliver,
     Ended,
+    Exited,
     Failed,
     Finished,
     Message,
@@ -27,12 +31,12 @@ from paceline.engines.cluster.control import (
     Rows,
     Serve,
     Snapshot,
-    Started,
+    Spare,
     Wanted,
     state_message,
 )
 from paceline.engines.cluster.seat import Ticket
-from paceline.engines.cluster.servers.node_servers import NodeServers
+from paceline.engines.cluster.servers.node_servers import ATTEMPTS, LIFE, NodeServers
 from paceline.engines.cluster.servers.processes import ServerTicket, run_worker
 from paceline.engines.cluster.worker_main import main
 from paceline.engines.local import messages
@@ -48,6 +52,7 @@ from paceline.links.memory import SharedTensors
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.link import raw
 from paceline.plans.methods.server import Server
+from paceline.runs.events import ProcessKind
 from paceline.runs.live import ProcessRecord
 from paceline.runs.trace import Kind
 
@@ -96,52 +101,75 @@ class Agent:
         #: How the worker has ended, if it has.
         self.ending = ""
         self._doing = -1
-        #: Whether the head knows the worker's process.
-        self._told = False
         self.arena.control[TAKEN] = self.resume.updates
+        #: What processes need to reach the servers; None under other plans.
+        self._servers: ServerTicket | None = None
+        self._node_servers: NodeServers | None = None
+        #: Workers that were started, and whether one has made its last batch.
+        self._workers, self._finished = 0, False
+        #: How many nodes have had this rank before.
+        self._life = 0
 
     def start(self) -> None:
         """Start the worker, unless the head first says where its servers are."""
         if not isinstance(self.setup.plan.method, Server):
             given, buffer = [self.assignment()], self.resume.state_buffer
             self.worker = self.children.start(
-                main, (given, self.ticket, self.arena, self.tensors, self.snapshots, buffer)
-            )
+                ProcessName(ProcessKind.WORKER, self.ticket.rank), main,
+                (given, self.ticket, self.arena, self.tensors, self.snapshots, buffer),
+            )  # fmt: skip
 
     def serve(self, message: Serve) -> None:
         """Start this node's servers, and a worker that pushes to servers."""
         seat, layout = self.ticket, self.setup.layout
         ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, message.desk)
-        servers = NodeServers(self.children, ticket, seat.rank, seat.parts, self.assignment, layout)
+        self._node_servers = servers = NodeServers(
+            self.children, ticket, seat.rank, seat.parts, self.assignment, layout, message.life
+        )
         self.keepers.append(servers)
-        servers.start(message.shards)
-        self.worker = self.children.start(run_worker, (ticket, [self.assignment()], self.arena, layout, self.tensors))
+        servers.start(message.shards, message.spares)
+        self._servers, self._life = ticket, message.life
+        self._start_worker()
+
+    def _start_worker(self) -> None:
+        """Start a worker that pushes to servers. One that takes the place of a dead one has a number of its own."""
+        assert self._servers is not None
+        number = (self._life * LIFE + self._workers) * self.ticket.parts + self.ticket.rank
+        self._workers += 1
+        self.worker = self.children.start(
+            ProcessName(ProcessKind.WORKER, number), run_worker,
+            (self._servers, number, [self.assignment()], self.arena, self.setup.layout, self.tensors),
+        )  # fmt: skip
 
     def hear(self, message: Message) -> None:
         """Take a message of the head."""
         if isinstance(message, Regrouped | CallOff | Dismiss):
             if self.worker is not None:
                 self.worker.send(message)
-        elif isinstance(message, Wanted):
-            self.arena.control[WANTED] = message.update
         elif isinstance(message, Serve):
             self.serve(message)
+        elif isinstance(message, Spare):
+            if self._node_servers is not None:
+                self._node_servers.start([NONE])
+        elif isinstance(message, Wanted):
+            self.arena.control[WANTED] = message.update
         elif isinstance(message, Deliver):
             self.to_head(Result(), [raw(self.arena.results[0])])
 
     def look(self) -> None:
         """Pass on what the worker has said and written since the last call."""
-        if self.worker is not None and not self._told:
-            self._told = True
-            self.to_head(Started(ProcessRecord.of(self.worker.process.pid or -1)))
         said = self.children.messages()
         self._pass_rows()
         for child, message in said:
+            if isinstance(message, messages.Died):
+                self._tell_of_starts()
+                self.to_head(Exited(child.name.kind, child.name.number, child.process.pid or 0, now()))
             if child is self.worker:
                 self._pass(message)
             elif isinstance(message, messages.Died):
                 for keeper in self.keepers:
                     keeper.ended(child)
+        self._tell_of_starts()
 
     def close(self) -> None:
         """End the worker and release what it shared."""
@@ -158,6 +186,7 @@ class Agent:
         if isinstance(message, Reported | Accuse):
             self.to_head(message)
         elif isinstance(message, messages.Finished):
+            self._finished = True
             self.to_head(Finished(message.core_wait, message.peak_memory, self.arena.ended[0]))
         elif isinstance(message, messages.StateLeft):
             self._send_states()
@@ -167,7 +196,16 @@ class Agent:
             assert self.worker is not None
             ending = Ending.of(self.worker.process, self.oom_kills)
             self.worker, self.ending = None, f"died ({ending.how}) in update {self.arena.doing[0]}"
-            self.to_head(Ended(ending.how, ending.out_of_memory, self.arena.doing[0]))
+            again = self._servers is not None and not self._finished and self._workers < ATTEMPTS
+            self.to_head(Ended(ending.how, ending.out_of_memory, self.arena.doing[0], again))
+            if again:
+                self._start_worker()
+
+    def _tell_of_starts(self) -> None:
+        for child in self.children.news:
+            kind, number, shard = child.name
+            self.to_head(Began(kind, number, shard, ProcessRecord.of(child.process.pid or 0), child.started))
+        self.children.news.clear()
 
     def _send_states(self) -> None:
         """Send the states that the worker has left since the last call."""

@@ -6,16 +6,28 @@ import contextlib
 import multiprocessing
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import Empty, SimpleQueue
-from typing import Any
+from time import perf_counter_ns as now
+from typing import Any, NamedTuple
 
 from paceline.engines.local.forkserver import interrupts_wait, nameless_main, prepare
 from paceline.engines.local.messages import Died
+from paceline.runs.events import ProcessKind
 
 PATIENCE = 2.0  # seconds that a killed process may take to end
+
+
+class ProcessName(NamedTuple):
+    """What a process does in the run."""
+
+    kind: ProcessKind
+    #: No two processes of a kind have the same number in one run.
+    number: int
+    #: The shard that a server holds from the start, or -1.
+    shard: int = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +38,9 @@ class Child:
     pipe: Connection
     #: Takes what the process says, so that the agent can wait for its sockets meanwhile.
     listener: threading.Thread
+    name: ProcessName
+    #: When it was started, in nanoseconds.
+    started: int = field(default_factory=now)
 
     def send(self, message: object) -> None:
         """Send a message, if the process still runs."""
@@ -41,8 +56,10 @@ class Children:
         self._wake = wake
         self._all: list[Child] = []
         self._said: SimpleQueue[tuple[Child, Any]] = SimpleQueue()
+        #: Processes that were started and are not told of yet.
+        self.news: list[Child] = []
 
-    def start(self, target: Callable[..., None], args: tuple[object, ...]) -> Child:
+    def start(self, name: ProcessName, target: Callable[..., None], args: tuple[object, ...]) -> Child:
         """Start a process. Its last argument is its end of the pipe."""
         context = multiprocessing.get_context("forkserver")
         with nameless_main():
@@ -53,8 +70,9 @@ class Children:
                 process.start()
             theirs.close()
         listener = threading.Thread(target=lambda: self._listen(child), name="paceline-child", daemon=True)
-        child = Child(process, mine, listener)
+        child = Child(process, mine, listener, name)
         self._all.append(child)
+        self.news.append(child)
         listener.start()
         return child
 

@@ -22,6 +22,7 @@ from paceline.links.tcp.doors import Address
 from paceline.links.tcp.frame import FIRST_KIND
 from paceline.parameters.worker_state import TensorSlot, WorkerState, tensor_slots, unpacked
 from paceline.parameters.worker_state import pack as pack_tensors
+from paceline.runs.events import ProcessKind
 from paceline.runs.live import ProcessRecord
 from paceline.runs.schema import from_dict, to_dict
 
@@ -99,13 +100,6 @@ class Regrouped:
 
 
 @dataclass(frozen=True)
-class Started:
-    """A node has started its worker."""
-
-    process: ProcessRecord
-
-
-@dataclass(frozen=True)
 class Rows:
     """What a worker is at; rows of the trace follow."""
 
@@ -119,6 +113,8 @@ class Ended:
     how: str
     out_of_memory: bool
     update: int
+    #: Whether its agent starts another one in its place.
+    replaced: bool = False
 
 
 @dataclass(frozen=True)
@@ -182,6 +178,38 @@ class Serve:
 
     desk: Address
     shards: tuple[int, ...]
+    #: Servers that hold no shard yet. A node that comes late has such ones only.
+    spares: int = 0
+    #: How many nodes have had this rank before. Their processes' numbers are never given out again.
+    life: int = 0
+
+
+@dataclass(frozen=True)
+class Spare:
+    """A node is to start a server that holds nothing yet, since another node with servers is lost."""
+
+
+@dataclass(frozen=True)
+class Began:
+    """An agent has started a process."""
+
+    kind: ProcessKind
+    number: int
+    #: The shard that a server holds from the start, or -1.
+    shard: int
+    process: ProcessRecord
+    #: When, in nanoseconds of the node's clock.
+    when: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process that an agent has started has ended; the fields are those of `Began`."""
+
+    kind: ProcessKind
+    number: int
+    pid: int
+    when: int
 
 
 @dataclass(frozen=True)
@@ -194,7 +222,7 @@ class Over:
 
 Message: TypeAlias = (
     Register | Welcome | Refused | Clock | Reported | Regrouped | CallOff | Accuse | Dismiss | Rows | Ended | Failed
-    | Finished | Snapshot | Deliver | Result | Over | State | Wanted | Asked | Serve | Started
+    | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited | State | Wanted | Asked
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = get_args(Message)
 _KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.head_node import HeadNode
-from paceline.engines.cluster.node import NodePart
+from paceline.engines.cluster.node import NodePart, Nodes
 from paceline.engines.cluster.other_node import follow
 from paceline.engines.cluster.roster import Roster
 from paceline.engines.cluster.terms import Terms
@@ -31,8 +31,12 @@ def train(
     deadline: float,
     request: CheckpointRequest | None = None,
     backups: int = 1,
+    nodes: Nodes | None = None,
 ) -> Iterator[Outcome]:
-    """Run this node's part of the plan. Every node gets the trained model; the head has the whole trace."""
+    """Run this node's part of the plan. Every node gets the trained model; the head has the whole trace.
+
+    `nodes` are those of a living roster, which the head starts.
+    """
     most = 16 * setup.layout.bytes  # of a worker's state, with what optimizers keep
     limits = Limits(LIMITS.ints, max(LIMITS.body, most), max(LIMITS.queue, most))
     terms = Terms.of(setup, roster.nodes)
@@ -42,7 +46,9 @@ def train(
         if not roster.leads:
             yield follow(part)
             return
-        node = HeadNode(part, run, heartbeat, progress, request, backups)
+        if nodes is not None:
+            nodes.start(hub.address)
+        node = HeadNode(part, run, heartbeat, progress, request, backups, nodes)
         try:
             yield node.train()
         finally:

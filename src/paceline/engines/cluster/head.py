@@ -6,7 +6,7 @@ import math
 import signal
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter_ns as now
 from typing import Protocol
@@ -47,6 +47,7 @@ from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
 from paceline.parameters.replicas import mean_of
 from paceline.plans.methods.local_steps import Gossip
+from paceline.runs.events import Event, EventKind, ProcessKind
 from paceline.runs.live import Heartbeat, ProcessRecord
 from paceline.runs.progress import ProgressCallback
 from paceline.runs.record import DeathRecord
@@ -95,9 +96,10 @@ class Head:
 
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, patience: float,
-        snapshots: SnapshotFile | None, checkpoints: FarCheckpoints | None,
+        snapshots: SnapshotFile | None, note: Callable[[Event], None], checkpoints: FarCheckpoints | None,
     ) -> None:  # fmt: skip
-        self.setup, self.to_rank, self.snapshots, self.checkpoints = setup, to_rank, snapshots, checkpoints
+        self.setup, self.to_rank, self.snapshots, self.note = setup, to_rank, snapshots, note
+        self.checkpoints = checkpoints
         count = setup.plan.workers
         self.machine = group.Head({0, *nodes}, patience, gives=not isinstance(setup.plan.method, Gossip))
         self.far = FarWorkers([nodes[rank].ahead if rank in nodes else 0 for rank in range(count)])
@@ -210,6 +212,8 @@ class Head:
 
     def _formed(self, formed: Formed) -> None:
         assert self.observer is not None
+        group = formed.group
+        self.note(Event(EventKind.GROUP, time.time(), number=group.epoch, members=group.ranks))
         if formed.group.epoch == 1:
             self.far.started_at = self.observer.started_at = now()
             if self.checkpoints is not None:
@@ -222,6 +226,7 @@ class Head:
     def _excluded(self, excluded: Excluded) -> None:
         """A rank is no longer part of the run: the others go on, or nobody is left."""
         rank, alive = excluded.rank, self.machine.alive
+        self.note(Event(EventKind.LOST, time.time(), ProcessKind.WORKER, rank, rank, why=excluded.why))
         self.dead.add(rank)
         begun = self.observer.origin if self.observer is not None and self.observer.started_at else now()
         self.deaths.append(DeathRecord(rank, excluded.why, self.far.doing[rank], (now() - begun) / 1e9))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,20 +17,35 @@ from paceline.engines.cluster import rendezvous
 from paceline.engines.cluster.agent import Agent
 from paceline.engines.cluster.checkpointing import FarCheckpoints, state_for
 from paceline.engines.cluster.children import Children
-from paceline.engines.cluster.control import Message, Over, Result, Started, Welcome, pack, state_message, unpack
+from paceline.engines.cluster.control import (
+    Began,
+    Clock,
+    Exited,
+    Message,
+    Over,
+    Refused,
+    Register,
+    Result,
+    Welcome,
+    pack,
+    state_message,
+    unpack,
+)
 from paceline.engines.cluster.head import Head, observer_of
-from paceline.engines.cluster.node import POLL, NodePart, joined, resume_point
-from paceline.engines.cluster.rendezvous import Node
+from paceline.engines.cluster.history import History
+from paceline.engines.cluster.node import POLL, NodePart, Nodes, joined, resume_point
+from paceline.engines.cluster.rendezvous import Node, Registry
 from paceline.engines.cluster.servers.head import ServerHead
 from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.local.worker_pool import snapshot_file
 from paceline.engines.outcome import Outcome, Snapshot
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UsageError
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.events import Gone, Received
-from paceline.links.tcp.handshake import RUN_BYTES
+from paceline.links.tcp.handshake import RUN_BYTES, Peer
 from paceline.links.tcp.link import raw
 from paceline.plans.methods.server import Server
+from paceline.runs.events import EventLog
 from paceline.runs.live import Heartbeat, Phase
 from paceline.runs.progress import ProgressCallback, Watcher
 from paceline.runs.trace import Kind, Trace
@@ -39,55 +54,73 @@ FAREWELL = 30.0  # seconds that nodes may take to receive the result
 
 
 class HeadNode:
-    """The process of rank 0 in one run."""
+    """The process of the head in one run."""
 
     def __init__(
         self, part: NodePart, folder: Path | None, heartbeat: Heartbeat, progress: ProgressCallback | None,
-        request: CheckpointRequest | None, backups: int,
+        request: CheckpointRequest | None, backups: int, living: Nodes | None,
     ) -> None:  # fmt: skip
-        self.part, self.request = part, request
+        """`living` are the nodes of a living roster, which have been started."""
+        self.part, self.request, self.living = part, request, living
         self.hub, self.heartbeat = part.hub, heartbeat
-        run = secrets.token_bytes(RUN_BYTES)
+        #: The name of the run in handshakes.
+        self.run = secrets.token_bytes(RUN_BYTES)
         #: Messages between the head and its own agent, which are handled one after another: (to the head, message).
         self._own: deque[tuple[bool, Message, memoryview]] = deque()
-        self.nodes = rendezvous.gather(part.hub, part.roster, part.terms, part.deadline)
-        for rank, node in self.nodes.items():
-            self._welcome(rank, node, run)
-        setup, start = part.setup, request.start if request else None
-        servers = isinstance(setup.plan.method, Server)
+        #: The other nodes that were welcomed, by their ranks.
+        self._peers: dict[int, Peer] = {}
+        self.registry = self._gather()
+        setup, nodes, start = part.setup, self.registry.nodes, request.start if request else None
         self.snapshots = snapshot_file(setup, request, setup.snapshots_every)
-        self.checkpoints = FarCheckpoints(setup, request) if request and not servers else None
-        self.agent = self._agent(run)
-        self.head: Head | ServerHead
-        if servers:
-            self.head = ServerHead(setup, self.nodes, self._to_rank, part.deadline, self.snapshots, self.agent, backups)
-        else:
-            self.head = Head(
-                setup, self.nodes, self._to_rank, part.deadline, part.timing.silence, self.snapshots, self.checkpoints
-            )
-        self.observer = observer_of(setup, self.head, self.nodes, os.getpid(), heartbeat, progress, start)
+        self.checkpoints = FarCheckpoints(setup, request) if request else None
+        self.agent = self._agent()
+        self.history = History(EventLog(folder), heartbeat, nodes, os.getpid())
+        self.head = self._head(backups)
+        self.observer = observer_of(setup, self.head, nodes, os.getpid(), heartbeat, progress, start)
         self.head.observe(self.observer, folder / "trace.arrow" if folder else None)
         if isinstance(progress, Watcher):
-            stop = self.checkpoints.signals.take if self.checkpoints else None
-            progress.connect(
-                self.snapshots.read if self.snapshots else None, partial(stop, signal.SIGTERM) if stop else None
-            )
+            read = self.snapshots.read if self.snapshots else None
+            progress.connect(read, self.checkpoints.signals.stop if self.checkpoints else None)
 
-    def _agent(self, run: bytes) -> Agent:
-        """Make the agent of this node, whose worker goes on from its state if the run is resumed."""
+    def _gather(self) -> Registry:
+        """Wait for every node, and welcome them all."""
+        part, living = self.part, self.living
+        registry = Registry(part.hub, part.roster, part.terms)
+        rendezvous.gather(registry, part.deadline, living.look if living else None)
+        for rank, node in registry.nodes.items():
+            self._welcome(rank, node)
+        if living is not None:
+            living.started()
+        return registry
+
+    def _agent(self) -> Agent:
+        """Return this node's own agent; it starts nothing if the head has no worker."""
         part, request = self.part, self.request
-        start = request.start if request else None
-        state = state_for(start, 0, part.setup.plan.traits.agrees) if start else None
+        start, rank, agrees = request.start if request else None, part.roster.rank, part.setup.plan.traits.agrees
+        state = state_for(start, rank, agrees) if start else None
         every, updates = request.interval.updates if request else 0, start.updates if start else 0
         return Agent(
             part.setup,
-            part.ticket(run, part.roster.head.host),
+            part.ticket(self.run, part.roster.head.host),
             Children(part.hub.wake),
             self._to_head,
             self.snapshots,
             leads=True,
             resume=resume_point(updates, every, self.checkpoints is not None, state),
         )
+
+    def _head(self, backups: int) -> Head | ServerHead:
+        """Return what leads the run under its plan."""
+        part, nodes, note = self.part, self.registry.nodes, self.history.note
+        if isinstance(part.setup.plan.method, Server):
+            replaces = self.living is not None and self.living.replaces
+            return ServerHead(
+                part.setup, nodes, self._to_rank, part.deadline, self.snapshots, self.agent, backups, note, replaces
+            )
+        return Head(
+            part.setup, nodes, self._to_rank, part.deadline, part.timing.silence, self.snapshots, note,
+            self.checkpoints,
+        )  # fmt: skip
 
     def train(self) -> Outcome:
         """Train, and return what the run has come to."""
@@ -96,10 +129,12 @@ class HeadNode:
         try:
             try:
                 with self.checkpoints.signals.listening() if self.checkpoints else contextlib.nullcontext():
-                    self.agent.start()
+                    if not self.part.roster.apart:
+                        self.agent.start()
                     self._lead()
             finally:
                 self.agent.close()
+                self.history.log.close()
                 if self.observer.writer is not None:
                     trace = self.observer.close()
         except BaseException as error:
@@ -113,8 +148,8 @@ class HeadNode:
         waited = sum(end.core_wait for end in head.finished.values()) / 1e9
         ends = [head.finished.get(rank) for rank in range(setup.plan.workers)]
         memory = [end.peak_memory if end else 0 for end in ends]
-        kept, deaths = _snapshots(self.snapshots, trace), head.deaths if isinstance(head, Head) else []
-        return Outcome(trace, head.seconds, values, kept, waited, memory, deaths=deaths)
+        kept = _snapshots(self.snapshots, trace)
+        return Outcome(trace, head.seconds, values, kept, waited, memory, deaths=head.deaths)
 
     def close(self) -> None:
         """Release the files of the run."""
@@ -129,49 +164,72 @@ class HeadNode:
         while not head.done:
             for event in self.hub.poll(POLL):
                 if isinstance(event, Gone):
+                    self.history.node_lost(event.peer.number, event.why)
                     head.lost(event.peer.number, f"is gone: its node {event.why}")
                 elif isinstance(event, Received):
-                    self._hear(event.peer.number, *unpack(event.kind, event.ints, event.body))
+                    self._received(event)
             agent.look()
+            if self.living is not None:
+                self.living.look()
             while self._own:
                 to_head, message, content = self._own.popleft()
-                self._hear(0, message, content) if to_head else agent.hear(message)
+                self._hear(self.part.roster.rank, message, content) if to_head else agent.hear(message)
             head.look()
             if observer.writer is not None:
                 observer.look(stopping=bool(self.checkpoints and self.checkpoints.signals.ending))
             else:
                 observer.beat()
 
+    def _received(self, event: Received) -> None:
+        message, content = unpack(event.kind, event.ints, event.body)
+        if isinstance(message, Register | Clock):
+            self._late(event.peer, message)
+        else:
+            self._hear(event.peer.number, message, content)
+
     def _hear(self, rank: int, message: Message, content: memoryview) -> None:
-        if isinstance(message, Started):
-            self.observer.process_started(rank, message.process)
+        """Take a message of the agent of a rank."""
+        if isinstance(message, Began | Exited):
+            self.history.took(rank, message, self.observer)
         else:
             self.head.hear(rank, message, content)
 
-    def _welcome(self, rank: int, node: Node, run: bytes) -> None:
+    def _late(self, peer: Peer, message: Register | Clock) -> None:
+        """Let a node take the place of one that was lost, if it says what that one said."""
+        if not isinstance(self.head, ServerHead) or self.living is None:
+            rendezvous.send(self.hub, peer, Refused("the run goes on with the nodes that it began with", 1))
+            return
+        if isinstance(message, Register):
+            self.registry.nodes.pop(peer.number, None)
+        try:
+            node = self.registry.hear(peer, message)
+        except UsageError as error:
+            rendezvous.send(self.hub, peer, Refused(str(error), error.exit_code))
+            return
+        if node is not None:
+            self._welcome(peer.number, node)
+            self.head.joined(peer.number, node)
+
+    def _welcome(self, rank: int, node: Node) -> None:
         """Let a node begin, with the state of its worker if the run is resumed."""
+        self._peers[rank] = node.peer
         setup, request = self.part.setup, self.request
-        welcome = Welcome(run.hex(), setup.snapshots_every)
+        welcome = Welcome(self.run.hex(), setup.snapshots_every)
         content: Sequence[Buffer] = ()
         if request is not None:
-            welcome = Welcome(run.hex(), setup.snapshots_every, str(request.run), request.interval.updates)
+            welcome = replace(welcome, folder=str(request.run), checkpoint_every=request.interval.updates)
         if request is not None and (start := request.start) is not None:
             state, tensors = state_message(start.updates, state_for(start, rank, setup.plan.traits.agrees))
-            welcome, content = (
-                Welcome(
-                    run.hex(), setup.snapshots_every, str(request.run), request.interval.updates, start.updates, state
-                ),
-                [raw(tensors)],
-            )
+            welcome, content = replace(welcome, updates=start.updates, state=state), [raw(tensors)]
         rendezvous.send(self.hub, node.peer, welcome, content)
 
     def _to_head(self, message: Message, content: Sequence[Buffer] = ()) -> None:
         self._own.append((True, message, memoryview(b"".join(bytes(each) for each in content))))
 
     def _to_rank(self, rank: int, message: Message, content: Sequence[Buffer] = ()) -> None:
-        if rank in self.nodes:
-            self.hub.post(self.nodes[rank].peer, *pack(message, content))
-        elif rank == 0:
+        if rank in self._peers:
+            self.hub.post(self._peers[rank], *pack(message, content))
+        elif rank == self.part.roster.rank:
             self._own.append((False, message, memoryview(b"")))
 
     def _tell_all(self, message: Message, content: Sequence[Buffer] = ()) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from paceline.engines.cluster.seat import Ticket
 from paceline.engines.cluster.terms import Terms
 from paceline.engines.local.state_buffers import ResumePoint, StateBuffer
 from paceline.engines.setup import Setup
+from paceline.links.tcp.doors import Address
 from paceline.links.tcp.hub import Hub
 from paceline.links.tcp.waiting import Timing
 from paceline.parameters.worker_state import WorkerState
@@ -37,6 +39,26 @@ class NodePart:
         """Return what this node's worker needs to meet the other ranks."""
         parts, job = self.setup.plan.workers, self.terms.sha256
         return Ticket(self.roster.rank, parts, run, job, host, self.roster.door, self.deadline, self.timing)
+
+
+class Nodes(Protocol):
+    """The nodes of a living roster, as the head sees them."""
+
+    #: Whether a node that is lost is replaced.
+    replaces: bool
+
+    def start(self, head: Address) -> None:
+        """Start the nodes, which dial the head there."""
+
+    def look(self) -> None:
+        """See whether all is well; called several times a second.
+
+        Raises:
+            RunFailed: a node cannot start, or what starts them cannot be reached any longer.
+        """
+
+    def started(self) -> None:
+        """Take note that every node has come: from now on one that ends is replaced, or does not end the run."""
 
 
 def resume_point(updates: int, every: int, keeps: bool, state: WorkerState | None) -> ResumePoint:

@@ -43,8 +43,9 @@ def follow(part: NodePart) -> Outcome:
         resume=resume_point(welcome.updates, welcome.checkpoint_every, bool(welcome.folder), state),
     )
     start, asked = time.perf_counter_ns(), Noted()
+    handled = () if part.roster.apart else (signal.SIGINT, signal.SIGTERM)  # Ray ends its actors itself
     try:
-        with handling((signal.SIGINT, signal.SIGTERM), asked):
+        with handling(handled, asked):
             agent.start()
             content = _follow(part, welcome, head, agent, asked, rest)
     finally:
@@ -94,7 +95,8 @@ def _take(part: NodePart, welcome: Welcome, agent: Agent, event: Event, slept: b
 
 def _head_lost(part: NodePart, why: str, folder: str) -> str:
     resume = f"\n  go on   paceline train --resume {folder}, by the same launcher or on one machine" if folder else ""
-    return f"rank {part.roster.rank} has ended, since it lost the head: rank 0 {why}{resume}"
+    roster = part.roster
+    return f"rank {roster.rank} has ended, since it lost the head: {roster.head_name} {why}{resume}"
 
 
 def _dismissed(part: NodePart, ending: str) -> str:

@@ -27,25 +27,36 @@ REFUSED: dict[type, tuple[str, str]] = {
 }
 
 
+def check_method(plan: Plan) -> None:
+    """Raise PlanError if a cluster cannot run the plan."""
+    method = plan.method
+    if not isinstance(method, AllReduce | LocalSteps | Gossip | ParameterServer):
+        why, instead = REFUSED[type(method)]
+        raise PlanError(f"plan {plan.name} does not run on a cluster: {why}; {instead}")
+
+
+def no_checkpoints(plan: Plan) -> str:
+    """Return why a cluster keeps no checkpoints of runs by this plan; an empty string if it keeps them."""
+    if isinstance(plan.method, ParameterServer):
+        return (
+            "on a cluster its parameters lie on servers of several nodes, which take no common checkpoint; their "
+            "backups survive a node that is lost (--backups). With engine='local' it keeps checkpoints, and on a "
+            "cluster ring and local_sgd do"
+        )
+    return ""
+
+
 def check(plan: Plan, roster: Roster, resumed: bool = False) -> None:
     """Raise PlanError if a cluster cannot run the plan, or not with so many nodes.
 
     A run can be resumed by fewer nodes where all workers hold the same: they compute the chunks of those that are gone.
     """
-    method = plan.method
-    if not isinstance(method, AllReduce | LocalSteps | Gossip | ParameterServer):
-        why, instead = REFUSED[type(method)]
-        raise PlanError(f"plan {plan.name} does not run on a cluster: {why}; {instead}")
+    check_method(plan)
+    if resumed and (why := no_checkpoints(plan)):
+        raise PlanError(f"plan {plan.name} cannot be resumed here: {why}")
     fewer = resumed and plan.traits.agrees and roster.nodes < plan.workers
     if plan.workers != roster.nodes and not fewer:
         raise PlanError(
             f"plan {plan} has {plan.workers} workers, and {roster.launcher} has started {roster.nodes} nodes, which "
             "have a worker each: leave the number of workers out, or start as many nodes"
         )
-
-
-def no_checkpoints(plan: Plan) -> str:
-    """Return why runs of a plan keep no checkpoints on a cluster; empty where they do."""
-    if isinstance(plan.method, ParameterServer):
-        return "on a cluster, the backups of its servers keep the state instead"
-    return ""

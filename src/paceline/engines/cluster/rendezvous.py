@@ -12,8 +12,8 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns as now
 from typing import NamedTuple
@@ -40,6 +40,9 @@ from paceline.links.tcp.hub import Hub
 from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import Timing
 
+#: Looks after the nodes of a living roster while they are waited for, and raises what ends the run.
+Look = Callable[[], None]
+
 LOOK = 0.05  # seconds between two looks at the deadline
 LATE = 5.0  # seconds in which nodes may come that are told that the run cannot begin
 CLOCKS = 5  # times that a machine's clock is asked for; the quickest answer counts
@@ -55,6 +58,11 @@ class Node:
     ahead: int = 0
     round_trip: int = 1 << 62
     clocks: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether its clock is known: it is the head's, or was asked for often enough."""
+        return self.register.boot == boot() or self.clocks >= CLOCKS
 
     def told(self, clock: Clock) -> None:
         """Take an answer to `Clock`."""
@@ -108,62 +116,79 @@ def send(hub: Hub, peer: Peer, message: Message, content: Sequence[Buffer] = ())
     hub.post(peer, *pack(message, content))
 
 
-def gather(hub: Hub, roster: Roster, terms: Terms, deadline: float) -> dict[int, Node]:
-    """Wait for every node, and return the other ones by their ranks; they wait for their welcome.
+@dataclass
+class Registry:
+    """The head's list of the other nodes: those that have introduced themselves."""
+
+    hub: Hub
+    roster: Roster
+    terms: Terms
+    nodes: dict[int, Node] = field(default_factory=dict)
+
+    def hear(self, peer: Peer, message: Message) -> Node | None:
+        """Take a message; return its node if that has now said all that it has to.
+
+        Raises:
+            UsageError: the node would train something else, or its rank is taken.
+        """
+        rank = peer.number
+        if isinstance(message, Register):
+            if wrong := difference(self.terms, message.terms, rank):
+                raise UsageError(wrong)
+            if rank not in self.roster.followers or rank in self.nodes:
+                raise UsageError(f"a second node says that it is rank {rank}: every node needs a rank of its own")
+            self.nodes[rank] = Node(peer, message)
+        elif isinstance(message, Clock) and rank in self.nodes:
+            self.nodes[rank].told(message)
+        node = self.nodes.get(rank)
+        if node is None or node.known:
+            return node
+        send(self.hub, peer, Clock(now()))
+        return None
+
+
+def gather(registry: Registry, deadline: float, look: Look | None = None) -> None:
+    """Wait for every node; they wait for their welcome.
+
+    With `look` the roster is a living one: a node that has ended is waited for again.
 
     Raises:
         UsageError: a node would train something else; all nodes are told.
         RunFailed: a node has not come before the deadline, or has ended.
     """
-    nodes: dict[int, Node] = {}
+    hub, roster, nodes = registry.hub, registry.roster, registry.nodes
     end = time.monotonic() + deadline
     try:
-        while not _complete(nodes, roster.nodes):
+        while len(nodes) < len(roster.followers) or not all(node.known for node in nodes.values()):
             for event in hub.poll(LOOK):
                 match event:
                     case Received(peer, kind, ints, body):
-                        _hear(hub, nodes, terms, peer, unpack(kind, ints, body)[0])
+                        registry.hear(peer, unpack(kind, ints, body)[0])
                     case Gone(peer, why):
-                        raise RunFailed(f"rank {peer.number} has left before the start: it {why}")
+                        if look is None:
+                            raise RunFailed(f"rank {peer.number} has left before the start: it {why}")
+                        nodes.pop(peer.number, None)
+            if look is not None:
+                look()
             if time.monotonic() >= end:
                 raise RunFailed(_missing(roster, nodes, deadline))
     except (RunFailed, UsageError) as error:
         refuse(hub, roster, error)
         raise
-    return nodes
 
 
 def refuse(hub: Hub, roster: Roster, error: PacelineError) -> None:
     """Tell every node that the run cannot begin, also those that come a little later; each leaves when it hears it."""
     end, told = time.monotonic() + LATE, set[Peer]()
-    while (hub.peers or len(told) < roster.nodes - 1) and time.monotonic() < end:
+    while (hub.peers or len(told) < len(roster.followers)) and time.monotonic() < end:
         for peer in hub.peers - told:
             send(hub, peer, Refused(str(error), error.exit_code))
             told.add(peer)
         hub.poll(LOOK)
 
 
-def _complete(nodes: dict[int, Node], count: int) -> bool:
-    here = boot()
-    return len(nodes) == count - 1 and all(n.register.boot == here or n.clocks >= CLOCKS for n in nodes.values())
-
-
-def _hear(hub: Hub, nodes: dict[int, Node], terms: Terms, peer: Peer, message: Message) -> None:
-    rank = peer.number
-    if isinstance(message, Register):
-        if wrong := difference(terms, message.terms, rank):
-            raise UsageError(wrong)
-        if not 0 < rank < terms.nodes or rank in nodes:
-            raise UsageError(f"a second node says that it is rank {rank}: every node needs a rank of its own")
-        nodes[rank] = Node(peer, message)
-    elif isinstance(message, Clock):
-        nodes[rank].told(message)
-    if nodes[rank].register.boot != boot() and nodes[rank].clocks < CLOCKS:
-        send(hub, peer, Clock(now()))
-
-
 def _missing(roster: Roster, nodes: dict[int, Node], deadline: float) -> str:
-    missing = [str(rank) for rank in range(1, roster.nodes) if rank not in nodes]
+    missing = [str(rank) for rank in roster.followers if rank not in nodes]
     who = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(missing)} have"
     return (
         f"{who} not come to {roster.head} within {deadline:g} s, of {roster.nodes} that {roster.launcher} says there "
@@ -197,9 +222,11 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
                 case Arrived(peer):
                     send(hub, peer, Register(terms, boot(), process))
                 case Unreached(address, why):
+                    head = roster.head_name
+                    advice = "" if roster.apart else ", and whether PACELINE_HEAD is alike for all ranks"
                     raise RunFailed(
-                        f"rank {roster.rank} cannot reach rank 0 at {address}: {why}. Look at what rank 0 printed, and "
-                        "whether PACELINE_HEAD is alike for all ranks"
+                        f"rank {roster.rank} cannot reach {head} at {address}: {why}. Look at what {head} printed"
+                        f"{advice}"
                     )
                 case Gone():  # a head that ends now belongs to the run before; this run's is about to come
                     hub.dial(roster.head, max(1.0, end - time.monotonic()))

@@ -1,7 +1,8 @@
 """The roster of a run: which of its nodes this process is, how many there are, and where the head is.
 
 The roster `environment` is what a launcher says in the environment of the processes that it started (torchrun, srun,
-mpiexec, a StatefulSet of Kubernetes, or PACELINE_RANK and PACELINE_NODES). Their number is fixed.
+mpiexec, a StatefulSet of Kubernetes, or PACELINE_RANK and PACELINE_NODES). Their number is fixed. The roster `ray` is
+made by a driver, which is the head and has no worker of its own; Ray replaces nodes (ray_nodes.py).
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class Roster:
     """One node's place in a run."""
 
     rank: int
+    #: The nodes that have a worker; their ranks count from 0.
     nodes: int
-    #: Where rank 0 listens.
+    #: Where the head listens.
     head: Address
     #: The rank among the nodes of this machine.
     local_rank: int
@@ -45,11 +47,28 @@ class Roster:
     meeting: bytes
     #: What keeps strangers out.
     door: Door
+    #: The head's rank: 0, or `nodes` if the head has no worker.
+    head_rank: int = 0
 
     @property
     def leads(self) -> bool:
         """Whether this node is the head."""
-        return self.rank == 0
+        return self.rank == self.head_rank
+
+    @property
+    def apart(self) -> bool:
+        """Whether the head has no worker."""
+        return self.head_rank == self.nodes
+
+    @property
+    def followers(self) -> range:
+        """The ranks of all nodes but the head."""
+        return range(0 if self.apart else 1, self.nodes)
+
+    @property
+    def head_name(self) -> str:
+        """What messages call the head."""
+        return "the driver" if self.apart else "rank 0"
 
 
 def nodes(environ: Mapping[str, str] = os.environ) -> int:

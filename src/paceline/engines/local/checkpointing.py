@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import signal
 import threading
 import time
 import warnings
@@ -70,10 +69,6 @@ class CheckpointCoordinator:
                 state_buffer.next.write(tag, common | start.holders[f"worker.{number}"])
 
     # --- when ------------------------------------------------------------------------------------------------------
-
-    def stop(self) -> None:
-        """Request a checkpoint that ends the run, as SIGTERM does."""
-        self.signals.take(signal.SIGTERM)
 
     def take(self, finished: set[int]) -> Checkpoint | None:
         """Take a checkpoint, if one is due and the workers have written their states for it."""

@@ -104,7 +104,7 @@ class WorkerPool:
         self.checkpoints = CheckpointCoordinator(setup, self.arena, request, self.waiter) if request else None
         if isinstance(progress, Watcher):
             read = self.snapshot_file.read if self.snapshot_file else None
-            progress.connect(read, self.checkpoints.stop if self.checkpoints else None)
+            progress.connect(read, self.checkpoints.signals.stop if self.checkpoints else None)
         self.holdings = setup.blueprint.holdings(setup.module) if setup.blueprint else []
 
     @property

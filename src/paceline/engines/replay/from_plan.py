@@ -18,6 +18,7 @@ from paceline.core.cluster.epochs import Epoch, Epochs
 from paceline.engines.arithmetic.fused_team import Team
 from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
 from paceline.engines.arithmetic.synchronous import synchronous
+from paceline.engines.replay.from_pushes import PushReplayer
 from paceline.engines.replay.from_trace import NextUpdate, ReplayedVersion, ServerReplayer
 from paceline.engines.setup import Setup
 from paceline.errors import UsageError
@@ -191,9 +192,10 @@ def _refuse_replaced(trace: Trace, plan: Plan) -> None:
         )
 
 
-def make_replayer(setup: Setup, trace: Trace, plans: list[Plan]) -> Replayer:
+def make_replayer(setup: Setup, trace: Trace, plans: list[Plan], apart: bool = False) -> Replayer:
     """Make the replayer of a run; `plans` has one plan for each part of the run, between two resumptions.
 
+    `apart` is whether servers were processes of their own, as on a cluster.
     Where workers keep step, a run that was resumed has the bits of one that was not.
     """
     if setup.engine == "mpi":
@@ -202,6 +204,8 @@ def make_replayer(setup: Setup, trace: Trace, plans: list[Plan]) -> Replayer:
         return PipelineReplayer(setup)
     if setup.plan.traits.keeps_step:
         return SynchronousReplayer(setup, epochs_of(trace, setup.plan))
+    if apart:
+        return PushReplayer(setup, trace.rows)
     if len(plans) == 1:
         return ServerReplayer(setup, trace.rows)
     return ResumedReplayer(

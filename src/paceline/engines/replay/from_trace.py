@@ -8,7 +8,6 @@ has the version before, so that no clock has to be trusted.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -122,36 +121,6 @@ class ServerReplayer:
         # A worker killed between writing a row and making its version leaves a row too many: the later one is valid.
         self.valid_rows = {self.pushes.key(row): row for row in rows[rows["kind"] == Kind.APPLY]}
         self.losses: dict[int, Loss] = {}
-        #: For each worker and shard, the versions that its coming pushes were computed from.
-        self.bases = self._bases() if not self.pushes.pulls else {}
-        #: The version of a shard that a worker pulled after its last push there, while the shard is not yet there.
-        self.awaited: dict[tuple[int, int], int] = {}
-        for worker, shard in self.bases:
-            self._await(worker, shard, self.sums.base(worker))
-
-    def _bases(self) -> dict[tuple[int, int], deque[int]]:
-        found: dict[tuple[int, int], deque[int]] = {}
-        for row in sorted(self.valid_rows.values(), key=lambda row: int(row["version"])):
-            found.setdefault((int(row["worker"]), int(row["shard"])), deque()).append(int(row["base"]))
-        return found
-
-    def _await(self, worker: int, shard: int, held: int) -> None:
-        """Take note of the version that a worker pulls next, where it is newer than the one that it holds.
-
-        On one machine a worker goes on with the version that its push made. A server on another one may have made
-        others before its answer left.
-        """
-        bases = self.bases.get((worker, shard))
-        if bases and (base := bases.popleft()) > held:
-            self.awaited[worker, shard] = base
-            self._pull(shard)
-
-    def _pull(self, shard: int) -> None:
-        """Let the workers pull that have pulled the version which the shard has now."""
-        for (worker, at), base in list(self.awaited.items()):
-            if at == shard and base == self.versions[shard]:
-                self.sums.pull(Pull(worker, shard))
-                del self.awaited[worker, at]
 
     @property
     def done(self) -> int:
@@ -180,9 +149,7 @@ class ServerReplayer:
 
     def _ready(self, row: Any, until: int | None) -> bool:
         if row["kind"] == Kind.COMPUTE:
-            if self.pushes.pulls:
-                return self.versions[0] == int(row["base"])
-            return not any(worker == int(row["worker"]) for worker, _ in self.awaited)
+            return not self.pushes.pulls or self.versions[0] == int(row["base"])
         version = int(row["version"])
         return not self._valid(row) or (
             self.versions[row["shard"]] == version - 1 and (until is None or version <= until)
@@ -199,8 +166,6 @@ class ServerReplayer:
             self.sums.push(Push(int(row["worker"]), shard, int(row["update"])))
             if rows := self.pushes.complete(row):
                 yield self._made(shard, all(self._loss_of(each).finite for each in rows))
-                self._await(int(row["worker"]), shard, int(row["version"]))
-                self._pull(shard)
 
     def _compute(self, worker: int, task: int) -> None:
         if self.pushes.pulls:

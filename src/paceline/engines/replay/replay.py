@@ -82,7 +82,7 @@ def replay(
         if until == "failure":
             stop = _before_failure(record)
         elif until == "nan":
-            bad = _first_bad(setup, trace, plans)
+            bad = _first_bad(setup, trace, plans, record)
             if bad is None:
                 raise UsageError("nothing in this run was not finite: there is no NaN to stop before")
             shard, stop = bad.shard, bad.version - 1
@@ -136,7 +136,7 @@ def _check_same_start(setup: Setup, record: RunRecord) -> None:
 
 def _run(setup: Setup, trace: Trace, plans: list[Plan], until: int | None, shard: int, record: RunRecord) -> Replay:
     """Replay up to version `until`, and describe the update that would come next."""
-    replayer = make_replayer(setup, trace, plans)
+    replayer = make_replayer(setup, trace, plans, apart=record.engine == "cluster")
     for _ in replayer.replay(until):
         pass
     module = load_values(setup, replayer.values())
@@ -175,10 +175,10 @@ def _before_failure(record: RunRecord) -> int:
     return version
 
 
-def _first_bad(setup: Setup, trace: Trace, plans: list[Plan]) -> ReplayedVersion | None:
+def _first_bad(setup: Setup, trace: Trace, plans: list[Plan], record: RunRecord) -> ReplayedVersion | None:
     """Find the lowest version of any shard that is not finite, or was made of a loss or gradient that is not."""
     bad: ReplayedVersion | None = None
-    replayer = make_replayer(setup, trace, plans)
+    replayer = make_replayer(setup, trace, plans, apart=record.engine == "cluster")
     for made in replayer.replay(None):
         if not made.finite and (bad is None or made.version < bad.version):
             bad = made

@@ -36,7 +36,9 @@ PUSHED, PULLED = kind_of(Pushed), kind_of(Pulled)
 class ShardReplica:
     """A worker's copy of one shard: the memory that its module computes with, and the vector that it pushes."""
 
-    def __init__(self, layout: ShardLayout, dtype: torch.dtype, parameters: Sequence[Tensor], looks_back: bool) -> None:
+    def __init__(
+        self, layout: ShardLayout, dtype: torch.dtype, parameters: Sequence[Tensor], looks_back: bool, shards: int
+    ) -> None:
         self.flat = torch.zeros(layout.length, dtype=dtype)
         self.views = layout.parameter_views(self.flat)
         self.buffers = layout.buffer_views(self.flat)
@@ -44,12 +46,12 @@ class ShardReplica:
             view.copy_(parameter.detach())
             parameter.data = view
         self.raw = self.flat.view(torch.uint8).numpy().data
-        self.vector = GradientVector(layout, dtype, looks_back)
+        self.vector = GradientVector(layout, dtype, looks_back, shards)
         self.looks_back = looks_back
 
-    def write(self, gradients: Sequence[Tensor | None], moving: Sequence[Tensor]) -> None:
+    def write(self, gradients: Sequence[Tensor | None], moving: Sequence[Tensor], bases: Sequence[int]) -> None:
         """Write what is pushed."""
-        self.vector.write(gradients, moving)
+        self.vector.write(gradients, moving, bases)
         if self.looks_back:
             self.vector.before.copy_(self.flat.view(torch.uint8))
 
@@ -62,21 +64,21 @@ class ServerClient:
         open_hub: Callable[[Callable[[Peer, int, tuple[int, ...], int], memoryview | None]], Hub],
     ) -> None:  # fmt: skip
         """`open_hub` makes the hub of this process, given where to receive bodies."""
-        self.runner, self.deadline = runner, deadline
+        self.runner, self.deadline, self.rank = runner, deadline, number % runner.plan.workers
         method, layout, replica = runner.plan.method, runner.layout, runner.replica
         assert isinstance(method, ParameterServer)
         named = trainable(replica.module)
         numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
         owned = [[named[span.name] for span in shard.parameters] for shard in layout.shards]
         self.shards = [
-            ShardReplica(shard, layout.dtype, mine, method.rule.looks_back)
+            ShardReplica(shard, layout.dtype, mine, method.rule.looks_back, len(layout.shards))
             for shard, mine in zip(layout.shards, owned, strict=True)
         ]
         #: For each shard, the numbers of its parameters in the replica.
         self.parameters = [[numbers[id(parameter)] for parameter in mine] for mine in owned]
         self.machine = WorkerMachine(number, len(self.shards), timing)
         self.batch: int | None = None
-        self.finished = False
+        self.finished = self._began = False
         hub = open_hub(self._place)
         self.loop = MachineLoop(Process(Role.WORKER, number), self.machine, hub, self, timing, desk)
 
@@ -106,10 +108,10 @@ class ServerClient:
             if self.runner.host.cancelled():
                 raise Cancelled
             if now() - start > self.deadline * 1e9:
-                raise WaitedTooLong(
-                    self.machine.number, self._awaited(), self.deadline, f"in batch {self.machine.batch}"
-                )
-        self.runner.waited += now() - start
+                raise WaitedTooLong(self.rank, self._awaited(), self.deadline, f"in batch {self.machine.batch}")
+        if self._began:  # before the first batch it waited for the others to start
+            self.runner.waited += now() - start
+        self._began = True
         batch, self.batch = self.batch, None
         return batch
 
@@ -124,7 +126,7 @@ class ServerClient:
         gradients = self.runner.learner.settle(computed)
         moving = self.runner.replica.moving
         for shard, numbers in zip(self.shards, self.parameters, strict=True):
-            shard.write([gradients[n] for n in numbers], moving)
+            shard.write([gradients[n] for n in numbers], moving, self.machine.base)
 
     def _place(self, peer: Peer, kind: int, ints: tuple[int, ...], size: int) -> memoryview | None:
         """Receive parameters where the module computes with them, if the machine is about to take them."""
@@ -158,3 +160,6 @@ class ServerClient:
 
     def arrived(self, process: Process) -> None:
         """The machine sends again what a process that was away has missed."""
+
+    def departed(self, process: Process, why: str) -> None:
+        """The machine asks for the newest views."""

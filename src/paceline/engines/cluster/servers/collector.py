@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from time import monotonic
 
@@ -12,13 +13,15 @@ from torch import Tensor
 from paceline.core.cluster.messages import NONE, Message, Process, Pull, Pulled, Role, View, Views, WhichViews
 from paceline.core.cluster.outputs import Adopt, Output, Timing
 from paceline.engines.cluster.servers.loop import MachineLoop
-from paceline.engines.cluster.servers.shard_state import HISTORY
+from paceline.engines.cluster.servers.shard_state import history_dtype
 from paceline.engines.cluster.servers.wire import Other, peer_of
 from paceline.errors import RunFailed
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
 from paceline.links.tcp.hub import Hub
 from paceline.parameters.layout import Layout
+from paceline.runs.events import Event
+from paceline.runs.schema import from_dict
 from paceline.runs.trace import DTYPE, Columns, Kind
 
 DESK = Process(Role.DESK, 0)
@@ -45,9 +48,12 @@ class _Reader:
 class Collector:
     """`loop.Owner` of the head."""
 
-    def __init__(self, hub: Hub, desk: Address, timing: Timing, layout: Layout, tell: Callable[[str], None]) -> None:
-        """`tell` is called with a line for each event worth recording."""
+    def __init__(self, hub: Hub, desk: Address, timing: Timing, layout: Layout, tell: Callable[[Event], None]) -> None:
+        """`tell` is called with each event that the desk tells of."""
         self.layout, self.tell = layout, tell
+        #: Called when the desk is connected, and when it is no longer.
+        self.desk_met: Callable[[], None] = lambda: None
+        self.desk_lost: Callable[[str], None] = lambda why: None
         #: Batches that are finished, workers that take part, and whether all is done.
         self.finished, self.workers, self.done = 0, 0, False
         #: The shard that no server holds any longer, so that the run cannot go on.
@@ -57,6 +63,7 @@ class Collector:
         self._histories: dict[int, Columns] = {}
         #: The server that each row of `pushes` comes from.
         self.sources: list[int] = []
+        self._sources: dict[int, int] = {}
         self.loop = MachineLoop(Process(Role.HEAD, 0), self.reader, hub, self, timing, desk)
 
     def turn(self, timeout: float) -> None:
@@ -76,7 +83,7 @@ class Collector:
 
     def pushes(self, deadline: float) -> Columns:
         """Return the rows of all pushes that the shards are made of; `sources` says whose clock each row shows."""
-        self._histories, self.sources = {}, []
+        self._histories, self._sources = {}, {}
 
         def ask(view: View) -> None:
             if view.shard not in self._histories:
@@ -84,7 +91,17 @@ class Collector:
                 self.loop.hub.post(peer_of(server), Other.HISTORY)
 
         self._ask(ask, lambda: len(self._histories), deadline)
-        return np.concatenate(list(self._histories.values()))
+        taken = {
+            shard: set(zip(h["worker"].tolist(), h["batch"].tolist(), strict=True))
+            for shard, h in self._histories.items()
+        }
+        parts: list[Columns] = []
+        self.sources = []
+        for shard, history in self._histories.items():
+            found = [_rows(shard, history, self.layout), *(_pulls(other, history, taken[other]) for other in taken)]
+            parts += found
+            self.sources += [self._sources[shard]] * sum(map(len, found))
+        return np.concatenate(parts)
 
     def _ask(self, ask: Callable[[View], None], answered: Callable[[], int], deadline: float) -> None:
         """Ask the primary of every shard, again and again, until all have answered."""
@@ -117,19 +134,39 @@ class Collector:
             self.finished, self.workers, self.done = ints[0], ints[1], bool(ints[2])
             self.lost_shard = ints[3] if ints[3] != NONE else None
         elif kind == Other.EVENT:
-            self.tell(bytes(body).decode(errors="replace"))
+            self.tell(from_dict(Event, json.loads(bytes(body))))
         elif kind == Other.HISTORY and ints[0] not in self._histories:
-            self._histories[ints[0]] = _rows(ints[0], np.frombuffer(bytes(body), HISTORY))
-            self.sources += [sender.number] * len(self._histories[ints[0]])
+            dtype = history_dtype(len(self.layout.shards))
+            self._histories[ints[0]] = np.frombuffer(bytes(body), dtype)
+            self._sources[ints[0]] = sender.number
 
     def arrived(self, process: Process) -> None:
-        """Nothing is due: what was asked is asked again."""
+        """Take note of the desk; what was asked is asked again."""
+        if process == DESK:
+            self.desk_met()
+
+    def departed(self, process: Process, why: str) -> None:
+        """Take note of a desk that is lost; of servers the desk tells."""
+        if process == DESK:
+            self.desk_lost(why)
 
 
-def _rows(shard: int, history: Columns) -> Columns:
-    """Return a shard's history as rows of the trace."""
+def _rows(shard: int, history: Columns, layout: Layout) -> Columns:
+    """Return a shard's history as rows of the trace; each push moved gradients there and parameters back."""
     rows = np.zeros(len(history), DTYPE)
     rows["kind"], rows["shard"], rows["update"] = Kind.APPLY, shard, history["batch"]
     for name in ("version", "worker", "base", "start", "end"):
         rows[name] = history[name]
+    rows["bytes"] = 2 * layout.shards[shard].length * layout.bytes_per_number
+    return rows
+
+
+def _pulls(shard: int, history: Columns, taken: set[tuple[int, int]]) -> Columns:
+    """Return which version of another shard a push was computed from, where that one did not take it."""
+    keys = zip(history["worker"].tolist(), history["batch"].tolist(), strict=True)
+    missing = history[np.array([key not in taken for key in keys], bool)]
+    rows = np.zeros(len(missing), DTYPE)
+    rows["kind"], rows["shard"], rows["update"] = Kind.PULL, shard, missing["batch"]
+    rows["worker"], rows["base"], rows["version"] = missing["worker"], missing["bases"][:, shard], -1
+    rows["start"] = rows["end"] = missing["start"]
     return rows

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from time import monotonic
+import json
+from collections.abc import Collection, Sequence
+from time import monotonic, time
 
-from paceline.core.cluster.desk import DeskMachine
+from paceline.core.cluster.desk import DeskMachine, Phase
 from paceline.core.cluster.messages import NONE, Message, Process, Role
 from paceline.core.cluster.outputs import Again, Changed, Finished, Lost, Output
 from paceline.engines.cluster.servers.loop import MachineLoop
@@ -13,14 +14,18 @@ from paceline.engines.cluster.servers.wire import Other, addresses_from_bytes, a
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
 from paceline.links.tcp.hub import Hub
+from paceline.runs.events import Event, EventKind, ProcessKind
+from paceline.runs.schema import to_dict
 
 PROGRESS_SECONDS = 0.1
+KINDS = {Role.SERVER: ProcessKind.SERVER, Role.WORKER: ProcessKind.WORKER}
 
 
 class DeskProcess:
     """`loop.Owner` of the desk."""
 
-    def __init__(self, machine: DeskMachine, hub: Hub) -> None:
+    def __init__(self, machine: DeskMachine, hub: Hub, first: Collection[int] = ()) -> None:
+        """`first` are the servers that hold the shards at version 0, of the first desk."""
         self.machine, self.hub = machine, hub
         self.loop = MachineLoop(Process(Role.DESK, 0), machine, hub, self, machine.timing, None)
         #: Where each server listens that is connected.
@@ -29,6 +34,14 @@ class DeskProcess:
         #: The shard that no server holds any longer, or NONE.
         self.lost = NONE
         self._reported = 0.0
+        #: Events that no head has been told of yet.
+        self._untold: list[Event] = []
+        #: The view of each shard that was established last, and whether the desk leases batches.
+        self._served: dict[int, int] = {}
+        self._leasing = False
+        #: The first servers, as long as they have not come: to start one may take longer than a silence may last.
+        self._starting = {Process(Role.SERVER, number) for number in first}
+        self._patience = monotonic() + machine.timing.patience
 
     def run(self) -> None:
         """Serve until this process is ended."""
@@ -36,6 +49,10 @@ class DeskProcess:
         while True:
             self.loop.turn(PROGRESS_SECONDS)
             now = monotonic()
+            self._watch()
+            if now < self._patience:
+                for process in self._starting:
+                    self.machine.alive_sign(now, process)
             for peer in self.hub.peers:  # the hub reports those that are silent
                 self.machine.alive_sign(now, process_of(peer))
             if now - self._reported >= PROGRESS_SECONDS:
@@ -51,7 +68,7 @@ class DeskProcess:
             self._progress()
         elif isinstance(output, Changed | Again | Lost):
             self.lost = output.shard if isinstance(output, Lost) else self.lost
-            self._tell_heads(Other.EVENT, (), _line(output).encode())
+            self._note(_event(output))
 
     def handled(self, message: Message, body: memoryview) -> None:
         """Nothing has to be released."""
@@ -59,11 +76,46 @@ class DeskProcess:
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         if kind == Other.LISTENING and sender.role is Role.SERVER:
             self.addresses |= addresses_from_bytes(body)
-            for peer in self.hub.peers:
-                self.hub.post(peer, Other.ADDRESSES, (), [addresses_to_bytes(self.addresses)])
+            self._tell_addresses()
 
     def arrived(self, process: Process) -> None:
+        self._starting.discard(process)
         self.hub.post(peer_of(process), Other.ADDRESSES, (), [addresses_to_bytes(self.addresses)])
+        if process.role is Role.HEAD:
+            for event in self._untold:
+                self._tell_heads(Other.EVENT, (), _packed(event))
+            self._untold.clear()
+
+    def departed(self, process: Process, why: str) -> None:
+        if process.role is Role.SERVER and process.number in self.addresses:
+            del self.addresses[process.number]
+            self._tell_addresses()  # nobody dials it any longer; if it is alive, it says again where it listens
+        if process.role in KINDS:
+            kind, nodes = KINDS[process.role], self.machine.slots
+            self._note(Event(EventKind.LOST, time(), kind, process.number % nodes, process.number, why=why))
+
+    def _note(self, event: Event) -> None:
+        """Tell the head of an event, as soon as it is connected."""
+        if any(process_of(peer).role is Role.HEAD for peer in self.hub.peers):
+            self._tell_heads(Other.EVENT, (), _packed(event))
+        else:
+            self._untold.append(event)
+
+    def _watch(self) -> None:
+        """Note what has changed without the machine's saying so."""
+        machine = self.machine
+        for view in machine.views:
+            if view.established and self._served.get(view.shard) != view.view.number:
+                self._served[view.shard] = view.view.number
+                shard, number, members = view.view
+                self._note(Event(EventKind.SERVING, time(), shard=shard, view=number, members=members))
+        if machine.phase is Phase.SERVING and not self._leasing:
+            self._note(Event(EventKind.LEASING, time(), ProcessKind.DESK, number=machine.epoch))
+        self._leasing = machine.phase is Phase.SERVING
+
+    def _tell_addresses(self) -> None:
+        for peer in self.hub.peers:
+            self.hub.post(peer, Other.ADDRESSES, (), [addresses_to_bytes(self.addresses)])
 
     def _progress(self) -> None:
         """Tell the head how far the training is."""
@@ -77,14 +129,16 @@ class DeskProcess:
                 self.hub.post(peer, kind, ints, [body])
 
 
-def _line(output: Changed | Again | Lost) -> str:
-    """Return an event as a line for the record of the run."""
+def _event(output: Changed | Again | Lost) -> Event:
+    """Return what the machine says as an event of the run."""
     if isinstance(output, Changed):
-        primary, *backups = output.members
-        with_backups = f" with backup {', '.join(map(str, backups))}" if backups else " without a backup"
-        lossy = "; acknowledged pushes may be missing, and are computed again" if output.lossy else ""
-        return f"shard {output.shard}: server {primary} is primary{with_backups}{lossy}"
+        shard, view, members, lossy = output
+        return Event(EventKind.VIEW, time(), shard=shard, view=view, members=members, lossy=lossy)
     if isinstance(output, Again):
         shown = ", ".join(map(str, output.batches[:8])) + (", ..." if len(output.batches) > 8 else "")
-        return f"batches leased again: {shown}"
-    return f"shard {output.shard}: no server holds it any longer"
+        return Event(EventKind.AGAIN, time(), why=f"batches {shown}")
+    return Event(EventKind.SHARD_LOST, time(), shard=output.shard)
+
+
+def _packed(event: Event) -> bytes:
+    return json.dumps(to_dict(event)).encode()

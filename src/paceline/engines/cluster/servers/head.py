@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns as now
 
 from torch import Tensor
 
+from paceline.core.cluster.group import Dismiss
 from paceline.core.cluster.messages import Process, Role
 from paceline.engines.cluster.agent import Agent
-from paceline.engines.cluster.control import Ended, Failed, Finished, Message, Rows, Serve
+from paceline.engines.cluster.control import Asked, Ended, Failed, Finished, Message, Rows, Serve, Spare
 from paceline.engines.cluster.head import FarWorkers, ToRank, report_of
 from paceline.engines.cluster.rendezvous import Node
 from paceline.engines.cluster.servers.collector import Collector
@@ -23,6 +27,8 @@ from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Setup
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.doors import Address, listen
+from paceline.runs.events import Event, EventKind, ProcessKind
+from paceline.runs.record import DeathRecord
 from paceline.runs.trace import Kind, Row, Trace
 
 READ_SECONDS = 30.0  # that servers may take to answer the head
@@ -33,38 +39,47 @@ class ServerHead:
 
     def __init__(
         self, setup: Setup, nodes: dict[int, Node], to_rank: ToRank, deadline: float, snapshots: SnapshotFile | None,
-        agent: Agent, backups: int,
+        agent: Agent, backups: int, note: Callable[[Event], None], living: bool = False,
     ) -> None:  # fmt: skip
+        """With `living`, nodes and workers that end are replaced."""
+        self.note, self.to_rank, self.living, self.deadline = note, to_rank, living, deadline
+        #: Nodes that cannot be reached any longer.
+        self._lost: set[int] = set()
+        #: How many nodes each rank has had before.
+        self.lives = [0] * setup.plan.workers
+        #: Since when no worker is left.
+        self._deserted: float | None = None
         self.setup, self.snapshots, self.nodes = setup, snapshots, setup.plan.workers
         self.far = FarWorkers([nodes[rank].ahead if rank in nodes else 0 for rank in range(self.nodes)])
         self.finished: dict[int, Finished] = {}
         self.dead: set[int] = set()
+        self.deaths: list[DeathRecord] = []
         self.diagnosis = Diagnosis(self.far.doing, lambda rank: f"It is rank {rank}", deadline)
         self.observer: Observer | None = None
         self._trace_file: Path | None = None
         self._values: list[Tensor] = []
-        self._events = 0
+        #: Shards whose first view was heard of.
+        self._viewed: set[int] = set()
         self._snapshot_at = setup.snapshots_every
         seat, shards = agent.ticket, len(setup.layout.shards)
         listener = listen(Address(seat.host, 0), seat.door)
         ticket = ServerTicket(seat.run, seat.job, seat.host, seat.door, Address(seat.host, listener.getsockname()[1]))
-        placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
+        self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
         self.collector = Collector(
             ticket.hub(Process(Role.HEAD, 0)), ticket.desk, ticket.timing, setup.layout, self._event
         )
-        agent.keepers.append(
-            DeskKeeper(
-                agent.children,
-                ticket,
-                listener,
-                agent.assignment,
-                placement.members(),
-                placement.copies,
-                lambda: self.collector.loop.addresses,
-            )
-        )
-        for rank in range(self.nodes):
-            to_rank(rank, Serve(ticket.desk, tuple(shard for _, shard in placement.on(rank))))
+        self.keeper = DeskKeeper(
+            agent.children, ticket, listener, agent.assignment, placement.members(), placement.copies,
+            lambda: self.collector.loop.addresses,
+        )  # fmt: skip
+        agent.keepers.append(self.keeper)
+        self.collector.desk_met, self.collector.desk_lost = self._desk_met, self._desk_lost
+        #: The epoch of the desk that is connected, or was last.
+        self._epoch = 0
+        self._servers = [tuple(shard for _, shard in placement.on(rank)) for rank in range(self.nodes)]
+        self._desk = ticket.desk
+        for rank, mine in enumerate(self._servers):
+            to_rank(rank, Serve(ticket.desk, mine))
 
     def observe(self, observer: Observer, trace_file: Path | None) -> None:
         """Report to this observer from now on."""
@@ -90,17 +105,44 @@ class ServerHead:
         """Take a message of the agent of a rank."""
         if isinstance(message, Rows):
             self.far.took(rank, message.doing, content)
+            if rank in self.dead and message.doing >= 0:
+                self.dead.discard(rank)  # another worker takes part in its place
+                self._deserted = None
         elif isinstance(message, Finished):
             self.finished[rank] = message
+        elif isinstance(message, Asked):
+            self._asked(rank, message.signal)
         elif isinstance(message, Ended):
-            self._worker_died(rank, f"died ({message.how})")
+            self._worker_died(rank, f"died ({message.how})", message.replaced)
         elif isinstance(message, Failed):
             others = [r for r in range(self.nodes) if r != rank and r not in self.finished]
             raise self.diagnosis.failed(rank, report_of(message), others)
 
     def lost(self, rank: int, why: str) -> None:
         """A node cannot be reached any longer: its worker's batch goes to another one, its shards to their backups."""
+        if rank in self._lost:
+            return  # it was asked to end, and has left
         self._worker_died(rank, why)
+        self._lost.add(rank)
+        if self.placement.on(rank):
+            for other in set(range(self.nodes)) - self._lost:
+                self.to_rank(other, Spare())
+
+    def _asked(self, rank: int, number: int) -> None:
+        """A node was sent a signal: Ctrl-C stops the run, any other ends that node alone."""
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.lost(rank, f"was asked to end ({signal.Signals(number).name})")
+        self.to_rank(rank, Dismiss(0))
+
+    def joined(self, rank: int, node: Node) -> None:
+        """A node has come in the place of one that was lost: it gets a worker, and servers that hold no shard yet."""
+        self._worker_died(rank, "has left with its node")
+        self._lost.discard(rank)
+        self.far.ahead[rank] = node.ahead
+        self.lives[rank] += 1
+        spares = len(self._servers[rank])
+        self.to_rank(rank, Serve(self._desk, (), spares, self.lives[rank]))
 
     def look(self) -> None:
         """Follow the training; called several times a second."""
@@ -114,6 +156,8 @@ class ServerHead:
                 f"shard {collector.lost_shard} of the parameters is lost, since every server that held it has died; "
                 "start the run again"
             )
+        if self._deserted is not None and time.monotonic() - self._deserted > self.deadline:
+            raise RunFailed(f"no worker is left, and none has taken their place within {self.deadline:g} s")
         if self.snapshots is not None and 0 < self._snapshot_at <= self._updates < self.setup.agenda.updates:
             self._snapshot()
         if collector.done and not self._values and self.finished.keys() | self.dead >= set(range(self.nodes)):
@@ -147,28 +191,58 @@ class ServerHead:
         flats = self.collector.values(READ_SECONDS)
         return [value.clone() for value in self.setup.layout.collect(flats, self.setup.names)]
 
-    def _event(self, line: str) -> None:
-        """Report a change of the servers, after the first views."""
-        self._events += 1
-        if self._events > len(self.setup.layout.shards):
+    def _event(self, event: Event) -> None:
+        """Record an event that the desk tells of, and report a change of the servers, after the first views."""
+        self.note(event)
+        if event.kind is EventKind.VIEW and event.shard not in self._viewed:
+            self._viewed.add(event.shard)
+        elif line := _line(event):
             warnings.warn(line, DeathWarning, stacklevel=2)
 
-    def _worker_died(self, rank: int, why: str) -> None:
+    def _desk_met(self) -> None:
+        self._epoch = self.keeper.epoch
+
+    def _desk_lost(self, why: str) -> None:
+        """Replace a desk that does not answer, as its process is stopped; one that has ended is replaced already."""
+        self.note(Event(EventKind.LOST, time.time(), ProcessKind.DESK, 0, self._epoch, why=why))
+        if self._epoch == self.keeper.epoch:
+            self.keeper.replace()
+
+    def _worker_died(self, rank: int, why: str, replaced: bool = False) -> None:
         if rank in self.dead or rank in self.finished:  # a worker that has finished ends
             return
-        self.dead.add(rank)
         assert self.observer is not None
+        begun = self.observer.origin if self.observer.started_at else now()
+        self.deaths.append(DeathRecord(rank, why, self.far.doing[rank], (now() - begun) / 1e9))
         if self.observer.started_at:
             self.observer.worker_died(rank)
+        if replaced:
+            what = f"the worker of rank {rank} {why}; another one is started in its place"
+            warnings.warn(what, DeathWarning, stacklevel=2)
+            return
+        self.dead.add(rank)
         alive = [r for r in range(self.nodes) if r not in self.dead]
-        if not alive:
+        if not alive and not self.living:
             raise RunFailed(f"rank {rank} {why}, and no other is left to finish the run")
+        if not alive:
+            self._deserted = time.monotonic()
+        until = " until another takes its place" if self.living else ""
         warnings.warn(
             f"the worker of rank {rank} {why}; its batch is computed by another one, and the run goes on with "
-            f"{len(alive)} of {self.nodes} workers",
+            f"{len(alive)} of {self.nodes} workers{until}",
             DeathWarning,
             stacklevel=2,
         )
+
+
+def _line(event: Event) -> str:
+    """Return what is told of an event of the servers; empty if nothing is."""
+    if event.kind is EventKind.VIEW:
+        primary, *backups = event.members
+        with_backups = f" with backup {', '.join(map(str, backups))}" if backups else " without a backup"
+        lossy = "; acknowledged pushes may be missing, and are computed again" if event.lossy else ""
+        return f"shard {event.shard}: server {primary} is primary{with_backups}{lossy}"
+    return f"{event.kind} {event.why}" if event.kind is EventKind.AGAIN else ""
 
 
 def _raw(row: Row) -> memoryview:

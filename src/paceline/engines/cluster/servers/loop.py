@@ -51,6 +51,9 @@ class Owner(Protocol):
     def arrived(self, process: Process) -> None:
         """Take note of a process that is connected now."""
 
+    def departed(self, process: Process, why: str) -> None:
+        """Take note of a process that is connected no longer."""
+
 
 class MachineLoop:
     """Runs one machine in one process."""
@@ -103,25 +106,38 @@ class MachineLoop:
         elif isinstance(event, Gone):
             process = process_of(event.peer)
             self._dial_again(process)
+            if not event.left:
+                self.owner.departed(process, event.why)
             self.perform(self.machine.lost(monotonic(), process))
+        else:
+            self._unreached(event.address)
 
     # Who dials whom: all dial the desk; workers and the head dial every server; a server dials those before it.
+
+    # A process that is stopped answers no dial; so who could not be reached is dialled again, as long as the desk says
+    # that it is there.
 
     def _dial_desk(self) -> None:
         if self.desk is not None:
             self.hub.dial(self.desk, self.timing.patience)
 
     def _learn(self, addresses: dict[int, Address]) -> None:
+        self.addresses, connected = addresses, self.hub.peers
         for number, address in addresses.items():
-            if number not in self.addresses and self._dials(number):
+            if self._dials(number) and peer_of(Process(Role.SERVER, number)) not in connected:
                 self.hub.dial(address, self.timing.patience)
-        self.addresses = addresses
 
     def _dials(self, server: int) -> bool:
         return self.me.role is not Role.SERVER or server < self.me.number
 
     def _dial_again(self, process: Process) -> None:
+        if peer_of(process) in self.hub.peers:
+            return  # another connection has taken the place of the one that ended: to dial would end that one, too
         if process.role is Role.DESK:
             self._dial_desk()
         elif process.role is Role.SERVER and process.number in self.addresses and self._dials(process.number):
-            self.hub.dial(self.addresses[process.number], self.timing.silence)
+            self.hub.dial(self.addresses[process.number], self.timing.patience)
+
+    def _unreached(self, address: Address) -> None:
+        if address == self.desk or address in self.addresses.values():
+            self.hub.dial(address, self.timing.patience)

@@ -6,10 +6,12 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 
 from paceline.core.cluster.messages import NONE
-from paceline.engines.cluster.children import Child, Children
+from paceline.engines.cluster.children import Child, Children, ProcessName
 from paceline.engines.cluster.servers.processes import ServerTicket, run_desk, run_server
 from paceline.parameters.layout import Layout
+from paceline.runs.events import ProcessKind
 
+LIFE = 1 << 12  # numbers of processes of one kind that one node may give out
 ATTEMPTS = 16  # times that a node starts a server again; a server that keeps ending would be started for ever
 
 
@@ -18,31 +20,35 @@ class NodeServers:
 
     def __init__(
         self, children: Children, ticket: ServerTicket, rank: int, nodes: int, assignment: Callable[[], bytes],
-        layout: Layout,
+        layout: Layout, life: int = 0,
     ) -> None:  # fmt: skip
+        """`life` is how many nodes have had this rank before: their servers' numbers are not given out again."""
         self.children, self.ticket, self.rank, self.nodes = children, ticket, rank, nodes
         self.assignment, self.layout = assignment, layout
         #: The servers that run, by their numbers.
         self.running: dict[int, Child] = {}
-        self._started = 0
+        self._first = self._started = life * LIFE
 
-    def start(self, shards: Sequence[int]) -> None:
-        """Start a server for each of these shards, which begins with version 0."""
-        for shard in shards:
+    def start(self, shards: Sequence[int], spares: int = 0) -> None:
+        """Start a server for each of these shards, which begins with version 0, and some that hold no shard yet."""
+        for shard in (*shards, *[NONE] * spares):
             self._start(shard)
+        self._first = self._started
 
     def ended(self, child: Child) -> None:
         """Start a spare in the place of a server that has ended."""
         for number in [n for n, server in self.running.items() if server is child]:
             del self.running[number]
-            if self._started < ATTEMPTS:
+            if self._started - self._first < ATTEMPTS:
                 self._start(NONE)
 
     def _start(self, shard: int) -> None:
         number = self._started * self.nodes + self.rank
         self._started += 1
         arguments = (self.ticket, number, shard, [self.assignment()], self.layout)
-        self.running[number] = self.children.start(run_server, arguments)
+        self.running[number] = self.children.start(
+            ProcessName(ProcessKind.SERVER, number, shard), run_server, arguments
+        )
 
 
 class DeskKeeper:
@@ -65,7 +71,12 @@ class DeskKeeper:
         members = self.members if self.epoch == 1 else [()] * len(self.members)
         expected = frozenset(self.alive()) if self.epoch > 1 else frozenset()
         arguments = (self.ticket, self.listener, self.epoch, [self.assignment()], self.copies, members, expected)
-        self.child = self.children.start(run_desk, arguments)
+        self.child = self.children.start(ProcessName(ProcessKind.DESK, self.epoch), run_desk, arguments)
+
+    def replace(self) -> None:
+        """End a desk that does not answer; the next one is started when it has ended."""
+        if self.child is not None:
+            self.child.process.kill()
 
     def ended(self, child: Child) -> None:
         """Start the next desk if this was the last one."""

@@ -100,8 +100,10 @@ def run_desk(
         members,
         monotonic(),
         expected,
+        lambda server: server % given.plan.workers,
     )
-    DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener)).run()
+    first = [number for each in members for number in each]
+    DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener), first).run()
 
 
 def run_server(ticket: ServerTicket, number: int, shard: int, box: list[bytes], layout: Layout, pipe: Pipe) -> None:
@@ -114,13 +116,17 @@ def run_server(ticket: ServerTicket, number: int, shard: int, box: list[bytes], 
     listener = listen(Address(ticket.host, 0), ticket.door)
     open_hub: Callable[[PeerPlace], Hub] = lambda place: ticket.hub(Process(Role.SERVER, number), place, listener)  # noqa: E731
     make: Callable[[int], ShardState] = lambda which: ShardState(given.job, layout, which, method.rule)  # noqa: E731
-    ShardProcess(number, shard, ticket.timing, open_hub, ticket.desk, ticket.host, make).run()
+    ShardProcess(number, shard, ticket.timing, open_hub, ticket.desk, ticket.host, make, len(layout.shards)).run()
 
 
 def run_worker(
-    ticket: ServerTicket, box: list[bytes], arena: Arena, layout: Layout, tensors: SharedTensors | None, pipe: Pipe
-) -> None:
-    """Run one worker: prepare, train, and say how it ended. Never returns."""
+    ticket: ServerTicket, number: int, box: list[bytes], arena: Arena, layout: Layout, tensors: SharedTensors | None,
+    pipe: Pipe,
+) -> None:  # fmt: skip
+    """Run one worker: prepare, train, and say how it ended. Never returns.
+
+    `number` is another one for each process. The assignment has the rank, which outlasts it.
+    """
     become_worker(scarce=False)
     before, replica = memory("RssAnon") - len(box[0]), None  # type: int, ReplicaWorker | None
     try:
@@ -133,8 +139,8 @@ def run_worker(
             given, source, layout, shared, waiter, host, NoGroup(), given.resume_point, repeats=False
         )
         client = ServerClient(
-            given.number, replica.runner, ticket.timing, ticket.desk, given.deadline,
-            lambda place: ticket.hub(Process(Role.WORKER, given.number), place),
+            number, replica.runner, ticket.timing, ticket.desk, given.deadline,
+            lambda place: ticket.hub(Process(Role.WORKER, number), place),
         )  # fmt: skip
         ahead = ReadAhead(replica.reader, replica.runner, given_out=0)
         trim_heap()

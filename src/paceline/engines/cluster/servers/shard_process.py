@@ -24,15 +24,17 @@ class ShardProcess:
 
     def __init__(
         self, number: int, shard: int, timing: Timing, open_hub: Callable[[PeerPlace], Hub], desk: Address, host: str,
-        make_state: Callable[[int], ShardState],
+        make_state: Callable[[int], ShardState], shards: int,
     ) -> None:  # fmt: skip
         """`shard` is the one that it holds at version 0, or NONE for a spare; `host` is where others reach it."""
-        self.host, self.make_state = host, make_state
+        self.host, self.make_state, self.shards = host, make_state, shards
         self.machine = ShardMachine(number, timing, shard)
         self.state: ShardState | None = make_state(shard) if shard != NONE else None
-        self.history = History()
+        self.history = History(shards)
         #: The gradients that the machine's log still needs, by version.
         self.kept: dict[int, GradientVector] = {}
+        #: The vector that each peer's last gradient is received in, until all of it has come.
+        self._arriving: dict[Peer, GradientVector] = {}
         self.hub = open_hub(self._place)
         self.loop = MachineLoop(Process(Role.SERVER, number), self.machine, self.hub, self, timing, desk)
 
@@ -57,7 +59,7 @@ class ShardProcess:
             assert self.state is not None
             start, vector = now(), self.state.vectors.of(body)
             self.state.apply(output.version, vector)
-            self.history.add(*output, start, now())
+            self.history.add(output, vector.bases, start, now())
             if self.machine.followers:
                 self.kept[output.version] = vector
         elif isinstance(output, Restore):
@@ -68,7 +70,7 @@ class ShardProcess:
             self.state.restore(body[:size])
             self.history.restore(body[size:])
         elif isinstance(output, Forget):
-            self.state, self.history, self.kept = None, History(), {}
+            self.state, self.history, self.kept = None, History(self.shards), {}
 
     def handled(self, message: Message, body: memoryview) -> None:
         """Let vectors be used again that neither the log needs nor a follower lacks."""
@@ -79,6 +81,7 @@ class ShardProcess:
             vectors.release(self.kept.pop(version))
         if isinstance(message, Push | Replicate) and len(body) == vectors.size:
             vector = vectors.of(body)
+            self._arriving = {peer: each for peer, each in self._arriving.items() if each is not vector}
             if vector not in self.kept.values():
                 vectors.release(vector)
 
@@ -86,7 +89,8 @@ class ShardProcess:
         """Receive gradients in vectors whose views are made already."""
         if kind not in (PUSH, REPLICATE) or self.state is None or size != self.state.vectors.size:
             return None
-        return self.state.vectors.take()
+        vector = self._arriving[peer] = self.state.vectors.take()
+        return vector.bytes
 
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         if kind == Other.HISTORY:
@@ -96,3 +100,9 @@ class ShardProcess:
         if process.role is Role.DESK:
             here = Address(self.host, self.hub.address.port)
             self.hub.post(peer_of(process), Other.LISTENING, (), [addresses_to_bytes({self.machine.number: here})])
+
+    def departed(self, process: Process, why: str) -> None:
+        """Use the vector again in which half a gradient has come. The desk decides what follows."""
+        vector = self._arriving.pop(peer_of(process), None)
+        if vector is not None and self.state is not None:
+            self.state.vectors.release(vector)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.cluster.outputs import Apply
 from paceline.core.rules import Arrival, Rule
 from paceline.errors import FrameError
 from paceline.jobs.job import Job
@@ -22,29 +23,32 @@ class GradientVector:
     """What a worker pushes to one shard: its gradients in a flat vector, and which parameters have one.
 
     | gradients, as in the layout | moving buffers | a byte per parameter: whether it has a gradient | gap |
+    | the version of every shard that the gradient was computed from |
     and, for a rule that looks back, the parameters that they were computed from: the shard's vector once more
 
     Its views are made once, since to make them costs more than to apply them.
     """
 
-    def __init__(self, layout: ShardLayout, dtype: torch.dtype, looks_back: bool) -> None:
-        self.raw = torch.zeros(self.size(layout, dtype, looks_back), dtype=torch.uint8)
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype, looks_back: bool, shards: int) -> None:
+        self.raw = torch.zeros(self.size(layout, dtype, looks_back, shards), dtype=torch.uint8)
         numbers, flags = layout.length * dtype.itemsize, len(layout.parameters)
         flat = self.raw[:numbers].view(dtype)
         self.gradients, self.moving = layout.parameter_views(flat), layout.buffer_views(flat)
         self.present = self.raw[numbers : numbers + flags]
+        self.bases = self.raw[numbers + _up(flags) :][: 8 * shards].view(torch.int64)
         #: The whole vector of parameters that a gradient was computed from; empty if the rule does not look back.
-        self.before = self.raw[numbers + _up(flags) :]
+        self.before = self.raw[numbers + _up(flags) + _up(8 * shards) :]
         self.pulled = layout.parameter_views(self.before.view(dtype)) if looks_back else []
         self.bytes = self.raw.numpy().data
 
     @staticmethod
-    def size(layout: ShardLayout, dtype: torch.dtype, looks_back: bool) -> int:
+    def size(layout: ShardLayout, dtype: torch.dtype, looks_back: bool, shards: int) -> int:
         numbers = layout.length * dtype.itemsize
-        return numbers + _up(len(layout.parameters)) + (numbers if looks_back else 0)
+        return numbers + _up(len(layout.parameters)) + _up(8 * shards) + (numbers if looks_back else 0)
 
-    def write(self, gradients: Sequence[Tensor | None], moving: Sequence[Tensor]) -> None:
-        """Write what a worker pushes."""
+    def write(self, gradients: Sequence[Tensor | None], moving: Sequence[Tensor], bases: Sequence[int]) -> None:
+        """Write what a worker pushes; `bases` are the versions that it has computed from."""
+        self.bases.copy_(torch.tensor(bases))
         given = [g is not None for g in gradients]
         if all(given):
             torch._foreach_copy_(self.gradients, gradients)  # type: ignore[arg-type]
@@ -72,18 +76,22 @@ def _up(size: int) -> int:
 class VectorPool:
     """Vectors to receive gradients in; one is free again when its gradient is needed no longer."""
 
-    def __init__(self, layout: ShardLayout, dtype: torch.dtype, looks_back: bool) -> None:
-        self._make = partial(GradientVector, layout, dtype, looks_back)
-        self.size = GradientVector.size(layout, dtype, looks_back)
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype, looks_back: bool, shards: int) -> None:
+        self._make = partial(GradientVector, layout, dtype, looks_back, shards)
+        self.size = GradientVector.size(layout, dtype, looks_back, shards)
         self._free: list[GradientVector] = []
         #: Vectors that are in use, by the address of their bytes.
         self._used: dict[int, GradientVector] = {}
 
-    def take(self) -> memoryview:
-        """Return the bytes of a free vector."""
+    def take(self) -> GradientVector:
+        """Return a free vector, which is in use from now on."""
         vector = self._free.pop() if self._free else self._make()
         self._used[vector.raw.data_ptr()] = vector
-        return vector.bytes
+        return vector
+
+    def __len__(self) -> int:
+        """The vectors that were made."""
+        return len(self._free) + len(self._used)
 
     def of(self, body: memoryview) -> GradientVector:
         """Return the vector that a body was received in; one that was not received in any is copied into one."""
@@ -91,8 +99,8 @@ class VectorPool:
             raise FrameError("body", f"a gradient of {len(body)} bytes, where {self.size} are due")
         found = self._used.get(torch.frombuffer(body, dtype=torch.uint8).data_ptr())
         if found is None:
-            self.take()[:] = body
-            found = list(self._used.values())[-1]
+            found = self.take()
+            found.bytes[:] = body
         return found
 
     def release(self, vector: GradientVector) -> None:
@@ -117,7 +125,7 @@ class ShardState:
         self.version.start(mine, [buffers[b.name].to(layout.dtype) for b in shard.buffers], rule)
         self.store = ShardStore(mine, own, job.schedule, [self.version])
         self.store.look(0)
-        self.vectors = VectorPool(shard, layout.dtype, rule.looks_back)
+        self.vectors = VectorPool(shard, layout.dtype, rule.looks_back, len(layout.shards))
 
     def apply(self, version: int, vector: GradientVector) -> None:
         """Make this version from the one before, by a worker's gradient."""
@@ -145,21 +153,25 @@ def _bytes(raw: Tensor) -> memoryview:
     return view
 
 
-#: One push of a shard's history: version, batch, worker, base, when it began and ended.
-HISTORY = np.dtype([(name, "<i8") for name in ("version", "batch", "worker", "base", "start", "end")])
+def history_dtype(shards: int) -> np.dtype[np.void]:
+    """Return the columns of a shard's history: a push, when it began and ended, and what it was computed from."""
+    names = ("version", "batch", "worker", "base", "start", "end")
+    return np.dtype([*((name, "<i8") for name in names), ("bases", "<i8", (shards,))])
 
 
 class History:
     """The pushes that a shard is made of, in the order of its versions."""
 
-    def __init__(self) -> None:
-        self._rows = np.zeros(1024, HISTORY)
+    def __init__(self, shards: int) -> None:
+        self._dtype = history_dtype(shards)
+        self._rows = np.zeros(1024, self._dtype)
         self._count = 0
 
-    def add(self, *row: int) -> None:
+    def add(self, output: Apply, bases: Tensor, start: int, end: int) -> None:
+        """Add the push that made a version."""
         if self._count == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[self._count] = row
+        self._rows[self._count] = (*output, start, end, bases.numpy())
         self._count += 1
 
     @property
@@ -167,5 +179,5 @@ class History:
         return memoryview(self._rows[: self._count].tobytes())
 
     def restore(self, body: memoryview) -> None:
-        rows = np.frombuffer(body, HISTORY)
-        self._rows, self._count = np.concatenate([rows, np.zeros(1024, HISTORY)]), len(rows)
+        rows = np.frombuffer(body, self._dtype)
+        self._rows, self._count = np.concatenate([rows, np.zeros(1024, self._dtype)]), len(rows)

@@ -28,7 +28,7 @@ class Other(IntEnum):
     ADDRESSES = OTHER + 1
     #: The desk tells the head how many batches are finished, how many workers there are, and whether all is done.
     PROGRESS = OTHER + 2
-    #: The desk tells the head about a change of a view; the body is a line for the record of the run.
+    #: The desk tells the head about an event; the body is its record.
     EVENT = OTHER + 3
     #: The head asks a server for the pushes that its shard is made of, and gets rows.
     HISTORY = OTHER + 4

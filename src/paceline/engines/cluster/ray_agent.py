@@ -1,0 +1,117 @@
+"""The agent of a node that Ray has started: an actor, which runs what an agent of a launcher's node runs.
+
+Ray imports this module by its name on every node; nothing of the user's script is needed there, since the job comes as
+bytes. This module imports Ray only inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from paceline.engines.cluster import engine
+from paceline.engines.cluster.roster import Roster
+from paceline.engines.local.forkserver import short_folder
+from paceline.engines.setup import set_up
+from paceline.errors import RunFailed, RunOver
+from paceline.gradients.pickling import pack
+from paceline.jobs.job import Job
+from paceline.links.tcp.tls import CA, CERTIFICATE, KEY, MutualTls
+from paceline.plans.plan import Plan
+from paceline.runs.live import Heartbeat
+
+
+@dataclass(frozen=True)
+class Mission:
+    """What is trained, and where the head is. It travels through Ray's channel."""
+
+    job: Job
+    plan: Plan
+    limit: int | None
+    #: That of the driver; each agent takes it with its own rank.
+    roster: Roster
+    deadline: float
+    #: The files of a certificate of this run; empty without TLS.
+    keys: dict[str, bytes]
+
+    def pack(self) -> bytes:
+        """Pickle the mission with the user's functions and classes by value."""
+        return pack(self)
+
+
+class How(Enum):
+    """How an agent has ended."""
+
+    DONE = "done"
+    #: The head cannot be reached, or has gone on without this node.
+    LOST = "lost"
+    #: The job cannot be trained on this node.
+    UNFIT = "unfit"
+
+
+@dataclass(frozen=True)
+class AgentEnd:
+    """What an agent returns to the driver, through Ray."""
+
+    how: How
+    why: str = ""
+
+
+class RayAgent:
+    """One node's agent."""
+
+    def machine(self) -> str:
+        """Return Ray's name of the machine, or raylet, that this process is on."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def run(self, mission: bytes, roster: Roster) -> AgentEnd:
+        """Train this node's part, and return how that has ended."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the driver says it
+                self._train(pickle.loads(mission), roster)
+        except RunOver as error:
+            return AgentEnd(How.DONE, str(error))
+        except RunFailed as error:
+            return AgentEnd(How.LOST, str(error))
+        except Exception as error:
+            return AgentEnd(How.UNFIT, f"{type(error).__name__}: {error}")
+        return AgentEnd(How.DONE)
+
+    def _train(self, mission: Mission, roster: Roster) -> None:
+        setup = set_up(mission.job, mission.plan, "ray", mission.limit)
+        heartbeat = Heartbeat(None, setup.agenda.updates)
+        with (
+            with_keys(roster, mission.keys) as placed,
+            engine.train(setup, placed, None, heartbeat, None, mission.deadline),
+        ):
+            pass
+
+
+@contextlib.contextmanager
+def with_keys(roster: Roster, keys: dict[str, bytes]) -> Iterator[Roster]:
+    """Return a roster whose door has these keys, if there are any; they lie in a folder of this user meanwhile."""
+    if not keys:
+        yield roster
+        return
+    with tempfile.TemporaryDirectory(prefix="paceline-", dir=short_folder()) as folder:
+        for name, content in keys.items():
+            with open(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(content)
+        yield replace(roster, door=MutualTls(Path(folder)))
+
+
+#: The files of a certificate.
+KEY_FILES = (CA, CERTIFICATE, KEY)

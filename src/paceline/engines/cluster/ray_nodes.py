@@ -1,0 +1,235 @@
+"""The roster `ray`: Ray places, starts and replaces the nodes' agents, which are actors. It carries nothing else.
+
+driver (head)                 Ray                       actor: agent of rank r
+-------------                 ---                       ----------------------
+places one actor per node --> starts them, spread ----> says which machine it is on
+gives out the ranks, so that
+neighbours are on different
+machines; the job ----------> hands it over ----------> dials the head, and goes on as a launcher's node
+                              notices an actor's end,
+                              starts another one -----> dials the head with the same rank: a late joiner
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from paceline.engines.checkpoints import CheckpointRequest
+from paceline.engines.cluster import engine
+from paceline.engines.cluster.ray_agent import KEY_FILES, AgentEnd, How, Mission, RayAgent, with_keys
+from paceline.engines.cluster.ray_session import PATIENCE, RayOptions, RaySession, session
+from paceline.engines.cluster.roster import Roster
+from paceline.engines.outcome import Outcome
+from paceline.engines.setup import Setup
+from paceline.errors import DeathWarning, JobWarning, RunFailed
+from paceline.links.tcp.doors import LOOPBACK, Address, TrustedNetwork
+from paceline.links.tcp.handshake import RUN_BYTES
+from paceline.links.tcp.keys import make_keys
+from paceline.plans.methods.server import Server
+from paceline.runs.live import Heartbeat
+from paceline.runs.progress import ProgressCallback
+
+LOOK = 0.5  # seconds between two looks at the actors
+#: Seconds without the head of Ray after which a run ends. Ray would end its processes after 60.
+HEAD_PATIENCE = 20.0
+OWN_PATIENCE = 3.0  # the same of a cluster of the run's own, whose head nobody starts again
+ATTEMPTS = 16  # times that the agent of a rank is asked to come back
+
+
+@contextlib.contextmanager
+def train(
+    setup: Setup,
+    options: RayOptions,
+    run: Path | None,
+    heartbeat: Heartbeat,
+    progress: ProgressCallback | None,
+    deadline: float,
+    request: CheckpointRequest | None = None,
+    backups: int = 1,
+) -> Iterator[Outcome]:
+    """Run a plan on nodes that Ray places. This process is the head, and has no worker."""
+    workers, threads = setup.plan.workers, setup.plan.threads
+    head, meeting = Address("127.0.0.1", 0), secrets.token_bytes(RUN_BYTES)
+    roster = Roster(workers, workers, head, 0, "ray", meeting, LOOPBACK, head_rank=workers)
+    mission = Mission(setup.job, setup.plan, setup.limit, roster, deadline, {})
+    with session(options.address, workers * threads, len(mission.pack())) as where:
+        door = TrustedNetwork(secrets.token_bytes(32)) if options.trusted_network and not where.own else LOOPBACK
+        keys = {} if where.own or options.trusted_network else _keys()
+        roster = replace(roster, head=Address(where.host, 0), door=door)
+        nodes = RayNodes(where, replace(mission, roster=roster, keys=keys), _gpus(setup))
+        settings = (run, heartbeat, progress, deadline, request, backups, nodes)
+        try:
+            with with_keys(roster, keys) as placed, engine.train(setup, placed, *settings) as outcome:
+                yield outcome
+        finally:
+            nodes.close()
+
+
+def _keys() -> dict[str, bytes]:
+    """Make an authority for this run alone, and the certificate that all its nodes show."""
+    with TemporaryDirectory(prefix="paceline-") as folder:
+        (made,) = make_keys(Path(folder, "keys"), days=30)
+        return {name: (made / name).read_bytes() for name in KEY_FILES}
+
+
+def _gpus(setup: Setup) -> int:
+    """Return how many GPUs each agent needs."""
+    import torch
+
+    wanted = setup.job.device
+    return int(wanted.startswith("cuda") or (wanted == "auto" and torch.cuda.is_available()))
+
+
+class RayNodes:
+    """`node.Nodes` that are actors."""
+
+    def __init__(self, where: RaySession, mission: Mission, gpus: int) -> None:
+        import ray
+
+        self._ray: Any = ray
+        self._where, self._mission, self._gpus = where, mission, gpus
+        #: Under plans whose workers keep step the survivors go on, and nobody joins them.
+        self.replaces = isinstance(mission.plan.method, Server)
+        self._actors: list[Any] = []
+        #: What each actor will say of its machine; empty once the ranks are given out.
+        self._machines: list[Any] = []
+        #: What the agent of each rank will return, with its rank and how often it was asked.
+        self._ends: dict[Any, tuple[int, int]] = {}
+        self._ranks: dict[int, Any] = {}
+        self._job: Any = None
+        self._begun = False
+        self._since = self._looked = time.monotonic()
+
+    def start(self, head: Address) -> None:
+        self._since = time.monotonic()
+        self._mission = replace(self._mission, roster=replace(self._mission.roster, head=head))
+        actor = self._ray.remote(RayAgent).options(
+            num_cpus=self._mission.plan.threads, num_gpus=self._gpus, scheduling_strategy="SPREAD",
+            max_restarts=-1 if self.replaces else 0,
+        )  # fmt: skip
+        self._warn_if_scarce()
+        self._actors = [actor.remote() for _ in range(self._mission.plan.workers)]
+        self._machines = [each.machine.remote() for each in self._actors]
+        self._job = self._ray.put(self._mission.pack())
+
+    def started(self) -> None:
+        self._begun = True
+
+    def look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        lost, patience = self._where.watch.lost_since, OWN_PATIENCE if self._where.own else HEAD_PATIENCE
+        if lost is not None and now - lost > patience:
+            raise RunFailed(
+                f"the head of Ray at {self._where.head} cannot be reached for {patience:g} s: its process or its "
+                "machine has ended, or the network is down. Every process of the run ends; start Ray and the run again"
+            )
+        if self._machines:
+            self._placed(now)
+        else:
+            self._look_at_ends()
+
+    def close(self) -> None:
+        """End the actors. If the head of Ray is gone, their agents have ended with the run."""
+        if self._where.watch.lost_since is not None:
+            return
+        thread = threading.Thread(target=self._kill, name="paceline-ray-kill", daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+
+    def _kill(self) -> None:
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                self._ray.kill(actor, no_restart=True)
+
+    # --- placing ---
+
+    def _warn_if_scarce(self) -> None:
+        plan = self._mission.plan
+        needed, there = plan.workers * plan.threads, self._ray.cluster_resources().get("CPU", 0)
+        if needed > there:
+            warnings.warn(
+                f"the Ray cluster has {there:g} CPUs, and {plan.workers} workers need {needed}: the run begins if more "
+                f"nodes come within {self._mission.deadline:g} s (deadline=..., --deadline)",
+                JobWarning,
+                stacklevel=2,
+            )
+
+    def _placed(self, now: float) -> None:
+        """Give out the ranks once every actor runs."""
+        ready, waiting = self._ray.wait(self._machines, num_returns=len(self._machines), timeout=0)
+        if waiting:
+            if now - self._since > self._mission.deadline:
+                raise RunFailed(self._unplaced(len(ready)))
+            return
+        try:
+            machines = self._ray.get(self._machines)
+        except self._ray.exceptions.RayError as error:
+            raise RunFailed(f"an agent could not start on a node of Ray: {_first(error)}") from error
+        self._machines = []
+        for rank, index in enumerate(alternating(machines)):
+            self._ranks[rank] = self._actors[index]
+            self._ask(rank, 1)
+
+    def _unplaced(self, placed: int) -> str:
+        plan = self._mission.plan
+        everything, free = self._ray.cluster_resources(), self._ray.available_resources()
+        gpus = f", of {everything.get('GPU', 0):g} GPUs {free.get('GPU', 0):g}" if self._gpus else ""
+        return (
+            f"Ray has placed {placed} of {plan.workers} workers within {self._mission.deadline:g} s: of the cluster's "
+            f"{everything.get('CPU', 0):g} CPUs {free.get('CPU', 0):g} are free{gpus}. Each worker needs "
+            f"{plan.threads} CPU{'s' * (plan.threads > 1)}: give fewer workers, or add nodes to the cluster"
+        )
+
+    def _ask(self, rank: int, attempt: int) -> None:
+        """Ask the agent of a rank to dial the head, and to train."""
+        roster = replace(self._mission.roster, rank=rank)
+        self._ends[self._ranks[rank].run.remote(self._job, roster)] = rank, attempt
+
+    # --- what ends ---
+
+    def _look_at_ends(self) -> None:
+        for ref in self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=0)[0] if self._ends else ():
+            rank, attempt = self._ends.pop(ref)
+            try:
+                end: AgentEnd = self._ray.get(ref)
+            except self._ray.exceptions.RayError as error:
+                if self.replaces:
+                    self._ask(rank, attempt)  # its process has ended; Ray starts another, which takes a few seconds
+                    continue
+                end = AgentEnd(How.LOST, _first(error))
+            if not self._begun and end.why:
+                raise RunFailed(f"rank {rank} could not begin: {end.why}")
+            if not self.replaces or end.how is How.DONE:
+                continue
+            if end.how is How.LOST and attempt < ATTEMPTS:
+                self._ask(rank, attempt + 1)  # its process has slept, say, and is well
+            else:
+                warnings.warn(f"rank {rank} does not come back: {end.why}", DeathWarning, stacklevel=2)
+
+
+def alternating(machines: Sequence[str]) -> list[int]:
+    """Order indices so that neighbours lie on different machines where that is possible."""
+    on: dict[str, list[int]] = defaultdict(list)
+    for index, machine in enumerate(machines):
+        on[machine].append(index)
+    rounds = zip_longest(*sorted(on.values(), key=len, reverse=True))
+    return [index for index in chain.from_iterable(rounds) if index is not None]
+
+
+def _first(error: BaseException) -> str:
+    """Return the first line of what Ray says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
