@@ -173,14 +173,16 @@ def gather(registry: Registry, deadline: float, look: Look | None = None) -> Non
             if time.monotonic() >= end:
                 raise RunFailed(_missing(roster, nodes, deadline))
     except (RunFailed, UsageError) as error:
-        refuse(hub, roster, error)
+        refuse(hub, roster, error, LATE if time.monotonic() < end else 0.0)
         raise
 
 
-def refuse(hub: Hub, roster: Roster, error: PacelineError) -> None:
-    """Tell every node that the run cannot begin, also those that come a little later; each leaves when it hears it."""
-    end, told = time.monotonic() + LATE, set[Peer]()
-    while (hub.peers or len(told) < len(roster.followers)) and time.monotonic() < end:
+def refuse(hub: Hub, roster: Roster, error: PacelineError, late: float) -> None:
+    """Tell every node that the run cannot begin, also those that come so many seconds later; each leaves then."""
+    begun, told = time.monotonic(), set[Peer]()
+    while time.monotonic() < begun + LATE:
+        if not hub.peers and (len(told) >= len(roster.followers) or time.monotonic() >= begun + late):
+            return
         for peer in hub.peers - told:
             send(hub, peer, Refused(str(error), error.exit_code))
             told.add(peer)
