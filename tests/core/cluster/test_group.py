@@ -292,9 +292,7 @@ def test_every_interleaving(deaths: int, alarms: int, repeats: int, updates: int
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("deaths", "alarms", "repeats", "updates"), [(2, 0, 0, 2), (1, 1, 0, 1), (1, 0, 1, 2), (0, 1, 1, 1), (0, 1, 0, 2)]
-)
+@pytest.mark.parametrize(("deaths", "alarms", "repeats", "updates"), [(2, 0, 0, 2), (1, 0, 1, 2), (0, 1, 0, 2)])
 def test_every_interleaving_of_three_ranks(deaths: int, alarms: int, repeats: int, updates: int) -> None:
     assert explore(deaths, alarms, repeats, updates) > 10_000
 

@@ -50,7 +50,7 @@ def test_after_the_head_was_lost_the_run_is_resumed_from_its_checkpoint(tmp_path
     assert len(Trace.open(run / "trace.arrow").of_kind(Kind.RESUME)) == 1
 
 
-@pytest.mark.parametrize("plan", ["tree", "local_sgd:every=3"])
+@pytest.mark.parametrize("plan", [pytest.param("tree", marks=pytest.mark.soak), "local_sgd:every=3"])
 def test_ctrl_c_at_rank_0_leaves_a_checkpoint_that_gives_the_same_bits(tmp_path: Path, plan: str) -> None:
     ran, run = _held_at_a_checkpoint(tmp_path, plan)
     ran.kill(0, signal.SIGINT)
@@ -65,6 +65,7 @@ def test_ctrl_c_at_rank_0_leaves_a_checkpoint_that_gives_the_same_bits(tmp_path:
     assert _resumed(tmp_path, 3, run)["summary"]["parameters_sha256"] == here.summary()["parameters_sha256"]
 
 
+@pytest.mark.soak
 def test_one_machine_resumes_what_several_began(tmp_path: Path) -> None:
     ran, run = _held_at_a_checkpoint(tmp_path, "ring")
     ran.kill(0)

@@ -61,7 +61,7 @@ def _check(folder: Path, ran: Nodes, plan: str, count: int, dead: list[int] | No
     assert pl.replay(run).matches
 
 
-@pytest.mark.parametrize("plan", ["ring", "tree"])
+@pytest.mark.parametrize("plan", ["ring", pytest.param("tree", marks=pytest.mark.soak)])
 def test_a_worker_is_killed(tmp_path: Path, plan: str) -> None:
     ran, workers = _held(tmp_path, 3, plan)
     os.kill(workers[0], signal.SIGKILL)
@@ -90,6 +90,7 @@ def test_two_die_and_the_last_one_goes_on(tmp_path: Path) -> None:
     _check(tmp_path, ran, "ring", 3, [1, 2])
 
 
+@pytest.mark.soak
 def test_a_stopped_worker_is_left_behind(tmp_path: Path) -> None:
     ran, workers = _held(tmp_path, 3, "ring")
     os.kill(workers[0], signal.SIGSTOP)
@@ -119,7 +120,7 @@ def test_without_the_head_every_node_ends(tmp_path: Path) -> None:
         assert "since it lost the head: rank 0" in each.err
 
 
-@pytest.mark.parametrize("plan", ["local_sgd:every=4", "gossip"])
+@pytest.mark.parametrize("plan", [pytest.param("local_sgd:every=4", marks=pytest.mark.soak), "gossip"])
 def test_replicas_go_on_without_the_dead_one(tmp_path: Path, plan: str) -> None:
     ran, workers = _held(tmp_path, 3, plan)
     os.kill(workers[0], signal.SIGKILL)
