@@ -20,7 +20,7 @@ def test_a_step_adds_up_to_the_time_there_was() -> None:
             begin = us(1000 * number)
             rows += [
                 Row(Kind.COMPUTE, worker, number, start=begin, end=begin + us(600), samples=5, value=1.0),
-                Row(Kind.MEET, worker, number, start=begin + us(610), end=begin + us(810), waited=us(150)),
+                Row(Kind.COLLECTIVE, worker, number, start=begin + us(610), end=begin + us(810), waited=us(150)),
                 Row(Kind.APPLY, worker, number, 0, number, number + 1, begin + us(850), begin + us(950)),
             ]
     found = step(Trace.of(rows), 2)

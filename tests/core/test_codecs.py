@@ -20,13 +20,13 @@ from paceline.testing.jobs import JOBS
 class Signs:
     """One bit a number and one scale, with error feedback."""
 
-    def carries(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    def residual(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"owed": torch.zeros_like(parameter)}
 
-    def encode(self, gradient: torch.Tensor, carried: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        wanted = carried["owed"].add_(gradient)
+    def encode(self, gradient: torch.Tensor, residual: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        wanted = residual["owed"].add_(gradient)
         message = wanted.sign(), wanted.abs().mean()
-        carried["owed"] = wanted - self.decode(message)
+        residual["owed"] = wanted - self.decode(message)
         return message
 
     def decode(self, message: tuple[torch.Tensor, ...]) -> torch.Tensor:

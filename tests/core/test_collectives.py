@@ -195,7 +195,9 @@ def test_bytes_waiting_and_ends_of_every_worker_are_the_tables(collective: Colle
 def test_a_65th_worker_changes_little_of_what_each_sends(plan: str) -> None:
     def sent(workers: int) -> float:
         chosen = Plan.parse(plan, workers)
-        met = simulate(chosen, Agenda(20 * workers * 4, 20 * workers, 1, parts=workers), World()).of_kind(Kind.MEET)
+        met = simulate(chosen, Agenda(20 * workers * 4, 20 * workers, 1, parts=workers), World()).of_kind(
+            Kind.COLLECTIVE
+        )
         assert len(met) == 4 * workers
         return float(met["bytes"].mean())
 
@@ -209,8 +211,8 @@ def test_a_65th_worker_changes_little_of_what_each_sends(plan: str) -> None:
 def test_a_straggler_under_gossip_delays_only_those_it_reaches(workers: int, updates: int) -> None:
     def ends(speeds: tuple[float, ...]) -> list[int]:
         world, plan = World(jitter=0.0, speeds=speeds), Plan.parse("gossip:graph=ring", workers)
-        met = simulate(plan, Agenda(workers * updates, workers, 1, parts=workers), world).of_kind(Kind.MEET)
-        return [int(met[met["worker"] == worker]["end"].max()) for worker in range(workers)]
+        rows = simulate(plan, Agenda(workers * updates, workers, 1, parts=workers), world).of_kind(Kind.COLLECTIVE)
+        return [int(rows[rows["worker"] == worker]["end"].max()) for worker in range(workers)]
 
     straggler = 30
     alike, late = ends(()), ends((1.0,) * straggler + (1e-3,))

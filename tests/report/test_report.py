@@ -74,7 +74,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 ROWS = [
     Row(Kind.COMPUTE, 0, 0, start=100, end=200, samples=10, value=2.0),
-    Row(Kind.MEET, 0, 0, start=200, end=260, waited=20),
+    Row(Kind.COLLECTIVE, 0, 0, start=200, end=260, waited=20),
     Row(Kind.APPLY, 0, 0, 0, 0, 1, start=260, end=300),
     Row(Kind.COMPUTE, 0, 1, start=350, end=400, waited=30, samples=10, value=1.0),
 ]

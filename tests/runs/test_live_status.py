@@ -228,7 +228,7 @@ def test_spans_put_the_gate_before_and_other_waits_first_within() -> None:
     rows = Trace.of(
         [
             Row(Kind.COMPUTE, 0, 0, start=100, end=200, waited=30),
-            Row(Kind.MEET, 0, 0, start=200, end=260, waited=20),
+            Row(Kind.COLLECTIVE, 0, 0, start=200, end=260, waited=20),
             Row(Kind.APPLY, 0, 0, start=260, end=300),
             Row(Kind.SNAPSHOT, 0, 0, start=300, end=400),
         ]

@@ -157,7 +157,7 @@ def _lines(plan: Plan, trace: Trace, columns: int, legend: Legend) -> list[str]:
             line.until(row["start"], ".")
             line.until(row["end"], "-")
             line.text = line.text[:-1] + "o" if legend.own_steps else line.text
-        elif row["kind"] == Kind.MEET:
+        elif row["kind"] == Kind.COLLECTIVE:
             line.until(row["end"], ".")
             line.exchange()
         elif row["kind"] == Kind.APPLY and not plan.traits.keeps_step and row["shard"] == 0:

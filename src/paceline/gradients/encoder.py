@@ -12,17 +12,19 @@ from paceline.gradients.payload import GradientSum
 
 
 class GradientEncoder:
-    """Encodes and decodes gradients with the memory of the codec."""
+    """Encodes and decodes gradients with the residuals of the codec."""
 
     def __init__(self, codec: Codec, parameters: Sequence[Tensor]) -> None:
         self.codec = codec
-        self.carried = [codec.carries(parameter.detach()) for parameter in parameters]
+        #: What the codec has left out so far of each parameter's gradients, and adds to the next one.
+        self.residuals = [codec.residual(parameter.detach()) for parameter in parameters]
 
     def sent(self, computed: GradientSum) -> GradientSum:
         """Return the gradients as they arrive where they are used."""
-        encode, decode, carried = self.codec.encode, self.codec.decode, self.carried
+        encode, decode = self.codec.encode, self.codec.decode
         # Decoded where it was encoded: every engine computes with what a receiver would get, over any transport.
         gradients = [
-            None if g is None else decode(encode(g, c)) for g, c in zip(computed.gradients, carried, strict=True)
+            None if g is None else decode(encode(g, residual))
+            for g, residual in zip(computed.gradients, self.residuals, strict=True)
         ]
         return replace(computed, gradients=gradients)

@@ -19,7 +19,7 @@ from paceline.runs.trace import Columns, Kind
 Event = dict[str, Any]
 NAMES = {
     Kind.COMPUTE: "compute",
-    Kind.MEET: "collective",
+    Kind.COLLECTIVE: "collective",
     Kind.APPLY: "update",
     Kind.DROP: "too late",
     Kind.SNAPSHOT: "snapshot",

@@ -169,7 +169,7 @@ def _time_note(reading: Reading) -> str:
     """How the times of this plan are to be read."""
     if not reading.divided:
         return INSIDE_DDP
-    if reading.trace.of_kind(Kind.MEET).size:
+    if reading.trace.of_kind(Kind.COLLECTIVE).size:
         return "A collective waits several times; its waiting is drawn first, as one piece."
     if reading.record.engine == "virtual":
         return "What travels from a worker to a shard counts as update, the way back as other."

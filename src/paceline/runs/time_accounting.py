@@ -30,7 +30,7 @@ class Time(IntEnum):
 WORK = {
     Kind.COMPUTE: Time.COMPUTE,
     Kind.STAGE: Time.COMPUTE,
-    Kind.MEET: Time.COMMUNICATE,
+    Kind.COLLECTIVE: Time.COMMUNICATE,
     Kind.DROP: Time.COMMUNICATE,
     Kind.APPLY: Time.UPDATE,
 }

@@ -30,7 +30,7 @@ class Kind(IntEnum):
     #: A gradient was computed.
     COMPUTE = 1
     #: The worker took part in a collective.
-    MEET = 2
+    COLLECTIVE = 2
     #: An update was applied to parameters.
     APPLY = 3
     #: A shard refused a push, since it had the batch already.

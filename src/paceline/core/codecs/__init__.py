@@ -1,7 +1,7 @@
 """Codecs: how a gradient is written on the wire.
 
 Every gradient that leaves its worker is encoded there and decoded where it is used, under every plan. A lossy codec
-remembers what it leaves out (`carries`) and adds it to the next gradient: error feedback.
+keeps what it leaves out (`residual`) and adds it to the next gradient: error feedback.
 
 One file per published method.
 """
@@ -19,11 +19,11 @@ Message = tuple["Tensor", ...]  # what travels
 
 
 class Codec(Protocol):
-    def carries(self, parameter: Tensor) -> Memory:
-        """Return each worker's memory of a parameter between two gradients."""
+    def residual(self, parameter: Tensor) -> Memory:
+        """Return what each worker keeps of a parameter between two gradients, before the first one."""
 
-    def encode(self, gradient: Tensor, carried: Memory) -> Message:
-        """Return the message for a gradient; change `carried` in place."""
+    def encode(self, gradient: Tensor, residual: Memory) -> Message:
+        """Return the message for a gradient; change `residual` in place."""
 
     def decode(self, message: Message) -> Tensor:
         """Return the gradient of a message."""

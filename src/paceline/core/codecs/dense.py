@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dense:
-    def carries(self, parameter: Tensor) -> Memory:
+    def residual(self, parameter: Tensor) -> Memory:
         return {}
 
-    def encode(self, gradient: Tensor, carried: Memory) -> Message:
+    def encode(self, gradient: Tensor, residual: Memory) -> Message:
         return (gradient,)
 
     def decode(self, message: Message) -> Tensor:

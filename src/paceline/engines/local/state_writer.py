@@ -36,7 +36,7 @@ class StateWriter:
         # The parent may still need the older state: another worker may not have written its part of that checkpoint.
         if slot.tag > self.checkpoints[KEPT]:
             self.runner.waiter.until(lambda: self.checkpoints[KEPT] >= slot.tag, lambda: "the parent", rung=False)
-        slot.write(due, worker_state() | self._carried())
+        slot.write(due, worker_state() | self._residuals())
         self._notify()
 
     def at_server(self, version: int, worker_state: Callable[[], WorkerState]) -> None:
@@ -57,5 +57,5 @@ class StateWriter:
         assert self.resume_point.notify is not None
         self.resume_point.notify()
 
-    def _carried(self) -> WorkerState:
-        return state_of_memories("owed", self.runner.carried)
+    def _residuals(self) -> WorkerState:
+        return state_of_memories("owed", self.runner.residuals)

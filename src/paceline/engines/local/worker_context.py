@@ -59,8 +59,8 @@ class WorkerContext:
         self.trace = shared.trace
         #: The peak of the worker's own memory in bytes; 0 until `measure_memory`.
         self.peak = 0
-        #: The error that a codec carries to the next gradient, for each parameter.
-        self.carried: list[Memory] = []
+        #: What the codec has left out so far of each parameter's gradients, and adds to the next one.
+        self.residuals: list[Memory] = []
 
     def measure_memory(self) -> None:
         """Measure the peak of memory without shared memory and the files of libraries.

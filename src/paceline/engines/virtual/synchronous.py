@@ -108,4 +108,4 @@ class _Run:
         self.ready[:], waited, sent = exchange(collective, arrived, size, self.world)
         for worker, begin in enumerate(arrived):
             times = nanoseconds(begin), nanoseconds(self.ready[worker]), nanoseconds(waited[worker])
-            self.rows.append(Row(Kind.MEET, worker, update, -1, update, -1, *times, 0, sent[worker], 0.0))
+            self.rows.append(Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, 0, sent[worker], 0.0))

@@ -62,7 +62,7 @@ class CoordinatorClient:
             self.runner.replica.restore(found)
             self.slice.restore(found)
             self.executor.resume(found.facts["remembers"])
-            restore_memories(self.runner.encoder.carried, found, "owed")
+            restore_memories(self.runner.encoder.residuals, found, "owed")
 
     def worker_state(self) -> WorkerState:
         coordinator = WorkerState(facts={"remembers": self.executor.remembers})

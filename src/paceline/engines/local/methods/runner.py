@@ -51,7 +51,7 @@ class PlanRunner(WorkerContext):
         self.layout, self.group = layout, group
         self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
         self.encoder = GradientEncoder(plan.wire, self.replica.parameters)
-        self.carried = self.encoder.carried
+        self.residuals = self.encoder.residuals
         self.state_writer = StateWriter(self)
         #: Nanoseconds that this worker has waited at the gate and not yet written to the trace.
         self.waited = 0
@@ -70,7 +70,7 @@ class PlanRunner(WorkerContext):
         if (found := self.state_writer.found) is not None:
             self.replica.restore(found)
             restore_store(store, found)
-            restore_memories(self.encoder.carried, found, "owed")
+            restore_memories(self.encoder.residuals, found, "owed")
         agrees, group = self.plan.traits.agrees, self.group
 
         def state() -> WorkerState:
@@ -89,7 +89,7 @@ class PlanRunner(WorkerContext):
 
     def exchanged(self, update: int, start: int, waited: int, sent: int) -> None:
         """Write the row of a collective."""
-        self.record(Kind.MEET, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
+        self.record(Kind.COLLECTIVE, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
 
     def values(self) -> list[Tensor]:
         return self.replica.values()
