@@ -86,8 +86,8 @@ Device = Annotated[
 Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the data. Overrides the job's epochs.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples per batch. Overrides the job's batch size.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed. Overrides the job's seed.")]
-Updates = Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.")]
-Deadline = Annotated[float, typer.Option(help="Seconds that a worker may wait for another one.")]
+MaxUpdates = Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.")]
+Timeout = Annotated[float, typer.Option(help="Seconds that a worker may wait for another one.")]
 Keys = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Engine cluster: keys of `paceline keys`; TLS between machines. [PACELINE_KEYS]"),

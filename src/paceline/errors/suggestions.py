@@ -1,0 +1,45 @@
+"""The ends of messages about names that do not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+
+#: Names that PyTorch's scripts, Lightning, Accelerate and Transformers have for fields of a job.
+FAMILIAR = {
+    "criterion": "loss",
+    "dataloader": "data",
+    "dataset": "data",
+    "gradient_accumulation_steps": "accumulate_grad_batches",
+    "gradient_clip_val": "gradient_clip_norm",
+    "learning_rate": "optimizer",
+    "loss_fn": "loss",
+    "lr": "optimizer",
+    "max_epochs": "epochs",
+    "max_grad_norm": "gradient_clip_norm",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "scheduler": "lr_scheduler",
+    "train_data": "data",
+    "train_dataset": "data",
+    "eval_dataset": "test",
+    "test_data": "test",
+    "val_data": "test",
+    "validation_data": "test",
+}
+
+
+def suggest(given: str, allowed: Iterable[str]) -> str:
+    """Return the end of a message about an unknown word: the nearest allowed one, then all of them."""
+    names = sorted(allowed)
+    word = given.lower()
+    near = difflib.get_close_matches(word, names, n=1) or [name for name in names if word and name.startswith(word)]
+    did_you_mean = f"did you mean {near[0]!r}? " if near else ""
+    return f"{did_you_mean}Allowed: {', '.join(names)}"
+
+
+def meant(unknown: str, known: Collection[str]) -> str:
+    """Return the end of a message about an argument that does not exist."""
+    if FAMILIAR.get(unknown) in known:
+        return f"that is {FAMILIAR[unknown]}= here"
+    return suggest(unknown, known)
