@@ -121,3 +121,10 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_environment_variable_is_documented() -> None:
+    private = {"PACELINE_STAND_IN", "PACELINE_STEPS"}  # set by `compare --script` for the script's processes
+    used = {name for path in (ROOT / "src").rglob("*.py") for name in re.findall(r"PACELINE_[A-Z_]+", path.read_text())}
+    documented = set(re.findall(r"^\| `(PACELINE_\w+)`", (ROOT / "docs" / "environment.md").read_text(), re.M))
+    assert documented == used - private

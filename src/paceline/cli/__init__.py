@@ -53,11 +53,12 @@ def paceline(
 @cache
 def register() -> None:
     """Add the commands to `app`; they are imported only now, so that importing this package stays cheap."""
-    from paceline.cli import bench, check, compare, draw, emit, keys, prove, replay, report, train
+    from paceline.cli import bench, check, compare, draw, emit, keys, plans, prove, replay, report, train
 
     app.command()(train.train)
     app.command()(compare.compare)
     app.command()(replay.replay)
+    app.command()(plans.plans)
     app.command()(draw.draw)
     app.command()(prove.prove)
     app.command()(report.report)

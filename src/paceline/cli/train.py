@@ -57,9 +57,9 @@ def train(
     )
     try:
         run = run_training(
-            chosen, plan, workers, engine=engine, folder=runs, progress=progress, max_updates=max_updates, timeout=timeout,
-            checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
-            address=address,
+            chosen, plan, workers, engine=engine, folder=runs, progress=progress, max_updates=max_updates,
+            timeout=timeout, checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network,
+            backups=backups, address=address,
         )  # fmt: skip
     finally:
         progress.close()

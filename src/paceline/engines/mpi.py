@@ -63,8 +63,8 @@ def train(setup: Setup) -> Outcome:
     norms = [part for part in setup.module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     if norms and setup.job.accumulate_grad_batches > 1:
         raise JobError(
-            "under mpiexec the batches of accumulate_grad_batches are computed as one large batch, and batch-norm would "
-            "see all of it; leave accumulate_grad_batches out, or mpiexec"
+            "under mpiexec the batches of accumulate_grad_batches are computed as one large batch, and batch-norm "
+            "would see all of it; leave accumulate_grad_batches out, or mpiexec"
         )
     try:
         return _train(setup)

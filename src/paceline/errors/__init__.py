@@ -1,7 +1,7 @@
 """The exceptions that Paceline raises on purpose, and its warnings.
 
-Most programs need no more than the groups `UsageError`, `RunFailed`, `RunStopped` and `ReplayDiverged`, which are also names
-of `paceline`; the members of a group say what exactly went wrong.
+Most programs need no more than the groups `UsageError`, `RunFailed`, `RunStopped` and `ReplayDiverged`, which are
+also names of `paceline`; the members of a group say what exactly went wrong.
 
     PacelineError
     ├── UsageError              the request cannot be met; nothing was started         (exit code 2)
@@ -30,7 +30,9 @@ of `paceline`; the members of a group say what exactly went wrong.
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a state machine got an impossible event: a bug in Paceline
 
-and warns of: JobWarning, CrowdedWarning, DeathWarning, CheckpointWarning, PacelineDeprecationWarning. Every message says what was given, what is
+and warns of: JobWarning, CrowdedWarning, DeathWarning, CheckpointWarning, PacelineDeprecationWarning.
+
+Every message says what was given, what is
 allowed, and what to do.
 """
 
@@ -40,48 +42,85 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from paceline.errors.base import (
-    PacelineError as PacelineError,
-    ProtocolError as ProtocolError,
-    ReplayDiverged as ReplayDiverged,
-    RunFailed as RunFailed,
-    RunStopped as RunStopped,
-    UsageError as UsageError,
+    PacelineError,
+    ProtocolError,
+    ReplayDiverged,
+    RunFailed,
+    RunStopped,
+    UsageError,
 )
 from paceline.errors.communication import (
-    CollectiveFailed as CollectiveFailed,
-    CollectivesDiffer as CollectivesDiffer,
-    ConnectionFailed as ConnectionFailed,
-    FrameError as FrameError,
-    PeerLost as PeerLost,
-    PeerRefused as PeerRefused,
-    RankGone as RankGone,
-    RankMissing as RankMissing,
+    CollectiveFailed,
+    CollectivesDiffer,
+    ConnectionFailed,
+    FrameError,
+    PeerLost,
+    PeerRefused,
+    RankGone,
+    RankMissing,
 )
 from paceline.errors.failure import users_traceback
 from paceline.errors.run import (
-    Blamed as Blamed,
-    NotFinite as NotFinite,
-    RunOver as RunOver,
-    WaitedTooLong as WaitedTooLong,
-    WorkerDied as WorkerDied,
-    WorkerFailed as WorkerFailed,
-    WorkerSilent as WorkerSilent,
+    Blamed,
+    NotFinite,
+    RunOver,
+    WaitedTooLong,
+    WorkerDied,
+    WorkerFailed,
+    WorkerSilent,
 )
-from paceline.errors.suggestions import suggest as suggest
+from paceline.errors.suggestions import suggest
 from paceline.errors.usage import (
-    JobError as JobError,
-    MachineError as MachineError,
-    PlanError as PlanError,
-    RunFolderError as RunFolderError,
-    SecurityError as SecurityError,
+    JobError,
+    MachineError,
+    PlanError,
+    RunFolderError,
+    SecurityError,
 )
 from paceline.errors.warnings import (
-    CheckpointWarning as CheckpointWarning,
-    CrowdedWarning as CrowdedWarning,
-    DeathWarning as DeathWarning,
-    JobWarning as JobWarning,
-    PacelineDeprecationWarning as PacelineDeprecationWarning,
+    CheckpointWarning,
+    CrowdedWarning,
+    DeathWarning,
+    JobWarning,
+    PacelineDeprecationWarning,
 )
+
+__all__ = [
+    "Blamed",
+    "CheckpointWarning",
+    "CollectiveFailed",
+    "CollectivesDiffer",
+    "ConnectionFailed",
+    "CrowdedWarning",
+    "DeathWarning",
+    "FrameError",
+    "JobError",
+    "JobWarning",
+    "MachineError",
+    "NotFinite",
+    "PacelineDeprecationWarning",
+    "PacelineError",
+    "PeerLost",
+    "PeerRefused",
+    "PlanError",
+    "ProtocolError",
+    "RankGone",
+    "RankMissing",
+    "ReplayDiverged",
+    "RunFailed",
+    "RunFolderError",
+    "RunOver",
+    "RunStopped",
+    "SecurityError",
+    "UsageError",
+    "WaitedTooLong",
+    "WorkerDied",
+    "WorkerFailed",
+    "WorkerSilent",
+    "suggest",
+    "users_code",
+    "users_traceback",
+]
 
 
 @contextmanager

@@ -35,8 +35,8 @@ class NotFinite(RunFailed):
     """The loss was not a finite number, and the job says on_nan="stop"."""
 
     REMEDY = (
-        "look at those samples, or take a lower learning rate or gradient_clip_norm=...; on_nan='skip' leaves such batches out, "
-        "'ignore' trains on"
+        "look at those samples, or take a lower learning rate or gradient_clip_norm=...; on_nan='skip' leaves such "
+        "batches out, 'ignore' trains on"
     )
 
     def __init__(self, loss: float, update: int, samples: Sequence[int]) -> None:

@@ -81,8 +81,8 @@ def probe(
         notes.append(
             f"the loss is not a mean over samples: the gradient of one batch differs from the mean over its two halves "
             f"by {gap:.1%} (class weights, ignore_index, a sum, or pairs of samples?). Plans that split a batch train "
-            "something slightly different from one process. Remedy: loss_denominator=f(batch), the number that your loss "
-            "divides by."
+            "something slightly different from one process. Remedy: loss_denominator=f(batch), the number that your "
+            "loss divides by."
         )
     return Probe(moving, tables, restless, tuple(notes))
 

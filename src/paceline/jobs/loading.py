@@ -1,4 +1,4 @@
-"""Find the job that the command line names: a built-in one, or one in a Python file."""
+"""Find the job that the command line names: a built-in one, or one in a Python or TOML file."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ import cloudpickle
 from paceline.errors import JobError, suggest
 from paceline.jobs.built_ins import BUILT_IN, built_in
 from paceline.jobs.job import Job
+from paceline.jobs.toml_file import load_toml
 
 
 def load_job(where: str) -> Job:
-    """Load JOB as the command line names it: a built-in job, `file.py`, or `file.py:name`."""
+    """Load JOB as the command line names it: a built-in job, `file.py`, `file.py:name`, or `file.toml`."""
     path, _, name = where.partition(":")
+    if path.endswith(".toml"):
+        return load_toml(path, load_job)
     if not path.endswith(".py"):
         if path not in BUILT_IN:
             near = f"did you mean {path}.py? " if os.path.isfile(f"{path}.py") else ""
             raise JobError(
-                f"there is no job {where!r}; {near or suggest(path, BUILT_IN) + ', or a path to a Python file'}"
+                f"there is no job {where!r}; {near or suggest(path, BUILT_IN) + ', or a path to a Python or TOML file'}"
             )
         return built_in(path)
     return _from_file(path, name or "job")
