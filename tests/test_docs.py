@@ -63,7 +63,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     reference = (tmp_path / "site" / "reference" / "python" / "index.html").read_text()
-    assert all(f"pl.{name}" in reference for name in pl._FACE)
+    assert all(f"paceline.{name}" in reference for name in pl._FACE)
 
 
 DRAWN = METHODS + "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("how-it-works", "pipelines"))

@@ -210,7 +210,7 @@ WORDS = (
     Case("a job file with a syntax error", "x = 1\nif :\n", RING, 2, (r"JobError: job.py does not parse: line 2",), ""),
     Case("a job file that fails when it is read", "import torch\n1 / 0\n", RING, 2,
          (r"JobError: job.py fails when it is read, in line 2: ZeroDivisionError",), ""),
-    Case("a job file without a job", "jub = 1\n", RING, 2, (r"JobError: job.py has no Job called 'job'",), ""),
+    Case("a job file without a job", "jub = 1\n", RING, 2, (r"JobError: job.py defines no job",), ""),
     Case("no such job", "", "train digit", 2, (r"did you mean 'digits'\?",)),
     Case("a wrong plan name", "", "train job.py -p rign", 2, (r"PlanError: .*did you mean 'ring'\?",)),
     Case("a wrong option of a plan", "", "train job.py -p downpour:shard=2", 2, (r"did you mean 'shards'\?",)),

@@ -1,6 +1,6 @@
 """`parallel` trains in the user's own loop, in processes that `torchrun` started, under most plans.
 
-    with pl.parallel(model, optimizer, plan="downpour") as (model, optimizer):
+    with paceline.parallel(model, optimizer, plan="downpour") as (model, optimizer):
         for inputs, target in loader:
             optimizer.zero_grad()
             loss_function(model(inputs), target).backward()

@@ -1,4 +1,4 @@
-"""`train`: one job, one plan, one engine, one run. `pl.train` and `paceline train` both call it."""
+"""`train`: one job, one plan, one engine, one run. `paceline.train` and `paceline train` both call it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def train(
               "ray": nodes that Ray places, starts and replaces; this process leads them
     compute   "autograd" or "fused" instead of the job's
     folder    where run folders go; None writes nothing to disk
-    progress  a function that the local engine calls about ten times a second with a `pl.Progress`:
+    progress  a function that the local engine calls about ten times a second with a `paceline.Progress`:
               updates, seconds, loss, which workers have finished or died, the newest rows of the trace. It runs in the
               parent; what it raises ends the run
     max_updates  stop after so many updates instead of `job.epochs`
@@ -97,7 +97,10 @@ def train(
     if resume is not None:
         return _resume(_path(resume), job, plan, workers, max_updates, interval, how)
     if job is None:
-        raise UsageError("there is no job to train: give one (--help says how), or a run to resume (resume)")
+        raise UsageError(
+            "no job is given: name a job file or a built-in job, as in `paceline train digits`, or a run to resume, as in "
+            "`paceline train --resume runs/...`"
+        )
     job.refuse_unused()
     job = job if compute is None else job.with_(compute=compute)
     return _begin(job, plan, workers, engine, folder, max_updates, interval, how)

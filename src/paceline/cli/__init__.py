@@ -16,8 +16,9 @@ from functools import cache
 import typer
 
 from paceline.cli.console import console
-from paceline.errors import PacelineDeprecationWarning, PacelineError, RunStopped
+from paceline.errors import PacelineDeprecationWarning, PacelineError, RunStopped, UsageError
 from paceline.errors.renames import OPTIONS
+from paceline.errors.suggestions import FAMILIAR_OPTIONS
 
 app = typer.Typer(
     add_completion=False,
@@ -72,7 +73,6 @@ def main() -> None:
     """Run a command. An error of Paceline's own is printed as one block, without a traceback."""
     register()
     warnings.simplefilter("default", PacelineDeprecationWarning)
-    sys.argv[1:] = _by_new_names(sys.argv[1:])
     warnings.showwarning = _print_warning  # type: ignore[assignment]
     if not sys.platform.startswith("linux"):
         console.print("Paceline needs Linux: it uses the kernel's memfd, futex and record locks.", style="red")
@@ -82,6 +82,7 @@ def main() -> None:
 
         reserve_stdout()
     try:
+        sys.argv[1:] = _by_new_names(sys.argv[1:])
         app()
     except PacelineError as error:
         if _debug:
@@ -107,6 +108,8 @@ def _by_new_names(words: list[str]) -> list[str]:
     found = []
     for word in words:
         option, equals, value = word.partition("=")
+        if option in FAMILIAR_OPTIONS:
+            raise UsageError(f"there is no option {option}; {FAMILIAR_OPTIONS[option]}")
         if option in OPTIONS:
             console.print(f"note: {option} is called {OPTIONS[option]} now", style="yellow", markup=False)
         found.append(OPTIONS.get(option, option) + equals + value)

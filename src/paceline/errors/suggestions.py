@@ -29,6 +29,18 @@ FAMILIAR = {
 }
 
 
+#: Options that other programs have for what Paceline sets elsewhere.
+FAMILIAR_OPTIONS = {
+    "--gpus": "give --workers and --device cuda",
+    "--learning-rate": "the learning rate is the optimizer's: change the job file, or its [job.optimizer] in TOML",
+    "--lr": "the learning rate is the optimizer's: change the job file, or its [job.optimizer] in TOML",
+    "--max-epochs": "that is --epochs here",
+    "--max-steps": "that is --max-updates here",
+    "--nproc-per-node": "give --workers: Paceline starts the processes itself",
+    "--num-workers": "give --workers for processes that train, or num_workers= in the job for those that load samples",
+}
+
+
 def suggest(given: str, allowed: Iterable[str]) -> str:
     """Return the end of a message about an unknown word: the nearest allowed one, then all of them."""
     names = sorted(allowed)

@@ -116,7 +116,15 @@ class Job:
             faults.append(f"compute={self.compute!r}; {suggest(self.compute, COMPUTES)}")
         if self.on_nan not in ON_NAN:
             faults.append(f"on_nan={self.on_nan!r}; {suggest(self.on_nan, ON_NAN)}")
-        return [*faults, *self._faults_of_metrics()]
+        return [*faults, *self._faults_of_functions(), *self._faults_of_metrics()]
+
+    def _faults_of_functions(self) -> Iterator[str]:
+        for word, usual in (("loss", "nn.CrossEntropyLoss()"), ("step", "f(model, batch) -> loss")):
+            value = getattr(self, word)
+            if value is not None and not callable(value):
+                yield f"{word}={value!r:.60} is not a function; give one, such as {usual}"
+        if isinstance(self.data, tuple) and any(isinstance(part, list) for part in self.data):
+            yield "data= holds Python lists; give tensors, as in data=(torch.tensor(x), torch.tensor(y))"
 
     def _faults_of_metrics(self) -> Iterator[str]:
         if self.metrics and self.step is not None and self.evaluate is None:

@@ -167,6 +167,8 @@ def _recipe(name: str) -> Recipe:
     if name not in RECIPES:
         if name in NEAREST:
             raise PlanError(f"there is no plan {name!r}: {NEAREST[name]}")
+        if "," in name:
+            raise PlanError(f"{name!r} is not one plan; give one, or compare several with `paceline compare`")
         own = f"for a table of your own in {name} write table:file={name}; " if "." in name else ""
         raise PlanError(f"there is no plan {name!r}; {own}{_suggested(name)}")
     return RECIPES[name]
