@@ -98,8 +98,8 @@ def train(
         return _resume(_path(resume), job, plan, workers, max_updates, interval, how)
     if job is None:
         raise UsageError(
-            "no job is given: name a job file or a built-in job, as in `paceline train digits`, or a run to resume, as in "
-            "`paceline train --resume runs/...`"
+            "no job is given: name a job file or a built-in job, as in `paceline train digits`, or a run to resume, "
+            "as in `paceline train --resume runs/...`"
         )
     job.refuse_unused()
     job = job if compute is None else job.with_(compute=compute)
