@@ -1,4 +1,4 @@
-"""Paceline trains PyTorch models in parallel on the machines you have, and tells you which way pays.
+"""Paceline trains PyTorch models in parallel on Linux machines, and measures which method is fastest on your model.
 
 Importing paceline does not import torch.
 """

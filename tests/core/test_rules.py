@@ -193,7 +193,7 @@ def test_impossible_options_are_refused(plan: str, says: str) -> None:
     "plan", ["downpour", "hogwild", "easgd:mode=asynchronous,every=2,spring=0.0001", "local_sgd:every=2"]
 )
 def test_a_schedule_counts_the_samples_of_all_workers(plan: str) -> None:
-    """After ten updates, whoever made them, the rate is 0: from then on nobody's step moves anything."""
+    """After ten updates, whoever made them, the rate is 0: from then on no one's step moves anything."""
     seen: list[float] = []
 
     class Watched(torch.optim.SGD):
@@ -258,7 +258,7 @@ def test_ad_psgd_is_its_equation(graph: str) -> None:
         gradient = A @ (held[who] - x.mean(0))
         newest[other] = (newest[who] + newest[other]) / 2
         newest[who] = held[who] = newest[other] - RATE * gradient
-    assert moved > 5, "nobody was ever met while it computed"
+    assert moved > 5, "no one was ever met while it computed"
     mean = np.mean(newest, 0)
     assert np.abs(run.model.w.detach().numpy() - mean).max() <= 1e-12 * np.abs(mean).max()
 
@@ -272,7 +272,7 @@ def test_backup_is_the_mean_of_the_first_gradients_of_each_round() -> None:
         taken = [chunks(int(lease) // 2, 2)[int(lease) % 2] for lease in rows["update"][rows["version"] == version]]
         assert len(taken) == 2
         value = value - RATE * (A @ (value - np.concatenate(taken).mean(0)))
-    assert len(run.trace.of_kind(Kind.DROP)) > 5, "nobody was ever late"
+    assert len(run.trace.of_kind(Kind.DROP)) > 5, "no one was ever late"
     assert np.abs(run.model.w.detach().numpy() - value).max() <= 1e-12 * np.abs(value).max()
 
 

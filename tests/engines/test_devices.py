@@ -79,7 +79,7 @@ def test_a_library_may_add_up(plan: str, monkeypatch: pytest.MonkeyPatch) -> Non
     run = train(made, plan, 2, folder=None, max_updates=12)
     assert difference(run.model, by_table.model) < 1e-9
     assert run.summary()["bytes_sent"] > 0
-    with pytest.raises(UsageError, match="gloo added up"):
+    with pytest.raises(UsageError, match="gloo summed"):
         pl.replay(run)
 
 

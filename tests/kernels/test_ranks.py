@@ -140,7 +140,7 @@ def test_what_ranks_cannot_do_is_said_once(tmp_path: Path) -> None:
     [
         ({"compute": "autograd"}, "sequential", "give --compute fused"),
         ({}, "ring", "all ranks share each batch"),
-        ({"gradient_clip_norm": 1.0}, "sequential", "knows nothing of gradient_clip_norm"),
+        ({"gradient_clip_norm": 1.0}, "sequential", "does not know gradient_clip_norm"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused(changes: dict[str, Any], plan: str, says: str, tmp_path: Path) -> None:

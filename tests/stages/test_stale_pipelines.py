@@ -1,4 +1,4 @@
-"""Pipelines without a flush compute, to the bit, what a plain sequential loop does that keeps all versions of all
+"""Pipelines without a flush compute, bit for bit, what a plain sequential loop does that keeps all versions of all
 weights for ever and applies the same stale ones by definition.
 """
 

@@ -64,7 +64,7 @@ def train(
 ) -> Run:
     """Train `job` by `plan` (None: sequential) and return the run.
 
-    engine    "local": processes of this machine; "virtual": a clock that jumps; "mpi": the ranks that mpiexec started;
+    engine    "local": processes of this machine; "virtual": a simulated clock; "mpi": the ranks that mpiexec started;
               "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this;
               "ray": nodes that Ray places, starts and replaces; this process leads them
     compute   "autograd" or "fused" instead of the job's
@@ -97,10 +97,7 @@ def train(
     if resume is not None:
         return _resume(_path(resume), job, plan, workers, max_updates, interval, how)
     if job is None:
-        raise UsageError(
-            "no job is given: name a job file or a built-in job, as in `paceline train digits`, or a run to resume, "
-            "as in `paceline train --resume runs/...`"
-        )
+        raise UsageError("no job is given: name a job file, a built-in job such as digits, or a run to resume")
     job.refuse_unused()
     job = job if compute is None else job.with_(compute=compute)
     return _begin(job, plan, workers, engine, folder, max_updates, interval, how)

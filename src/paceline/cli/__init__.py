@@ -24,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Train PyTorch models in parallel on the machines you have, and measure which way pays off.",
+    help="Train PyTorch models in parallel, and measure which method is fastest on your own model.",
 )
 INTERRUPTED = 130  # exit code
 #: Packages of the extra `train`, which all commands but `check` need.

@@ -40,7 +40,7 @@ def show_summary(summary: dict[str, Any]) -> None:
 
 
 def tested(summary: dict[str, Any]) -> str:
-    """The figures of the last evaluation: accuracy and loss, then metrics of the user's own."""
+    """The figures of the last evaluation: accuracy and loss, then user-defined metrics."""
     own = [name for name in summary if name not in RESERVED]
     figures = [f"accuracy {_number(summary.get('test_accuracy'), '{:.2%}')}"] if "test_accuracy" in summary else []
     figures += [f"loss {_number(summary.get('test_loss'), '{:.4f}')}"] if "test_loss" in summary else []

@@ -125,7 +125,7 @@ class Agenda:
     def chunks(self, update: int) -> list[Chunk]:
         """Return all chunks of an update; some may be empty when the last batch is smaller than `parts`."""
         epoch, start, stop = self.span(update)
-        # Shares of several updates may be added up together, so they are weighed against a full one.
+        # Shares of several updates may be summed together, so they are weighed against a full one.
         whole = stop - start if self.shares == 1 else self.samples_per_update
         result: list[Chunk] = []
         for first in range(start, stop, self.batch_size):

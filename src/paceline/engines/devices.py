@@ -1,6 +1,6 @@
 """Placement: where each worker computes, where its parameters are stored, and what adds gradients up.
 
-    device=       GPUs       parameters are stored         gradients are added up
+    device=       GPUs       parameters are stored         gradients are summed
     cpu           any        in shared memory              by table
     auto, cuda    one each   on the GPU                    by NCCL's all_reduce, in plans whose table adds all up
     auto, cuda    shared     in shared memory; the module  by table, or at the server

@@ -53,7 +53,7 @@ def check(job: Job, plan: Plan) -> None:
     }  # fmt: skip
     if any(asked.values()):
         words = ", ".join(word for word, there in asked.items() if there)
-        raise JobError(f"under mpiexec generated code makes the steps, and knows nothing of {words}; leave mpiexec out")
+        raise JobError(f"under mpiexec generated code makes the steps, and does not know {words}; leave mpiexec out")
 
 
 def train(setup: Setup) -> Outcome:

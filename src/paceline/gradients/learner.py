@@ -1,6 +1,6 @@
 """A learner: a replica with its data, which computes a worker's chunks of an update under every plan.
 
-In a loop of the user's own it has no data, and is given the gradients.
+In a user-defined loop it has no data, and is given the gradients.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The built-in jobs: something to train on any machine, without a network.
 
-    digits            scikit-learn's 1,797 images, enlarged and shifted about; a small convolutional net; always runs
+    digits            scikit-learn's 1,797 images, enlarged and randomly shifted; a small convolutional net; always runs
     mnist-dnn         784-64-64-10, tanh, dropout, L2: the network of the parameter-server literature's small studies
     mnist-cnn         conv 6@5x5, trainable 4x4 subsampling with stride 4, dense 10
     cifar-resnet      a residual net on generated images of CIFAR's shape

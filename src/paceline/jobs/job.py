@@ -1,4 +1,4 @@
-"""The job: a model, its data and how to train it. A job knows nothing of workers, and a plan nothing of models."""
+"""The job: a model, its data and how to train it. A job does not know workers, and a plan nothing of models."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Job:
     evaluate    evaluate(model, batch) -> (output, target): what metrics see of a test batch. Needed beside `step`;
                 beside `loss` it takes the place of (model(*inputs), target)
     batch_transform  augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
-    compute     how a gradient is made: "autograd" (PyTorch), or "fused" (one piece of machine code; small networks)
+    compute     how a gradient is made: "autograd" (PyTorch), or "fused" (one compiled program; small networks)
     on_nan      when a loss is not finite: "stop" the run, "skip" the batch (looks at gradients too), or "ignore" it
     evaluate_every  evaluate on `test` from a snapshot every so many updates; default: once per epoch
     """

@@ -1,4 +1,4 @@
-"""The fused network: what `fuse` gives back.
+"""The fused network: what `fuse` returns.
 
 The module's own parameters are copied into padded memory before a call and back after it; within a call, which may be a
 whole epoch, nothing else leaves the generated text.
@@ -40,7 +40,7 @@ def fuse(
     threads: int | None = None,
     l1: float = 0.0,
 ) -> Fused:
-    """`model` as one piece of machine code, made when the first samples show their shape.
+    """`model` as one compiled program, made when the first samples show their shape.
 
     The code is for the CPU, or for the GPU that the model's parameters lie on.
 
@@ -113,7 +113,7 @@ class Fused:
         return "\n\n".join(self._explained(made) for made in self._compiled.values())
 
     def close(self) -> None:
-        """Gives back the memory that MPI lent; all ranks together, and before MPI ends."""
+        """Returns the memory that MPI lent; all ranks together, and before MPI ends."""
         self.runner.node.close()
         self._compiled = {}
 

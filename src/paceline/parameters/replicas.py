@@ -157,7 +157,7 @@ class GossipReplica:
 def weighted_sum(
     vectors: Sequence[Tensor] | Mapping[int, Tensor], weights: list[tuple[int, float]], into: Tensor
 ) -> None:
-    """Write the weighted sum of some workers' vectors, added up in the order of the weights."""
+    """Write the weighted sum of some workers' vectors, summed in the order of the weights."""
     (first, share), *rest = weights
     torch.mul(vectors[first], share, out=into)
     for other, weight in rest:

@@ -66,7 +66,7 @@ def HalvingDoubling(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
 ) -> Plan:
-    """Plan `halving_doubling`: synchronous, halves with far partners first."""
+    """Plan `halving_doubling`: synchronous, halves with distant partners first."""
 
 def Hierarchical(  # noqa: N802
     *,
@@ -81,7 +81,7 @@ def Central(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
 ) -> Plan:
-    """Plan `central`: synchronous parameter server: one place adds up."""
+    """Plan `central`: synchronous parameter server: one place sums the gradients."""
 
 def Downpour(  # noqa: N802
     *,
@@ -116,7 +116,7 @@ def DcAsgd(  # noqa: N802
     mode: Literal["constant", "adaptive"] = "constant",
     lam: float | None = None,
 ) -> Plan:
-    """Plan `dc_asgd`: asynchronous, old gradients bent towards the newest parameters."""
+    """Plan `dc_asgd`: asynchronous, old gradients corrected towards the newest parameters."""
 
 def Hogwild(  # noqa: N802
     *,
@@ -131,7 +131,7 @@ def LocalSgd(  # noqa: N802
     threads: int = 1,
     every: int = 10,
 ) -> Plan:
-    """Plan `local_sgd`: local steps, now and then the mean of all replicas."""
+    """Plan `local_sgd`: local steps, periodically the mean of all replicas."""
 
 def ParallelSgd(  # noqa: N802
     *,
@@ -150,7 +150,7 @@ def Easgd(  # noqa: N802
     every: int = 10,
     spring: float | None = None,
 ) -> Plan:
-    """Plan `easgd`: local steps, replicas tied to a centre by springs."""
+    """Plan `easgd`: local steps, replicas pulled towards a centre by an elastic force."""
 
 def Diloco(  # noqa: N802
     *,

@@ -114,7 +114,7 @@ class Plan:
 
     @property
     def own_table(self) -> str:
-        """The text of a table of the user's own, which a run keeps besides the plan's name and options."""
+        """The text of a user-defined table, which a run keeps besides the plan's name and options."""
         method = self.method
         return method.schedule.text if isinstance(method, Pipeline) and isinstance(method.schedule, Own) else ""
 

@@ -101,7 +101,7 @@ class TraceRing:
         self._sent, self._taken, self._raw = ring.sent, ring.taken, ring.raw
         self._rows = np.frombuffer(ring.raw, DTYPE)
         #: What `sent` says, kept here too: to read shared memory costs more than to write a row.
-        self._head = self._sent[0]  # a worker that takes the place of a dead one goes on with its ring
+        self._head = self._sent[0]  # a worker that takes the place of a dead one continues with its ring
 
     @classmethod
     def size(cls) -> int:

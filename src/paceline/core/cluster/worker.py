@@ -7,7 +7,7 @@
 
 It pushes to all shards at once, and takes the newest parameters of each with the answer. What is not answered is sent
 again, to the primary of the newest view: a shard that has the batch already says so. To a desk that does not know it
-the worker says which batch it holds, and goes on with it.
+the worker says which batch it holds, and continues with it.
 """
 
 from __future__ import annotations

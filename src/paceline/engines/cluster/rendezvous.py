@@ -91,7 +91,7 @@ def open_hub(roster: Roster, door: Door, timing: Timing, limits: Limits, deadlin
 
     Raises:
         MachineError: the head's address is none of this machine, or in use.
-        UnsafeAddress: other machines could reach it, and the door keeps nobody out.
+        UnsafeAddress: other machines could reach it, and the door keeps no one out.
     """
     incarnation = int(time.time() * 1000)  # an agent that was started again replaces the one before
     me = Identity(Peer(AGENT, roster.rank, incarnation), roster.meeting, bytes(JOB_BYTES))

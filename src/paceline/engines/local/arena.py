@@ -228,7 +228,7 @@ class Arena:
         return arena
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The shape holds the gate, which may be a class of the user's own script: it travels by value.
+        # The shape holds the gate, which may be a user-defined class script: it travels by value.
         return _arena, (cloudpickle.dumps(self.shape), self.memory, self.locks)
 
 

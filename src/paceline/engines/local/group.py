@@ -35,7 +35,7 @@ class Group(Protocol):
         """Return the chunks of an update that this worker will compute, as far as it is known."""
 
     def sums(self, collective: Collective) -> Sums:
-        """Make this worker's side of the collective that adds up the vectors of all."""
+        """Make this worker's side of the collective that sums the vectors of all."""
 
     def mixing(self, graph: Neighbours) -> Means:
         """Make this worker's side of the exchange with its neighbours on a graph."""

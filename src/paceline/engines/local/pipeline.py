@@ -129,7 +129,7 @@ class PipelineWorker(WorkerContext):
         self.waited += mailbox.waited - before
 
     def _agree(self) -> None:
-        """Agree on the norm of the whole gradient: each worker adds up all workers' parts in the same order."""
+        """Agree on the norm of the whole gradient: each worker sums all workers' parts in the same order."""
         link, whole = self.numbers, Span(self.agreements % TURNS, 0, 1)
         self.agreements += 1
         link.vectors[whole.turn][0] = self.segment.squares()

@@ -88,7 +88,7 @@ class WorkerPool:
         self.observer = Observer(setup, self.arena, self.begin, self.finished, self.dead, heartbeat, progress)
         self.diagnosis = Diagnosis(self.arena.doing, lambda number: process_state(self.processes[number]), deadline)
         self.oom_kills = oom_kills()  # before the run
-        #: Seconds for which workers could have run but had no core, added up over all workers.
+        #: Seconds for which workers could have run but had no core, summed over all workers.
         self.core_wait = 0.0
         #: Bytes that each worker took at most.
         self.peak_memory = [0] * self.workers

@@ -1,6 +1,6 @@
 """Replayers: each makes the versions of a recorded run again, one after another.
 
-A plan whose workers keep step needs only its table. A plan with a server needs the trace (`engines.replay.from_trace`).
+A synchronous plan needs only its table. A plan with a server needs the trace (`engines.replay.from_trace`).
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _refuse_replaced(trace: Trace, plan: Plan) -> None:
     groups = earlier[earlier["kind"] == Kind.REGROUP]
     if len(groups) and (np.unique(groups["start"], return_counts=True)[1] < plan.workers).any():
         raise UsageError(
-            f"a worker had died when this run of plan {plan.name} was resumed, and went on with another one's replica: "
+            f"a worker had died when this run of plan {plan.name} was resumed, and took another one's replica: "
             "the run cannot be replayed"
         )
 

@@ -1,4 +1,4 @@
-"""The virtual engine: the same algorithms on a clock that jumps from event to event.
+"""The virtual engine: the same algorithms on a simulated clock (discrete-event simulation).
 
 clock.py        runs events in the order of their times
 world.py        the speeds of workers, the network, the deaths

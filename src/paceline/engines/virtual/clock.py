@@ -1,4 +1,4 @@
-"""A clock that jumps to the next thing that happens."""
+"""A simulated clock, which goes to the next event at once."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Traits:
     traced: bool = True
     #: Why a recorded run cannot be replayed; empty where it can.
     not_replayable: str = ""
-    #: Why the method cannot follow a loop of the user's own (`paceline.parallel`); empty where it can.
+    #: Why the method cannot follow a user-defined loop (`paceline.parallel`); empty where it can.
     needs_train: str = ""
     #: Why `gradient_clip_norm=` cannot be honoured; empty where it can.
     cannot_clip: str = ""
@@ -113,4 +113,4 @@ class Synchronous(Method, Protocol):
 
     @property
     def averaging(self) -> Averaging | None:
-        """How and when replicas are averaged; None if gradients are added up, in every update."""
+        """How and when replicas are averaged; None if gradients are summed, in every update."""

@@ -8,7 +8,7 @@ worker                                            its peers
 4 walk the collective's table ◀───────────────▶   the same table, their rows
 5 read the sum
 6 divide by the weight, clip, take the buffers
-7 the user's optimizer makes the step             the same step, to the bit
+7 the user's optimizer makes the step             the same step, bit for bit
 """
 
 from __future__ import annotations
