@@ -48,7 +48,7 @@ class Notes:
         return False
 
 
-class No one:
+class Nobody:
     """`Owner` that needs nothing."""
 
     def departed(self, process: Process, why: str) -> None: ...
@@ -66,7 +66,7 @@ def hub() -> Notes:
 @pytest.fixture
 def loop(hub: Notes) -> MachineLoop:
     """A worker's loop that knows where a server listens, and is connected to no one."""
-    made = MachineLoop(WORKER, WorkerMachine(0, 1, TIMING), hub, No one(), TIMING, AT_DESK)  # type: ignore[arg-type]
+    made = MachineLoop(WORKER, WorkerMachine(0, 1, TIMING), hub, Nobody(), TIMING, AT_DESK)  # type: ignore[arg-type]
     assert hub.dialled == [AT_DESK]
     _learn(made, hub)
     return made
