@@ -24,7 +24,7 @@ MISHAPS: dict[str, dict[str, Any]] = {
     "one message is lost and one comes twice": {"shards": 1, "losses": 1, "doubles": 1},
     "one process is killed": {"shards": 1, "kills": 1},
     "one process is taken for dead, and lives": {"shards": 1, "suspicions": 1},
-    "one message is lost and one comes twice, no backups": {"backups": 0, "losses": 1, "doubles": 1},
+    "one message is lost and one comes twice, without backups": {"backups": 0, "losses": 1, "doubles": 1},
 }
 PROMISES = [
     "each batch is applied exactly once to every shard",
@@ -46,14 +46,15 @@ def prove_cluster(plan: Plan, machines: int, classes: Machines | None = None) ->
     says: list[str] = []
     worlds = moves = 0
     figures: dict[str, float] = {}
-    for what, size in MISHAPS.items():
-        cluster = SmallCluster(gate=method.gate, **size)
+    for what, settings in MISHAPS.items():
+        cluster = SmallCluster(gate=method.gate, **settings)
         found = explore(cluster, classes)
         worlds, moves = worlds + found.worlds, moves + found.moves
         figures = {"machines": machines, "states": worlds, "moves": moves}
+        size = f"{_many(cluster.shards, 'shard')} with {_many(cluster.backups, 'backup')}"
         says.append(
-            f"every interleaving of {cluster.workers} workers, {_many(cluster.shards, 'shard')} and {cluster.batches} "
-            f"batches, in which {what}: {found.worlds:,} states, {found.moves:,} moves"
+            f"every interleaving of {cluster.workers} workers, {size} and {cluster.batches} batches, in which {what}: "
+            f"{found.worlds:,} states, {found.moves:,} moves"
         )
         if found.story is not None:
             return Proved(str(plan), False, [*says, *found.story.splitlines()], figures)
@@ -67,8 +68,10 @@ def prove_cluster(plan: Plan, machines: int, classes: Machines | None = None) ->
         f"{HISTORIES} histories of {machines} machines from seeds, with up to 8 mishaps each on a network that loses, "
         "doubles, delays and cuts: no promise is broken"
     )
-    limits = "these hold where connections keep their order and time passes between messages; see docs/contract.md"
-    return Proved(str(plan), True, [*says, *PROMISES, limits], {**figures, "histories": HISTORIES})
+    limits = "in small clusters connections keep their order, and timers fire when no message is under way"
+    return Proved(
+        str(plan), True, [*says, *PROMISES, f"{limits}: docs/contract.md"], {**figures, "histories": HISTORIES}
+    )
 
 
 def _many(count: int, what: str) -> str:
