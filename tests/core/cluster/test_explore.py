@@ -41,6 +41,13 @@ FINDS: dict[str, dict[str, Any]] = {
     "AcknowledgesRepeats": {"suspicions": 1, "doubles": 1},
     "BackupKnowsNoViews": {"suspicions": 1},
     "BackupSkipsGaps": {"losses": 1, "doubles": 1},
+    "AcknowledgesWhatItInherited": {
+        "workers": 1,
+        "batches": 1,
+        "backups": 2,
+        "suspicions": 2,
+        "victims": (Role.SERVER,),
+    },
 }
 
 
