@@ -41,6 +41,7 @@ FINDS: dict[str, dict[str, Any]] = {
     "AcknowledgesRepeats": {"suspicions": 1, "doubles": 1},
     "BackupKnowsNoViews": {"suspicions": 1},
     "BackupSkipsGaps": {"losses": 1, "doubles": 1},
+    "AlwaysInSync": {"backups": 2, "suspicions": 1, "victims": (Role.SERVER,)},
     "AcknowledgesWhatItInherited": {
         "workers": 1,
         "batches": 1,
