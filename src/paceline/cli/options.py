@@ -68,6 +68,12 @@ PlanOption = Annotated[
 ]
 Plans = Annotated[str, typer.Option(help="Plans to compare, separated by commas.")]
 Workers = Annotated[int | None, typer.Option("--workers", "-w", min=1, help="Number of workers.")]
+ProvedMachines = Annotated[
+    int | None,
+    typer.Option(
+        "--machines", min=2, help="Prove the protocol of a plan with shard servers on N machines.", metavar="N"
+    ),
+]
 Engine = Annotated[
     str | None,
     typer.Option(
