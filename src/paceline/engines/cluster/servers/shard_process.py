@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns as now
 
-from paceline.core.cluster.messages import NONE, Copy, Message, Process, Pulled, Push, Pushed, Replicate, Role
+from paceline.core.cluster.messages import (
+    NONE,
+    Copy,
+    Message,
+    Process,
+    Propose,
+    Pulled,
+    Push,
+    Pushed,
+    Replicate,
+    Replicated,
+    Role,
+)
 from paceline.core.cluster.outputs import Apply, Forget, Output, Restore, Timing
 from paceline.core.cluster.shard import ShardMachine
 from paceline.engines.cluster.servers.loop import MachineLoop
@@ -33,8 +46,11 @@ class ShardProcess:
         self.history = History(shards)
         #: The gradients that the machine's log still needs, by version.
         self.kept: dict[int, GradientVector] = {}
-        #: The vector that each peer's last gradient is received in, until all of it has come.
-        self._arriving: dict[Peer, GradientVector] = {}
+        #: What the machine has applied and the tensors have not. A primary makes a version when it is on all backups,
+        #: so that no worker is shown one that a failure loses; a backup makes it after it has confirmed it.
+        self._unmade: deque[tuple[Apply, GradientVector]] = deque()
+        #: The vectors that gradients of peers are received in, until the machine has handled them.
+        self._arriving: list[tuple[Peer, GradientVector]] = []
         self.hub = open_hub(self._place)
         self.loop = MachineLoop(Process(Role.SERVER, number), self.machine, self.hub, self, timing, desk)
 
@@ -45,55 +61,71 @@ class ShardProcess:
 
     def bodies(self, message: Message, body: memoryview) -> Sequence[Buffer]:
         if isinstance(message, Pushed | Pulled):
-            assert self.state is not None
-            return (self.state.values,)
+            return (self._made(message.version).values,)
         if isinstance(message, Replicate):
             return (self.kept[message.version].bytes if message.version in self.kept else body,)
         if isinstance(message, Copy):
-            assert self.state is not None
-            return (self.state.everything, self.history.raw)
+            return (self._made(message.version).everything, self.history.raw)
         return ()
 
     def carry_out(self, output: Output, body: memoryview) -> None:
         if isinstance(output, Apply):
             assert self.state is not None
-            start, vector = now(), self.state.vectors.of(body)
-            self.state.apply(output.version, vector)
-            self.history.add(output, vector.bases, start, now())
+            vector = self.state.vectors.of(body)
+            self._unmade.append((output, vector))
             if self.machine.followers:
                 self.kept[output.version] = vector
         elif isinstance(output, Restore):
-            self.state = (
-                self.state if self.state and self.state.number == output.shard else self.make_state(output.shard)
-            )
+            self._unmade.clear()
+            if self.state is None or self.state.number != output.shard:
+                self.state, self._arriving = self.make_state(output.shard), []
             size = len(self.state.everything)
             self.state.restore(body[:size])
             self.history.restore(body[size:])
         elif isinstance(output, Forget):
-            self.state, self.history, self.kept = None, History(self.shards), {}
+            self._unmade.clear()
+            self.state, self.history, self.kept, self._arriving = None, History(self.shards), {}, []
+
+    def _made(self, version: int) -> ShardState:
+        """Bring the tensors to a version, and return them."""
+        assert self.state is not None
+        while self._unmade and self._unmade[0][0].version <= version:
+            output, vector = self._unmade.popleft()
+            start = now()
+            self.state.apply(output.version, vector)
+            self.history.add(output, vector.bases, start, now())
+        return self.state
 
     def handled(self, message: Message, body: memoryview) -> None:
-        """Let vectors be used again that neither the log needs nor a follower lacks."""
+        """Make what a backup has confirmed."""
         if self.state is None:
             return
-        vectors, start = self.state.vectors, self.machine.log_start
-        for version in [v for v in self.kept if v < start]:
-            vectors.release(self.kept.pop(version))
-        if isinstance(message, Push | Replicate) and len(body) == vectors.size:
-            vector = vectors.of(body)
-            self._arriving = {peer: each for peer, each in self._arriving.items() if each is not vector}
-            if vector not in self.kept.values():
-                vectors.release(vector)
+        if not self.machine.primary:
+            self._made(self.machine.version)
+        if isinstance(message, Push | Replicate) and len(body) == self.state.vectors.size:
+            self._arriving = [each for each in self._arriving if each[1].bytes.obj is not body.obj]
+        if isinstance(message, Push | Replicate | Replicated | Propose):
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Let vectors be used again that nothing needs any longer."""
+        assert self.state is not None
+        start = self.machine.log_start
+        self.kept = {version: vector for version, vector in self.kept.items() if version >= start}
+        unmade, arriving = (vector for _, vector in self._unmade), (vector for _, vector in self._arriving)
+        self.state.vectors.keep((*self.kept.values(), *unmade, *arriving))
 
     def _place(self, peer: Peer, kind: int, ints: tuple[int, ...], size: int) -> memoryview | None:
         """Receive gradients in vectors whose views are made already."""
         if kind not in (PUSH, REPLICATE) or self.state is None or size != self.state.vectors.size:
             return None
-        vector = self._arriving[peer] = self.state.vectors.take()
+        vector = self.state.vectors.take()
+        self._arriving.append((peer, vector))
         return vector.bytes
 
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
-        if kind == Other.HISTORY:
+        if kind == Other.HISTORY and self.state is not None:
+            self._made(self.machine.version)
             self.hub.post(peer_of(sender), Other.HISTORY, (self.machine.shard,), [self.history.raw])
 
     def arrived(self, process: Process) -> None:
@@ -103,6 +135,6 @@ class ShardProcess:
 
     def departed(self, process: Process, why: str) -> None:
         """Use the vector again in which half a gradient has come. The desk decides what follows."""
-        vector = self._arriving.pop(peer_of(process), None)
-        if vector is not None and self.state is not None:
-            self.state.vectors.release(vector)
+        self._arriving = [each for each in self._arriving if each[0] != peer_of(process)]
+        if self.state is not None:
+            self._let_go()

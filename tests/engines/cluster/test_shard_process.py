@@ -1,0 +1,51 @@
+"""What a shard server shows, and how it makes its versions."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.core.cluster.messages import Enrol, Message, Process, Propose, Push, Pushed, Replicated, Role, pack
+from paceline.engines.cluster.servers.shard_process import ShardProcess
+from paceline.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
+from paceline.links.tcp.hub import Received
+from tests.engines.cluster.stubs import Notes, maker, shard_server
+
+BACKUP, FIRST, SECOND = Process(Role.SERVER, 1), Process(Role.WORKER, 0), Process(Role.WORKER, 1)
+DESK = Process(Role.DESK, 0)
+VIEW = (1 << 32) + 1
+
+
+def _get(server: ShardProcess, hub: Notes, sender: Process, message: Message, body: bytes = b"") -> None:
+    """Let a server receive a message."""
+    kind, ints = pack(message)
+    view = server._place(peer_of(sender), MESSAGES + kind, tuple(ints), len(body)) if body else None
+    if view is not None:
+        view[:] = body
+    hub.events = [Received(peer_of(sender), MESSAGES + kind, tuple(ints), memoryview(body) if view is None else view)]
+    server.loop.turn(0.0)
+
+
+def test_a_worker_is_shown_what_the_backup_has_and_nothing_newer() -> None:
+    """What the primary alone has may be lost with it: no gradient may be computed from that."""
+    make, hub = maker(), Notes()
+    server, alone = shard_server(hub, make), make(0)
+    gradients = [torch.full((alone.vectors.size // 4,), value, dtype=torch.float32) for value in (1.0, 2.0)]
+    bodies = [gradient.numpy().tobytes() for gradient in gradients]
+    _get(server, hub, DESK, Propose(1, 0, VIEW, (0, 1)))
+    _get(server, hub, BACKUP, Enrol(VIEW, 0, 0))
+    _get(server, hub, BACKUP, Replicated(VIEW, 0))
+    _get(server, hub, FIRST, Push(0, VIEW, 0, 0), bodies[0])
+    _get(server, hub, SECOND, Push(0, VIEW, 1, 0), bodies[1])
+    pushed = kind_of(Pushed)
+    assert not [each for each in hub.posted if each[1] == pushed]
+    _get(server, hub, BACKUP, Replicated(VIEW, 1))
+    _get(server, hub, BACKUP, Replicated(VIEW, 2))
+    expected = []
+    for version, body in enumerate(bodies, 1):
+        alone.apply(version, alone.vectors.of(memoryview(bytearray(body))))
+        expected.append(bytes(alone.values))
+    answers = [each for each in hub.posted if each[1] == pushed]
+    assert [(peer, ints[-1]) for peer, _, ints, _ in answers] == [(peer_of(FIRST), 1), (peer_of(SECOND), 2)]
+    assert [body for *_, body in answers] == expected
+    assert expected[0] != expected[1]
+    assert len(server.state.vectors) == 2  # type: ignore[union-attr]
