@@ -29,20 +29,21 @@ def test_a_worker_is_shown_what_the_backup_has_and_nothing_newer() -> None:
     """What the primary alone has may be lost with it: no gradient may be computed from that."""
     make, hub = maker(), Notes()
     server, alone = shard_server(hub, make), make(0)
-    gradients = [torch.full((alone.vectors.size // 4,), value, dtype=torch.float32) for value in (1.0, 2.0)]
-    bodies = [gradient.numpy().tobytes() for gradient in gradients]
+    vectors = [alone.vectors.take(), alone.vectors.take()]
+    for value, vector in enumerate(vectors, 1):
+        vector.write([torch.full_like(each, float(value)) for each in vector.gradients], [], [0])
     _get(server, hub, DESK, Propose(1, 0, VIEW, (0, 1)))
     _get(server, hub, BACKUP, Enrol(VIEW, 0, 0))
     _get(server, hub, BACKUP, Replicated(VIEW, 0))
-    _get(server, hub, FIRST, Push(0, VIEW, 0, 0), bodies[0])
-    _get(server, hub, SECOND, Push(0, VIEW, 1, 0), bodies[1])
+    _get(server, hub, FIRST, Push(0, VIEW, 0, 0), bytes(vectors[0].bytes))
+    _get(server, hub, SECOND, Push(0, VIEW, 1, 0), bytes(vectors[1].bytes))
     pushed = kind_of(Pushed)
     assert not [each for each in hub.posted if each[1] == pushed]
     _get(server, hub, BACKUP, Replicated(VIEW, 1))
     _get(server, hub, BACKUP, Replicated(VIEW, 2))
     expected = []
-    for version, body in enumerate(bodies, 1):
-        alone.apply(version, alone.vectors.of(memoryview(bytearray(body))))
+    for version, vector in enumerate(vectors, 1):
+        alone.apply(version, vector)
         expected.append(bytes(alone.values))
     answers = [each for each in hub.posted if each[1] == pushed]
     assert [(peer, ints[-1]) for peer, _, ints, _ in answers] == [(peer_of(FIRST), 1), (peer_of(SECOND), 2)]
