@@ -36,6 +36,8 @@ class Notes:
     def dial(self, address: Address, seconds: float) -> None:
         self.dialled.append(address)
 
+    def wake(self) -> None: ...
+
     def poll(self, timeout: float) -> list[Event]:
         found, self.events = self.events, []
         return found

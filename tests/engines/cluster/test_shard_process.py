@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
-from paceline.core.cluster.messages import Enrol, Message, Process, Propose, Push, Pushed, Replicated, Role, pack
+from paceline.core.cluster.messages import (
+    NONE,
+    Copy,
+    Enrol,
+    Message,
+    Poll,
+    Process,
+    Propose,
+    Push,
+    Pushed,
+    Replicated,
+    Role,
+    Status,
+    pack,
+)
 from paceline.engines.cluster.servers.shard_process import ShardProcess
+from paceline.engines.cluster.servers.shard_state import ShardState
 from paceline.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
 from paceline.links.tcp.hub import Received
 from tests.engines.cluster.stubs import Notes, maker, shard_server
@@ -21,8 +38,33 @@ def _get(server: ShardProcess, hub: Notes, sender: Process, message: Message, bo
     view = server._place(peer_of(sender), MESSAGES + kind, tuple(ints), len(body)) if body else None
     if view is not None:
         view[:] = body
-    hub.events = [Received(peer_of(sender), MESSAGES + kind, tuple(ints), memoryview(body) if view is None else view)]
+    hub.events = [
+        Received(peer_of(sender), MESSAGES + kind, tuple(ints), memoryview(bytearray(body)) if view is None else view)
+    ]
     server.loop.turn(0.0)
+
+
+def test_a_spare_answers_while_it_builds_the_state_for_a_copy() -> None:
+    """To make a user's model may take long; a server that is silent meanwhile would be given up."""
+    make, hub, go_on = maker(), Notes(), threading.Event()
+
+    def slowly(shard: int) -> ShardState:
+        assert go_on.wait(60)
+        return make(shard)
+
+    source = make(0)
+    source.version.raw.fill_(7)
+    spare = shard_server(hub, slowly, shard=NONE)
+    _get(spare, hub, BACKUP, Copy(VIEW, 0, 3, 3, ()), bytes(source.everything))
+    hub.posted.clear()
+    _get(spare, hub, DESK, Poll(1))
+    assert [kind for _, kind, _, _ in hub.posted] == [kind_of(Status)]
+    assert spare.machine.shard == NONE
+    go_on.set()
+    spare._builder.shutdown()
+    spare.turn()
+    assert (spare.machine.shard, spare.machine.version) == (0, 3)
+    assert bytes(spare.state.everything) == bytes(source.everything)  # type: ignore[union-attr]
 
 
 def test_a_worker_is_shown_what_the_backup_has_and_nothing_newer() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter_ns as now
 
 from paceline.core.cluster.messages import (
@@ -27,7 +28,7 @@ from paceline.engines.cluster.servers.wire import Other, addresses_to_bytes, kin
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
 from paceline.links.tcp.handshake import Peer
-from paceline.links.tcp.hub import Hub, PeerPlace
+from paceline.links.tcp.hub import Hub, PeerPlace, Received
 
 PUSH, REPLICATE = kind_of(Push), kind_of(Replicate)
 
@@ -51,13 +52,37 @@ class ShardProcess:
         self._unmade: deque[tuple[Apply, GradientVector]] = deque()
         #: The vectors that gradients of peers are received in, until the machine has handled them.
         self._arriving: list[tuple[Peer, GradientVector]] = []
+        #: The copy that waits for its shard's state, which a thread builds: to make a user's model may take long.
+        self._copy: Received | None = None
+        self._building: Future[ShardState] | None = None
+        self._builder = ThreadPoolExecutor(1, "paceline-shard")
         self.hub = open_hub(self._place)
         self.loop = MachineLoop(Process(Role.SERVER, number), self.machine, self.hub, self, timing, desk)
 
     def run(self) -> None:
         """Serve until this process is ended."""
         while True:
-            self.loop.turn(self.machine.timing.heartbeat)
+            self.turn()
+
+    def turn(self) -> None:
+        """Handle what has arrived, and a copy that has waited for its state."""
+        self.loop.turn(self.machine.timing.heartbeat)
+        if self._copy is not None and self._building is not None and self._building.done():
+            event, self._copy = self._copy, None
+            self.loop.take(event)
+
+    def postpones(self, event: Received, message: Message) -> bool:
+        """Let a copy wait until there is a state to hold it; a later one replaces it."""
+        if not isinstance(message, Copy) or (self.state is not None and self.state.number == message.shard):
+            return False
+        ended = self._building is not None and self._building.done()
+        if ended and self._building is not None and self._building.result().number == message.shard:
+            return False
+        if self._building is None or ended:
+            self._building = self._builder.submit(self.make_state, message.shard)
+            self._building.add_done_callback(lambda built: self.hub.wake())
+        self._copy = event
+        return True
 
     def bodies(self, message: Message, body: memoryview) -> Sequence[Buffer]:
         if isinstance(message, Pushed | Pulled):
@@ -78,7 +103,8 @@ class ShardProcess:
         elif isinstance(output, Restore):
             self._unmade.clear()
             if self.state is None or self.state.number != output.shard:
-                self.state, self._arriving = self.make_state(output.shard), []
+                assert self._building is not None
+                self.state, self._building, self._arriving = self._building.result(), None, []
             size = len(self.state.everything)
             self.state.restore(body[:size])
             self.history.restore(body[size:])
