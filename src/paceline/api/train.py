@@ -24,6 +24,7 @@ from paceline.engines.resuming import check_same, open_run
 from paceline.engines.setup import Setup, set_up
 from paceline.errors import Blamed, CheckpointWarning, JobWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
 from paceline.jobs.job import Job
+from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, new_folder
 from paceline.runs.live import Heartbeat, Phase
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from paceline.engines.virtual import World
 
 ENGINES = ("local", "virtual", "mpi", "cluster", "ray")
+#: The engines that keep checkpoints.
+KEEPING = ("local", "cluster", "ray")
 RUNS = Path("runs")
 
 
@@ -108,7 +111,7 @@ def _begin(
     """Begin a run in a folder of its own."""
     node = how.node
     chosen = _plan(plan, workers or (node.nodes if node else None), engine)
-    stoppable = bool(how.callbacks) and engine in ("local", "cluster") and folder is not None
+    stoppable = bool(how.callbacks) and engine in KEEPING and folder is not None
     interval = _possible(interval, chosen, engine, stoppable)
     if _follows(job, chosen, engine, node):
         job, folder = job.untested(), None
@@ -134,14 +137,19 @@ class _How:
     backups: int = 1
     ray: RayOptions | None = None
 
+    @property
+    def engine(self) -> str:
+        """The engine of a run that is resumed."""
+        return "ray" if self.ray is not None else "cluster" if self.node is not None else "local"
+
 
 def _check(engine: str, folder: str | Path | None, deadline: float, checkpoints_wanted: bool) -> None:
     if engine not in ENGINES:
         raise PlanError(f"there is no engine {engine!r}; {suggest(engine, ENGINES)}")
     if not deadline > 0:
         raise UsageError(f"deadline={deadline} is not a positive number of seconds; give one, such as 120")
-    if checkpoints_wanted and (engine not in ("local", "cluster") or folder is None):
-        raise UsageError("checkpoints need engine='local' or engine='cluster', and a folder")
+    if checkpoints_wanted and (engine not in KEEPING or folder is None):
+        raise UsageError("checkpoints need engine='local', 'cluster' or 'ray', and a folder")
 
 
 def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
@@ -150,7 +158,7 @@ def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
         mpi.check(job, plan)
         return mpi.rank() > 0
     if engine == "ray":
-        cluster.check_method(plan)
+        check_method(plan)
     if node is None:
         return False
     cluster.check(plan, node)
@@ -177,7 +185,7 @@ def _possible(
     interval: CheckpointInterval | None, plan: Plan, engine: str, stoppable: bool
 ) -> CheckpointInterval | None:
     """Return when checkpoints are taken under this plan; a `stoppable` run takes one where a callback stops it."""
-    why = plan.traits.no_checkpoints or (cluster.no_checkpoints(plan) if engine == "cluster" else "")
+    why = checkpoints.unable(plan, engine)
     if not why:
         return CheckpointInterval(0, 0.0) if interval is None and stoppable else interval
     if interval is not None and any(interval):
@@ -208,7 +216,7 @@ def _resume(
         if how.node is not None:
             cluster.check(chosen, how.node, resumed=True)
         begin = checkpoints.newest(path)
-        setup = set_up(job, chosen, "cluster" if how.node else "local", before.limit)
+        setup = set_up(job, chosen, how.engine, before.limit)
         check_same(setup, before)
         if begin is None:
             warnings.warn(f"{path} has no checkpoint yet: the run begins again", CheckpointWarning, stacklevel=3)

@@ -103,7 +103,7 @@ def run_desk(
         lambda server: server % given.plan.workers,
     )
     first = [number for each in members for number in each]
-    DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener), first).run()
+    DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener), first, given.deadline).run()
 
 
 def run_server(ticket: ServerTicket, number: int, shard: int, box: list[bytes], layout: Layout, pipe: Pipe) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.core.cluster.machines import Machines
-from paceline.core.cluster.messages import NONE, Copy, Message, Process, Pushed, Replicated, Role
+from paceline.core.cluster.messages import NONE, Copy, Message, Process, Pulled, Pushed, Replicated, Role
 from paceline.core.cluster.outputs import (
     Again,
     Apply,
@@ -196,6 +196,8 @@ class Cluster:
             self.promises.acknowledges(actor, message)
         elif isinstance(message, Replicated):
             self.promises.confirms(actor, to, message)
+        if isinstance(message, Pushed | Pulled):
+            self.promises.shows(actor, message)
         body = tuple(actor.content) if isinstance(message, Copy) else None
         self.wire.carry(actor.process, to, self._deliver, message, body)
 
