@@ -1,4 +1,4 @@
-"""`train`: one job, one plan, one engine, one run. `pl.train` and `paceline train` both call it."""
+"""`train`: one job, one plan, one engine, one run. `paceline.train` and `paceline train` both call it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from paceline.engines.record import first_record, life_record
 from paceline.engines.resuming import check_same, open_run
 from paceline.engines.setup import Setup, set_up
 from paceline.errors import Blamed, CheckpointWarning, JobWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
+from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.jobs.job import Job
 from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
@@ -42,6 +43,7 @@ KEEPING = ("local", "cluster", "ray")
 RUNS = Path("runs")
 
 
+@accepts_old_names(RENAMED_ARGUMENTS["train"])
 def train(
     job: Job | None = None,
     plan: str | Plan | None = None,
@@ -51,8 +53,8 @@ def train(
     compute: str | None = None,
     folder: str | Path | None = RUNS,
     progress: ProgressCallback | None = None,
-    updates: int | None = None,
-    deadline: float = 120.0,
+    max_updates: int | None = None,
+    timeout: float = 120.0,
     world: World | None = None,
     checkpoint_every: int | str | None = None,
     resume: str | Path | Run | None = None,
@@ -70,12 +72,12 @@ def train(
               "ray": nodes that Ray places, starts and replaces; this process leads them
     compute   "autograd" or "fused" instead of the job's
     folder    where run folders go; None writes nothing to disk
-    progress  a function that the local engine calls about ten times a second with a `pl.Progress`:
+    progress  a function that the local engine calls about ten times a second with a `paceline.Progress`:
               updates, seconds, loss, which workers have finished or died, the newest rows of the trace. It runs in the
               parent; what it raises ends the run
-    updates   stop after so many updates instead of `job.epochs`
+    max_updates  stop after so many updates instead of `job.epochs`
     world     of the virtual engine: speeds, network, faults
-    deadline  seconds a worker may wait for another before the run fails, naming the worker that did not come
+    timeout   seconds a worker may wait for another before the run fails, naming the worker that did not come
     checkpoint_every  so many updates, or seconds as in "30s"; 0: only when a signal asks for one; None: no checkpoints
     resume    the folder of a run to resume, with its own job, plan and settings; `workers` may be another number where
               the plan allows that, and `job` is needed only where the folder could not keep it
@@ -90,18 +92,21 @@ def train(
         raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
     if keys is not None and engine == "ray":
         raise UsageError("engine='ray' makes keys for every run and hands them out itself; leave keys out")
-    _check(engine, folder, deadline, checkpoint_every is not None or resume is not None)
+    _check(engine, folder, timeout, checkpoint_every is not None or resume is not None)
     node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
     hooks = _callbacks(callbacks, loggers, node)
     ray = RayOptions(address, trusted_network) if engine == "ray" else None
-    interval, how = _interval(checkpoint_every), _How(progress, deadline, world, hooks, node, backups, ray)
+    interval, how = _interval(checkpoint_every), _How(progress, timeout, world, hooks, node, backups, ray)
     if resume is not None:
-        return _resume(_path(resume), job, plan, workers, updates, interval, how)
+        return _resume(_path(resume), job, plan, workers, max_updates, interval, how)
     if job is None:
-        raise UsageError("there is no job to train: give one (--help says how), or a run to resume (resume)")
+        raise UsageError(
+            "no job is given: name a job file or a built-in job, as in `paceline train digits`, or a run to resume, as in "
+            "`paceline train --resume runs/...`"
+        )
     job.refuse_unused()
     job = job if compute is None else job.with_(compute=compute)
-    return _begin(job, plan, workers, engine, folder, updates, interval, how)
+    return _begin(job, plan, workers, engine, folder, max_updates, interval, how)
 
 
 def _begin(
@@ -130,7 +135,7 @@ class _How:
     """What `train` passes on to the engine as it is."""
 
     progress: ProgressCallback | None
-    deadline: float
+    timeout: float
     world: World | None
     callbacks: Sequence[Any]
     node: Roster | None = None
@@ -143,11 +148,11 @@ class _How:
         return "ray" if self.ray is not None else "cluster" if self.node is not None else "local"
 
 
-def _check(engine: str, folder: str | Path | None, deadline: float, checkpoints_wanted: bool) -> None:
+def _check(engine: str, folder: str | Path | None, timeout: float, checkpoints_wanted: bool) -> None:
     if engine not in ENGINES:
         raise PlanError(f"there is no engine {engine!r}; {suggest(engine, ENGINES)}")
-    if not deadline > 0:
-        raise UsageError(f"deadline={deadline} is not a positive number of seconds; give one, such as 120")
+    if not timeout > 0:
+        raise UsageError(f"timeout={timeout} is not a positive number of seconds; give one, such as 120")
     if checkpoints_wanted and (engine not in KEEPING or folder is None):
         raise UsageError("checkpoints need engine='local', 'cluster' or 'ray', and a folder")
 
@@ -281,16 +286,16 @@ def _train(
     from paceline.engines import local, virtual
 
     if setup.engine == "local":
-        with local.train(setup, place.path, heartbeat, how.progress, how.deadline, request) as outcome:
+        with local.train(setup, place.path, heartbeat, how.progress, how.timeout, request) as outcome:
             return finish(setup, outcome, place, record, hooks)
     if how.node is not None:
-        settings = (heartbeat, how.progress, how.deadline, request, how.backups)
+        settings = (heartbeat, how.progress, how.timeout, request, how.backups)
         with cluster.train(setup, how.node, place.path, *settings) as outcome:
             return finish(setup, outcome, place, record, hooks)
     if how.ray is not None:
         from paceline.engines.cluster import ray_nodes
 
-        settings = (heartbeat, how.progress, how.deadline, request, how.backups)
+        settings = (heartbeat, how.progress, how.timeout, request, how.backups)
         with ray_nodes.train(setup, how.ray, place.path, *settings) as outcome:
             return finish(setup, outcome, place, record, hooks)
     heartbeat.beat(Phase.TRAINING, 0)

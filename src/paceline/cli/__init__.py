@@ -16,7 +16,9 @@ from functools import cache
 import typer
 
 from paceline.cli.console import console
-from paceline.errors import PacelineError, RunStopped
+from paceline.errors import PacelineDeprecationWarning, PacelineError, RunStopped, UsageError
+from paceline.errors.renames import OPTIONS
+from paceline.errors.suggestions import FAMILIAR_OPTIONS
 
 app = typer.Typer(
     add_completion=False,
@@ -32,8 +34,19 @@ TRAINING_PACKAGES = ("torch", "numpy", "pyarrow", "cloudpickle", "safetensors")
 _debug = False
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from paceline.version import __version__
+
+        sys.stdout.write(f"paceline {__version__}\n")
+        raise typer.Exit
+
+
 @app.callback()
-def paceline(debug: bool = typer.Option(False, "--debug", help="Show the full traceback of an error.")) -> None:
+def paceline(
+    debug: bool = typer.Option(False, "--debug", help="Show the full traceback of an error."),
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Show the version."),
+) -> None:
     global _debug
     _debug = debug
 
@@ -41,11 +54,12 @@ def paceline(debug: bool = typer.Option(False, "--debug", help="Show the full tr
 @cache
 def register() -> None:
     """Add the commands to `app`; they are imported only now, so that importing this package stays cheap."""
-    from paceline.cli import bench, check, compare, draw, emit, keys, prove, replay, report, train
+    from paceline.cli import bench, check, compare, draw, emit, keys, plans, prove, replay, report, train
 
     app.command()(train.train)
     app.command()(compare.compare)
     app.command()(replay.replay)
+    app.command()(plans.plans)
     app.command()(draw.draw)
     app.command()(prove.prove)
     app.command()(report.report)
@@ -58,6 +72,7 @@ def register() -> None:
 def main() -> None:
     """Run a command. An error of Paceline's own is printed as one block, without a traceback."""
     register()
+    warnings.simplefilter("default", PacelineDeprecationWarning)
     warnings.showwarning = _print_warning  # type: ignore[assignment]
     if not sys.platform.startswith("linux"):
         console.print("Paceline needs Linux: it uses the kernel's memfd, futex and record locks.", style="red")
@@ -67,6 +82,7 @@ def main() -> None:
 
         reserve_stdout()
     try:
+        sys.argv[1:] = _by_new_names(sys.argv[1:])
         app()
     except PacelineError as error:
         if _debug:
@@ -85,6 +101,19 @@ def main() -> None:
             f"{error.name} is not installed: training needs `pip install 'paceline[train]'`", style="red", markup=False
         )
         sys.exit(2)
+
+
+def _by_new_names(words: list[str]) -> list[str]:
+    """Return the words of a command line with renamed options under their new names."""
+    found = []
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option in FAMILIAR_OPTIONS:
+            raise UsageError(f"there is no option {option}; {FAMILIAR_OPTIONS[option]}")
+        if option in OPTIONS:
+            console.print(f"note: {option} is called {OPTIONS[option]} now", style="yellow", markup=False)
+        found.append(OPTIONS.get(option, option) + equals + value)
+    return found
 
 
 def _print_warning(message: Warning | str, category: type[Warning], *_: object) -> None:

@@ -37,7 +37,8 @@ class CheckFormat(str, enum.Enum):
 JobOrNone = Annotated[
     str | None,
     typer.Argument(
-        metavar="[JOB]", help="A Python file with a module-level `job` (or file.py:name), or a built-in job."
+        metavar="[JOB]",
+        help="A Python file with a module-level `job` (or file.py:name), a TOML file, or a built-in job.",
     ),
 ]
 PlanArgument = Annotated[
@@ -63,11 +64,17 @@ Script = Annotated[
 PlanOption = Annotated[
     str | None,
     typer.Option(
-        "--plan", "-p", help="A plan's name and options, as in downpour:workers=4.", show_default="sequential"
+        "--plan",
+        "-p",
+        envvar="PACELINE_PLAN",
+        show_default="sequential",
+        help="A plan's name and options, as in downpour:workers=4; `paceline plans` lists all.",
     ),
 ]
 Plans = Annotated[str, typer.Option(help="Plans to compare, separated by commas.")]
-Workers = Annotated[int | None, typer.Option("--workers", "-w", min=1, help="Number of workers.")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", "-w", min=1, envvar="PACELINE_WORKERS", help="Number of workers.")
+]
 ProvedMachines = Annotated[
     int | None,
     typer.Option(
@@ -77,6 +84,7 @@ ProvedMachines = Annotated[
 Engine = Annotated[
     str | None,
     typer.Option(
+        envvar="PACELINE_ENGINE",
         help="local: processes on this machine; virtual: simulated time; cluster: the nodes of a launcher; ray: nodes "
         "that Ray places; mpi: the ranks of mpiexec, in generated code.",
         show_default="local, or what the launcher asks for",
@@ -87,13 +95,19 @@ Compute = Annotated[
     typer.Option(help="How gradients are computed: autograd (PyTorch) or fused (generated code; small networks)."),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="Where gradients are computed: auto, cpu, cuda, cuda:1. Overrides the job's device.")
+    str | None,
+    typer.Option(
+        envvar="PACELINE_DEVICE",
+        help="Where gradients are computed: auto, cpu, cuda, cuda:1. Overrides the job's device.",
+    ),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the data. Overrides the job's epochs.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples per batch. Overrides the job's batch size.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed. Overrides the job's seed.")]
-Updates = Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.")]
-Deadline = Annotated[float, typer.Option(help="Seconds that a worker may wait for another one.")]
+MaxUpdates = Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.")]
+Timeout = Annotated[
+    float, typer.Option(envvar="PACELINE_TIMEOUT", help="Seconds that a worker may wait for another one.")
+]
 Keys = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Engine cluster: keys of `paceline keys`; TLS between machines. [PACELINE_KEYS]"),
@@ -118,7 +132,7 @@ Resume = Annotated[
     Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder from its newest checkpoint.")
 ]
 DataDir = Annotated[str | None, typer.Option(help="Folder with MNIST-format IDX files.")]
-Runs = Annotated[Path, typer.Option(help="Folder in which run folders are created.")]
+Runs = Annotated[Path, typer.Option(envvar="PACELINE_RUNS", help="Folder in which run folders are created.")]
 TimedSeconds = Annotated[
     float | None, typer.Option(help="Seconds to time each plan, divided over interleaved rounds of about three.")
 ]

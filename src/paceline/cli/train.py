@@ -21,8 +21,8 @@ def train(
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
-    updates: options.Updates = None,
-    deadline: options.Deadline = 120.0,
+    max_updates: options.MaxUpdates = None,
+    timeout: options.Timeout = 120.0,
     checkpoint_every: options.CheckpointEvery = None,
     resume: options.Resume = None,
     keys: options.Keys = None,
@@ -58,9 +58,9 @@ def train(
     )
     try:
         run = run_training(
-            chosen, plan, workers, engine=engine, folder=runs, progress=progress, updates=updates, deadline=deadline,
-            checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
-            address=address,
+            chosen, plan, workers, engine=engine, folder=runs, progress=progress, max_updates=max_updates,
+            timeout=timeout, checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network,
+            backups=backups, address=address,
         )  # fmt: skip
     finally:
         progress.close()

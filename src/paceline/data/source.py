@@ -152,7 +152,7 @@ class _KeyedDataset:
 
 
 class Reader:
-    """Reads the batches of one worker, ahead of time in loader processes if the job has `loader_workers`.
+    """Reads the batches of one worker, ahead of time in loader processes if the job has `num_workers`.
 
     Announced chunks are read in their order, a few batches ahead; any other chunk is read when it is requested.
 
@@ -168,12 +168,12 @@ class Reader:
         self,
         source: Source,
         order: Order,
-        loader_workers: int,
+        num_workers: int,
         end_with_parent: Callable[[int], None],
         repeats: bool = False,
     ) -> None:
         self.source, self.order, self.repeats = source, order, repeats
-        self.ahead = loader_workers * 2 if isinstance(source, DatasetSource) else 0
+        self.ahead = num_workers * 2 if isinstance(source, DatasetSource) else 0
         self._announced: Iterator[Chunk] = iter(())
         self._under_way: deque[Chunk | None] = deque()
         self._ready: deque[tuple[Chunk, _Read]] = deque(maxlen=2 * self.ahead)
@@ -184,7 +184,7 @@ class Reader:
             self._loader: DataLoader[Any] = DataLoader(
                 _KeyedDataset(source),  # type: ignore[arg-type]
                 batch_sampler=self._keys(),
-                num_workers=loader_workers,
+                num_workers=num_workers,
                 collate_fn=_identity,
                 worker_init_fn=end_with_parent,
                 multiprocessing_context="fork",

@@ -25,7 +25,9 @@ def open_run(
     if record.checkpoint_every is None:
         raise UsageError(f"{path} keeps no checkpoints: it was begun without --checkpoint-every; train it again")
     if limit is not None and limit != record.limit:
-        raise UsageError(f"the run was begun with updates={record.limit}; it cannot be resumed with updates={limit}")
+        raise UsageError(
+            f"the run was begun with max_updates={record.limit}; it cannot be resumed with max_updates={limit}"
+        )
     plan = next_plan(Plan.recorded(record.plan, record.table), given, workers)
     return job or load_job_file(path, resumable=True), plan, record
 
@@ -73,7 +75,7 @@ def _backup(before: Plan, workers: int) -> Plan:
 def check_same(setup: Setup, record: RunRecord) -> None:
     """Raise if the job, its data or the model are not those that the run was begun with."""
     job, kept = setup.job, record.job
-    for word in ("batch_size", "epochs", "accumulate", "seed", "precision"):
+    for word in ("batch_size", "epochs", "accumulate_grad_batches", "seed", "precision"):
         if getattr(job, word) != getattr(kept, word):
             raise UsageError(
                 f"the run was begun with {word}={getattr(kept, word)}; it cannot be resumed with {getattr(job, word)}"

@@ -114,7 +114,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         check_optimizer(optimizer, module, found.tables, traits.optimizer_at_server)
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
-    agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate, limit)
+    agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, limit)
     if agenda.data_parts > agenda.leases:
         raise PlanError(
             f"plan {plan} wants {agenda.data_parts} parts of the data, but there are only {agenda.leases} batches to "
@@ -188,8 +188,10 @@ def _check_loss_rules(job: Job, plan: Plan, engine: str) -> Job:
     traits = plan.traits
     if job.on_nan == "skip" and traits.cannot_skip:
         raise PlanError(f"plan {plan.name} cannot honour on_nan='skip': {traits.cannot_skip}")
-    if job.clip_norm is not None and traits.cannot_clip:
-        raise PlanError(f"plan {plan.name} cannot honour clip_norm={job.clip_norm}: {traits.cannot_clip}")
+    if job.gradient_clip_norm is not None and traits.cannot_clip:
+        raise PlanError(
+            f"plan {plan.name} cannot honour gradient_clip_norm={job.gradient_clip_norm}: {traits.cannot_clip}"
+        )
     unchecked = not traits.checks_finite or (engine == "replay" and job.on_nan == "stop")
     return job.with_(on_nan="ignore") if unchecked else job
 
@@ -198,7 +200,7 @@ def _unused(job: Job, plan: Plan) -> list[str]:
     """Note which settings of the job a coordinator does not use."""
     if plan.traits.uses_optimizer:
         return []
-    unused = {"optimizer": True, "schedule": job.schedule is not None}
+    unused = {"optimizer": True, "lr_scheduler": job.lr_scheduler is not None}
     names = ", ".join(f"{name}=" for name, given in unused.items() if given)
     return [f"plan {plan.name} makes its own steps, and evaluates a batch several times; it does not use {names}"]
 

@@ -30,7 +30,9 @@ def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device =
         indices = torch.arange(start, min(start + BATCH, len(source)))
         batch = to_device(source.batch(indices, 0), device)
         loss, pair = _loss_and_pair(job, module, batch)
-        found = {"test_loss": (loss, len(indices) if job.weight is None else float(job.weight(batch)))}
+        found = {
+            "test_loss": (loss, len(indices) if job.loss_denominator is None else float(job.loss_denominator(batch)))
+        }
         if pair is not None:
             found.update({name: (value, len(indices)) for name, value in _accuracy(*pair).items()})
             metrics.update(pair)

@@ -51,7 +51,7 @@ class FusedGradients:
 def by_one(job: Job, module: nn.Module) -> FusedNetwork:
     """Return the network with its optimizer, as this process trains it alone."""
     assert job.loss is not None
-    return fuse(module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate)
+    return fuse(module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate_grad_batches)
 
 
 def by_ranks(job: Job, module: nn.Module) -> FusedNetwork:
@@ -60,7 +60,9 @@ def by_ranks(job: Job, module: nn.Module) -> FusedNetwork:
     where = torch.device(job.device)
     if where.type == "cuda":
         module.to(where if where.index is not None else torch.device("cuda", own_rank() % torch.cuda.device_count()))
-    return fuse_ranks(module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate)
+    return fuse_ranks(
+        module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate_grad_batches
+    )
 
 
 def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool) -> Job:
@@ -75,12 +77,12 @@ def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool)
         raise JobError(
             "compute='fused' needs loss=, since it reads it instead of running it; step= is compute='autograd'"
         )
-    if job.precision != "float32":
+    if job.precision != "32-true":
         raise JobError(f"compute='fused' computes in the model's own precision, not in {job.precision}")
     with users_code("the first batch"):
         batch = source.batch(torch.arange(min(len(source), 2)), 0)
-        if job.transform is not None:
-            batch = job.transform(batch)
+        if job.batch_transform is not None:
+            batch = job.batch_transform(batch)
         inputs, _ = split_batch(batch)
     if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
         raise JobError("compute='fused' takes one tensor as the network's input; compute='autograd' takes any")

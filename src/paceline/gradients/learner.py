@@ -64,10 +64,10 @@ class Learner:
         if not computed.weight:
             return [None] * len(computed.gradients)
         job = self.replica.job
-        if alone or job.weight is not None or (job.on_nan == "skip" and computed.weight < 1.0 - ROUNDING):
+        if alone or job.loss_denominator is not None or (job.on_nan == "skip" and computed.weight < 1.0 - ROUNDING):
             computed = computed.scaled(1.0 / computed.weight)
         self.set_buffers(computed.buffers)
-        return clipped(computed.gradients, job.clip_norm)
+        return clipped(computed.gradients, job.gradient_clip_norm)
 
     def set_buffers(self, values: list[Tensor]) -> None:
         """Write the moving buffers; integers are rounded."""

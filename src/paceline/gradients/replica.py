@@ -114,14 +114,14 @@ class Replica:
     def transformed(self, chunk: Chunk, batch: Batch) -> Batch:
         """Return the batch, augmented where the job asks for it. From here on, randomness is this chunk's."""
         self.chance.begin(chunk.update, chunk.number)
-        if self.job.transform is None:
+        if self.job.batch_transform is None:
             return batch
         with seeded_elsewhere(mix(self.job.seed, chunk.update, chunk.number)):
-            return self.job.transform(batch)
+            return self.job.batch_transform(batch)
 
     def chunk_weight(self, chunk: Chunk, batch: Batch) -> float:
         """Return the chunk's share of its update by samples, or what the job's own `weight` gives for the batch."""
-        return chunk.weight if self.job.weight is None else float(self.job.weight(batch))
+        return chunk.weight if self.job.loss_denominator is None else float(self.job.loss_denominator(batch))
 
 
 def take_gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:

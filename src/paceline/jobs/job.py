@@ -14,14 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import JobError, suggest, users_code
+from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, accepts_old_names, renames_fields
 from paceline.jobs.metrics import RESERVED, by_name, goes_by_batches
 
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
+PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16}
 ON_NAN = ("stop", "skip", "ignore")
 COMPUTES = ("autograd", "fused")
 
 
+@renames_fields(JOB_FIELDS, JOB_VALUES)
 @dataclass
 class Job:
     """Describes a training.
@@ -35,20 +37,20 @@ class Job:
     batch_size  samples of one update, of all workers together where they share a batch
     epochs      passes over the data
     seed        of all randomness: the model, the order of samples, dropout, augmentation
-    schedule    a function of the optimizer that makes a learning-rate schedule, stepped once per update
-    accumulate  batches whose gradients are averaged before one update (bunch mode)
+    lr_scheduler  a function of the optimizer that makes a learning-rate scheduler, stepped once per update
+    accumulate_grad_batches  batches whose gradients are averaged before one update
     device      "cpu", "cuda" (workers share the GPUs out), "cuda:1", or "auto": cuda where there is a GPU
-    precision   "float32": as the model is; or "bfloat16": the same parameters, computed with by autocast
-    clip_norm   the largest norm of an update's gradient; larger ones are scaled down
+    precision   "32-true": no autocast; or "bf16-mixed": autocast to bfloat16, with the same parameters
+    gradient_clip_norm  the largest norm of an update's gradient; larger ones are scaled down
     shuffle     whether each epoch has an order of its own
-    loader_workers  processes that load samples ahead for each worker, for a Dataset
-    weight      weight(batch) -> number, for a loss that is not a mean over samples: what the loss divided by
+    num_workers  processes that load samples ahead for each worker, for a Dataset
+    loss_denominator  f(batch) -> number, for a loss that is not a mean over samples: the number that it divides by
     metrics     {name: metric} over `test`: either f(output, target) -> number, called once with all outputs and all
                 targets, or an object with update(output, target) for each batch, compute() and reset(), which keeps no
                 outputs. Those of torchmetrics are such objects; a list of them or a MetricCollection does, too
     evaluate    evaluate(model, batch) -> (output, target): what metrics see of a test batch. Needed beside `step`;
                 beside `loss` it takes the place of (model(*inputs), target)
-    transform   augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
+    batch_transform  augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
     compute     how a gradient is made: "autograd" (PyTorch), or "fused" (one piece of machine code; small networks)
     on_nan      when a loss is not finite: "stop" the run, "skip" the batch (looks at gradients too), or "ignore" it
     evaluate_every  evaluate on `test` from a snapshot every so many updates; default: once per epoch
@@ -63,19 +65,19 @@ class Job:
     epochs: int = 1
     test: Any = None
     seed: int = 0
-    schedule: Callable[[torch.optim.Optimizer], Any] | None = None
-    clip_norm: float | None = None
-    accumulate: int = 1
+    lr_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    gradient_clip_norm: float | None = None
+    accumulate_grad_batches: int = 1
     device: str = "auto"
-    precision: str = "float32"
+    precision: str = "32-true"
     compute: str = "autograd"
     metrics: Any = field(default_factory=dict)  # a dictionary, once the job is made
     on_nan: str = "stop"
     evaluate_every: int | None = None
-    loader_workers: int = 0
+    num_workers: int = 0
     shuffle: bool = True
-    weight: Callable[[Batch], float] | None = None
-    transform: Callable[[Batch], Batch] | None = None
+    loss_denominator: Callable[[Batch], float] | None = None
+    batch_transform: Callable[[Batch], Batch] | None = None
     evaluate: Callable[[nn.Module, Batch], tuple[Any, Any]] | None = None
     name: str = "job"
     origin: str = ""  # where the command line found it
@@ -100,7 +102,7 @@ class Job:
             )
         elif not callable(self.optimizer):
             faults.append(f"optimizer={self.optimizer!r} is not a function that makes an optimizer")
-        for word, least in (("batch_size", 1), ("epochs", 1), ("accumulate", 1), ("loader_workers", 0)):
+        for word, least in (("batch_size", 1), ("epochs", 1), ("accumulate_grad_batches", 1), ("num_workers", 0)):
             value = getattr(self, word)
             if not isinstance(value, int) or value < least:
                 faults.append(f"{word}={value!r} is not a whole number of at least {least}")
@@ -114,7 +116,15 @@ class Job:
             faults.append(f"compute={self.compute!r}; {suggest(self.compute, COMPUTES)}")
         if self.on_nan not in ON_NAN:
             faults.append(f"on_nan={self.on_nan!r}; {suggest(self.on_nan, ON_NAN)}")
-        return [*faults, *self._faults_of_metrics()]
+        return [*faults, *self._faults_of_functions(), *self._faults_of_metrics()]
+
+    def _faults_of_functions(self) -> Iterator[str]:
+        for word, usual in (("loss", "nn.CrossEntropyLoss()"), ("step", "f(model, batch) -> loss")):
+            value = getattr(self, word)
+            if value is not None and not callable(value):
+                yield f"{word}={value!r:.60} is not a function; give one, such as {usual}"
+        if isinstance(self.data, tuple) and any(isinstance(part, list) for part in self.data):
+            yield "data= holds Python lists; give tensors, as in data=(torch.tensor(x), torch.tensor(y))"
 
     def _faults_of_metrics(self) -> Iterator[str]:
         if self.metrics and self.step is not None and self.evaluate is None:
@@ -152,6 +162,7 @@ class Job:
         """Return the job without test data and the fields about them."""
         return self.with_(test=None, metrics={}, evaluate=None, evaluate_every=None)
 
+    @accepts_old_names(JOB_FIELDS)
     def with_(self, **changes: Any) -> Job:
         """Return the job with some fields changed."""
         return replace(self, **changes)

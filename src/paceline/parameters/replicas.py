@@ -71,7 +71,7 @@ class ExchangingReplica:
     def _fresh_store(self) -> LocalStore:
         replica, job = self.learner.replica, self.learner.replica.job
         optimizer = optimizer_over(self.optimizer, {p: p for p in replica.parameters})
-        return LocalStore(replica.parameters, optimizer, job.schedule, Plain())
+        return LocalStore(replica.parameters, optimizer, job.lr_scheduler, Plain())
 
     def worker_state(self) -> WorkerState:
         """Return the state after an exchange. It is empty where every lease starts afresh."""

@@ -83,7 +83,7 @@ def _train(
     try:
         return pl.train(
             job(folder, test=None, epochs=epochs), plan, engine="ray", address="auto", trusted_network=True,
-            folder=folder / "runs", deadline=DEADLINE, **options,
+            folder=folder / "runs", timeout=DEADLINE, **options,
         )  # fmt: skip
     finally:
         ended.set()
@@ -214,7 +214,7 @@ def test_functions_of_the_program_and_keys_travel(cluster: ray_session.RaySessio
     pytest.importorskip("cryptography")
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     lambdas = pl.Job(model=lambda: torch.nn.Linear(3, 1), data=(x, x[:, :1]), loss=lambda a, b: ((a - b) ** 2).mean())
-    run = pl.train(lambdas, "ring", workers=2, engine="ray", address="auto", folder=None, deadline=DEADLINE)
+    run = pl.train(lambdas, "ring", workers=2, engine="ray", address="auto", folder=None, timeout=DEADLINE)
     local = pl.train(lambdas, "ring", workers=2, folder=None)
     assert run.summary()["parameters_sha256"] == local.summary()["parameters_sha256"]
 
@@ -235,7 +235,7 @@ def test_more_workers_than_cpus_end_at_the_deadline(cluster: ray_session.RaySess
         pytest.raises(RunFailed, match="give fewer workers"),
     ):
         pl.train(
-            job(tmp_path, test=None), "downpour", workers=64, engine="ray", address="auto", folder=None, deadline=3.0,
+            job(tmp_path, test=None), "downpour", workers=64, engine="ray", address="auto", folder=None, timeout=3.0,
             trusted_network=True,
         )  # fmt: skip
 

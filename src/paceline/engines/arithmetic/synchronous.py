@@ -34,7 +34,7 @@ class SharedParameters:
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         self.learner, optimizer = make_learner(setup)
         parameters = self.learner.replica.parameters
-        self.store = LocalStore(parameters, optimizer, setup.job.schedule, Plain())
+        self.store = LocalStore(parameters, optimizer, setup.job.lr_scheduler, Plain())
         self.payloads = Payloads(setup, method.collective) if method.collective is not None else None
         self.encoders = make_encoders(setup, parameters)
 
@@ -71,7 +71,7 @@ class SteppedReplicas:
         self.replicas = list[AveragingReplica]()
         for _ in range(setup.plan.workers):
             learner, optimizer = make_learner(setup)
-            store = LocalStore(learner.replica.parameters, optimizer, setup.job.schedule, self.averaging)
+            store = LocalStore(learner.replica.parameters, optimizer, setup.job.lr_scheduler, self.averaging)
             self.replicas.append(AveragingReplica(learner, store, self.averaging))
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:

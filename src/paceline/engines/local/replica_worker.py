@@ -44,7 +44,7 @@ class ReplicaWorker:
         replica = given.placement.replica(given.number, job, module.train(), given.moving)
         optimizer = job.make_optimizer(module, replica.parameters)
         order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
-        self.reader = Reader(source, order, job.loader_workers, die_with_parent, repeats)
+        self.reader = Reader(source, order, job.num_workers, die_with_parent, repeats)
         self.runner = PlanRunner(
             given.number, shared, waiter, given.plan, given.agenda, resume, host, Learner(replica, self.reader),
             optimizer, layout, group,

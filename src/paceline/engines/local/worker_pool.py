@@ -301,7 +301,7 @@ def _scratch(setup: Setup, request: CheckpointRequest | None) -> tempfile.Tempor
     """
     for left in request.run.glob("paceline-*") if request else ():  # the run was killed before
         shutil.rmtree(left)
-    loaders = setup.job.loader_workers > 0
+    loaders = setup.job.num_workers > 0
     if not setup.placement.library and not loaders:
         return None
     near = short_folder() if request is None or (loaders and too_long(request.run)) else request.run

@@ -65,7 +65,7 @@ class Traits:
     not_replayable: str = ""
     #: Why the method cannot follow a loop of the user's own (`paceline.parallel`); empty where it can.
     needs_train: str = ""
-    #: Why `clip_norm=` cannot be honoured; empty where it can.
+    #: Why `gradient_clip_norm=` cannot be honoured; empty where it can.
     cannot_clip: str = ""
     #: Why `on_nan="skip"` cannot be honoured; empty where it can.
     cannot_skip: str = ""

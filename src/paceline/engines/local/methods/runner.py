@@ -63,7 +63,7 @@ class PlanRunner(WorkerContext):
 
     def local_store(self, rule: Rule | Averaging | None = None) -> LocalStore:
         """Return a store of the worker's own parameters, with the user's optimizer."""
-        return LocalStore(self.replica.parameters, self.optimizer, self.job.schedule, rule or Plain())
+        return LocalStore(self.replica.parameters, self.optimizer, self.job.lr_scheduler, rule or Plain())
 
     def resume(self, store: LocalStore) -> Callable[[], WorkerState]:
         """Restore the state of a resumed run; return a function that gives this worker's state for a checkpoint."""
