@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from paceline.core.agenda import Chunk
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Batch
+from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.rows import coalesced
 
 
@@ -46,6 +47,9 @@ class DeviceGradients:
     def take(self, replica: Replica) -> list[Tensor | None]:
         self._stale = True
         return self._copy.to_host([coalesced(g) for g in self.on_device.take()])
+
+    def stepper(self, replica: Replica, optimizer: Optimizer) -> None:
+        return None
 
 
 class HostDeviceCopy:

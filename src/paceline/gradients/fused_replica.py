@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,10 +16,15 @@ from paceline.data.source import Source
 from paceline.errors import JobError, JobWarning, users_code
 from paceline.gradients.replica import Replica, split_batch, take_gradients
 from paceline.jobs.job import Batch, Job
-from paceline.kernels import Fused, NoCompiler, fuse, fuse_ranks
+from paceline.kernels import CannotFuse, Fused, NoCompiler, fuse, fuse_ranks
+from paceline.kernels.cpu import Cpu
 from paceline.kernels.graph import describe
 from paceline.kernels.losses import loss_kind
+from paceline.kernels.optimizers import rule_of
 from paceline.kernels.ranks import own_rank
+from paceline.kernels.resident import Leg, Resident
+from paceline.parameters.layout import trainable
+from paceline.parameters.optimizers import Optimizer, has_hooks
 
 FusedNetwork = Fused  # a network with its optimizer, of this process or of all ranks of an MPI program
 
@@ -26,8 +33,7 @@ class FusedGradients:
     """Computes gradients by code that was generated for the module, on the device where the module is."""
 
     def __init__(self, job: Job, module: nn.Module) -> None:
-        assert job.loss is not None
-        self.fused = fuse(module, job.loss, None, job.batch_size, threads=torch.get_num_threads())
+        self.fused = network(job, module)
         self.names = {id(p): name for name, p in module.named_parameters()}
 
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
@@ -46,6 +52,48 @@ class FusedGradients:
 
     def take(self, replica: Replica) -> list[Tensor | None]:
         return take_gradients(replica.parameters)
+
+    def stepper(self, replica: Replica, optimizer: Optimizer) -> FusedStep | None:
+        """Return the generated step, where the optimizer has a text and nothing listens to its own."""
+        if not isinstance(self.fused.processor, Cpu) or self.fused.optimizer is None or has_hooks(optimizer):
+            return None
+        return FusedStep(self.fused, optimizer, replica.parameters)
+
+
+class FusedStep:
+    """The optimizer's step by generated code, on parameters and state that lie in its memory.
+
+    An update that is made alone is stepped by the same code as those of a leg, so both have the same bits.
+    """
+
+    def __init__(self, fused: FusedNetwork, optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
+        self.fused, self.optimizer, self.parameters = fused, optimizer, parameters
+        self._resident: Resident | None = None
+
+    def __call__(self) -> None:
+        """Apply the gradients that the parameters have."""
+        self.resident().step([(p, p.grad) for p in self.parameters if p.grad is not None])
+
+    def resident(self, x: Tensor | None = None) -> Resident:
+        """Return the module in generated code's memory, laid out for samples such as `x`, or those seen first."""
+        if self._resident is None:
+            self._resident = Resident(self.fused, self.optimizer, x)
+        return self._resident
+
+    def leg(self, x: Tensor, y: Tensor, seed: int, doing: np.ndarray, most: int) -> Leg:
+        """Return what makes up to `most` updates in one call from these samples; `doing` says which is being made."""
+        return Leg(self.resident(x[:1]), x, y, seed, doing, most)
+
+
+def network(job: Job, module: nn.Module) -> FusedNetwork:
+    """Return the network as each worker computes it, with the job's optimizer if that has a text."""
+    assert job.loss is not None
+    make: Callable[..., Optimizer] | None = partial(job.make_optimizer, module)
+    try:
+        rule_of(job.make_optimizer(module, list(trainable(module).values())), 0.0)
+    except CannotFuse:
+        make = None
+    return fuse(module, job.loss, make, job.batch_size, threads=torch.get_num_threads())
 
 
 def by_one(job: Job, module: nn.Module) -> FusedNetwork:
@@ -89,7 +137,7 @@ def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool)
         describe(module, tuple(inputs[0].shape[1:]), not inputs[0].is_floating_point())
         return job
     try:
-        fuse(module, job.loss, None, job.batch_size).prepare(inputs[0])
+        network(job, module).prepare(inputs[0])
     except NoCompiler as error:
         warnings.warn(f"{error}; this run does", JobWarning, stacklevel=4)
         return job.with_(compute="autograd")

@@ -119,6 +119,14 @@ class TraceRing:
         self._head += 1
         self._sent[0] = self._head
 
+    def write_rows(self, rows: Columns) -> int:
+        """Write as many of these rows as there is space for, and return their number."""
+        count = min(len(rows), self.ROWS - (self._head - self._taken[0]))
+        self._rows[np.arange(self._head, self._head + count) % self.ROWS] = rows[:count]
+        self._head += count
+        self._sent[0] = self._head
+        return count
+
     def drain(self) -> Columns:
         """Take the rows written since the last call."""
         head, tail = self._sent[0], self._taken[0]
