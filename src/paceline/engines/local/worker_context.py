@@ -85,6 +85,8 @@ class WorkerContext:
             if self.trace.full:
                 self.host.ensure_trace_space(self)
             rows = rows[self.trace.write_rows(rows) :]
+        if self.trace.crowded and self.resume_point.notify is not None:
+            self.resume_point.notify()  # so that the other process drains it before there is no space
 
     def record(self, kind: Kind, *rest: float) -> None:
         """Write a row of the trace."""

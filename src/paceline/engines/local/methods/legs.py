@@ -56,6 +56,11 @@ class Legs:
         self.native = step.leg(x, y, runner.job.seed, np.frombuffer(runner.shared.doing, np.int64), MOST)
         #: Updates of the next leg, at most.
         self._most = FIRST
+        #: The two rows of each update, with what is the same in every leg.
+        self._rows = np.zeros((MOST, 2), DTYPE)
+        self._rows["worker"] = runner.number
+        self._rows["kind"] = Kind.COMPUTE, Kind.APPLY
+        self._rows["shard"] = self._rows["version"] = -1, 0
 
     def make(self, ahead: range, version: int) -> range:
         """Make the first of these updates, and return those that were made: none if this worker has no part in them.
@@ -120,18 +125,17 @@ class Legs:
 
     def _record(self, leg: range, version: int, start: int, notes: Columns) -> None:
         """Write two rows for each update: its gradient and its step."""
-        rows = np.zeros((len(leg), 2), DTYPE)
+        rows = self._rows[: len(leg)]
         computed, applied = rows[:, 0], rows[:, 1]
-        rows["worker"], rows["update"] = self.runner.number, np.array(leg)[:, None]
-        rows["base"] = version + np.arange(len(leg))[:, None]
-        computed["kind"], computed["shard"], computed["version"] = Kind.COMPUTE, -1, -1
-        applied["kind"], applied["version"] = Kind.APPLY, applied["base"] + 1
+        rows["update"] = np.array(leg)[:, None]
+        rows["base"] = np.arange(version, version + len(leg))[:, None]
+        applied["version"] = np.arange(version + 1, version + 1 + len(leg))
         computed["start"][:1], computed["start"][1:] = start, notes["applied"][:-1]
         computed["end"] = applied["start"] = notes["computed"]
         applied["end"] = notes["applied"]
         computed["samples"] = self._chunk(leg[0]).samples if leg else 0
         computed["value"] = notes["loss"]
-        computed["waited"][:1] = self.runner.waited
+        computed["waited"][:1], computed["waited"][1:] = self.runner.waited, 0
         self.runner.waited = 0
         self.runner.record_rows(rows.ravel())
 
