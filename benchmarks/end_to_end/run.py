@@ -67,6 +67,7 @@ def measure(network: Network, plan: str, rounds: int, seconds: float, compute: s
     threads = int(plan.partition("threads=")[2] or 1)
     kernels = Kernels(network, threads)
     kernels.epoch()
+    training(network, plan, 1, compute)  # compiles, and loads what all trainings need
     found: list[tuple[float, float]] = []
     longer = max(2, round(seconds / kernels.epoch()))
     for _ in range(rounds):

@@ -40,7 +40,7 @@ class Learner:
         for number, chunk in enumerate(chunks):
             if number and start:
                 torch._foreach_copy_(self._moving, start)
-            batch = self.reader.batch(chunk)
+            batch = replica.gradients.batch(replica, self.reader, chunk)
             weight = 1.0 if self.alone and len(chunks) == 1 else replica.chunk_weight(chunk, batch)
             loss += weight * replica.backward(chunk, batch, weight)
             total += weight

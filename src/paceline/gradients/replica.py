@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
 from paceline.core.rules import Averaging, Rule
+from paceline.data.source import Reader
 from paceline.errors import JobError
 from paceline.gradients.randomness import Chance
 from paceline.jobs.job import PRECISIONS, Batch, Job, seeded_elsewhere
@@ -29,6 +30,9 @@ NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 class GradientMethod(Protocol):
     """Computes a replica's gradients."""
 
+    def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
+        """Return the samples of a chunk, in the form that `backward` takes."""
+
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""
 
@@ -41,6 +45,9 @@ class GradientMethod(Protocol):
 
 class Autograd:
     """Computes gradients by PyTorch's autograd, which adds them up in `parameter.grad`."""
+
+    def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
+        return reader.batch(chunk)
 
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
         loss = replica.forward(replica.module, chunk, batch)

@@ -103,7 +103,7 @@ class Fused:
         made.take_weights()
         order = torch.arange(len(x))
         loss = self._call(made, x, y, order, len(x), 1, -1, torch.zeros(1, dtype=torch.float64), seed)
-        self._copy_statistics(made)
+        self.copy_statistics(made)
         return loss, made.gradients
 
     def explain(self) -> str:
@@ -246,7 +246,7 @@ class Fused:
         )  # fmt: skip
         return call, [x, y, order, settings]
 
-    def _copy_statistics(self, made: Compiled) -> None:
+    def copy_statistics(self, made: Compiled) -> None:
         """Batch-norm's statistics go back into the module; its parameters did not change."""
         moving = [tensor for tensor in made.tensors if not isinstance(tensor, nn.Parameter)]
         if moving:

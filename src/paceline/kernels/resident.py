@@ -88,6 +88,25 @@ class Resident:
             torch._foreach_add_(self._counts, steps)
 
 
+class GradientsByNumber:
+    """Computes gradients of samples that are read where they lie, by their numbers in `x` and `y`."""
+
+    def __init__(self, fused: Fused, x: Tensor, y: Tensor) -> None:
+        self.fused, self.made = fused, fused.compiled(x[:1])
+        self._call, self._alive = fused.call_for(self.made, x, y)
+        self._call.updates, self._call.update = 1, -1
+
+    @torch.no_grad()
+    def compute(self, order: Tensor, seed: int) -> tuple[float, dict[str, Tensor]]:
+        """The mean loss of these samples and its gradient by parameter, in memory that the next call overwrites."""
+        self.made.take_weights()
+        call = self._call
+        call.order, call.samples, call.batch, call.seed = order.data_ptr(), len(order), len(order), seed
+        loss = self.fused.run(self.made, call)
+        self.fused.copy_statistics(self.made)
+        return loss, self.made.gradients
+
+
 class Leg:
     """Makes many updates of a resident module in one call, each as if it were made alone.
 

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from paceline.core.agenda import Chunk
 from paceline.core.codecs.dense import Dense
-from paceline.data.source import TensorSource
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner
 from paceline.engines.local.worker_context import REQUESTED
 from paceline.errors import NotFinite
-from paceline.gradients.fused_replica import FusedStep
+from paceline.gradients.fused_replica import FusedStep, readable
 from paceline.parameters.store import LocalStore
 from paceline.runs.trace import DTYPE, Columns, Kind
 
@@ -35,16 +34,12 @@ NANOSECONDS = 20_000_000  # of a leg: in between, checkpoints that were requeste
 def legs_of(runner: PlanRunner, store: LocalStore) -> Legs | None:
     """Return the legs of a worker that steps this store; None where every update has to be made by itself."""
     job, reader = runner.job, runner.learner.reader
-    plain = job.transform is None and job.weight is None and job.clip_norm is None and job.on_nan != "skip"
-    if not plain or job.accumulate > 1 or not isinstance(runner.plan.wire, Dense) or runner.group.part is None:
+    if job.clip_norm is not None or job.on_nan == "skip" or job.accumulate > 1 or runner.group.part is None:
         return None
-    if reader is None or not isinstance(reader.source, TensorSource) or not isinstance(store.stepper, FusedStep):
+    if reader is None or not isinstance(runner.plan.wire, Dense) or not isinstance(store.stepper, FusedStep):
         return None
-    x, y = reader.source.tensors
-    dtype = store.parameters[0].dtype if x.is_floating_point() else torch.int64
-    if x.dtype != dtype or not x.is_contiguous():
-        return None  # converted batch by batch, since all of it would be a copy of the data
-    return Legs(runner, store, store.stepper, x, y)
+    tensors = readable(store.stepper.fused, job, reader.source)
+    return Legs(runner, store, store.stepper, *tensors) if tensors else None
 
 
 class Legs:
