@@ -112,6 +112,8 @@ class Arena:
         self.control = memory.ints(CONTROL)
         #: The update or batch that each worker is in; -1 before the first.
         self.doing = memory.ints(workers)
+        #: The last update that each worker will make before it looks at what is requested of it; -1 if it always does.
+        self.reach = memory.ints(workers)
         #: `perf_counter_ns` when each worker finished; 0 while it trains.
         self.ended = memory.ints(workers)
         self.doorbells = [Doorbell.of(memory) for _ in range(workers)]
@@ -132,8 +134,9 @@ class Arena:
         """Return what one worker shares with its parent alone."""
         result = self.results[number] if number < len(self.results) else None
         return WorkerMemory(
-            self.traces[number], self.doing[number : number + 1], self.control[CHECKPOINTS:CONTROL], result
-        )
+            self.traces[number], self.doing[number : number + 1], self.reach[number : number + 1],
+            self.control[CHECKPOINTS:CONTROL], result,
+        )  # fmt: skip
 
     def waiter(self, number: int, cancelled: Callable[[], bool], deadline: float, threads: int) -> Waiter:
         """Return how a worker waits, which computes with so many threads."""
@@ -223,7 +226,7 @@ class Arena:
         for shard in arena.shards:
             shard.init()
         for worker in range(shape.workers):
-            arena.doing[worker] = -1
+            arena.doing[worker] = arena.reach[worker] = -1
         arena.control[WANTED] = -1
         return arena
 

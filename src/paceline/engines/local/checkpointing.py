@@ -99,7 +99,7 @@ class CheckpointCoordinator:
             arena.control[TAKEN] = update  # taken, or skipped: a worker was already past this update
         wanted = arena.control[WANTED]
         if found is None and self.signals.requested and (wanted <= arena.control[TAKEN] or min(doing) >= wanted):
-            arena.control[WANTED] = max(self.last, *doing) + self.margin
+            arena.control[WANTED] = max(self.last, *doing, *arena.reach) + self.margin
             self.margin *= 2  # a worker may pass that update before it sees the request; then a later one is tried
         return found
 
