@@ -22,7 +22,17 @@ from paceline.engines.outcome import finish
 from paceline.engines.record import first_record, life_record
 from paceline.engines.resuming import check_same, open_run
 from paceline.engines.setup import Setup, set_up
-from paceline.errors import Blamed, CheckpointWarning, JobWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
+from paceline.errors import (
+    Blamed,
+    CheckpointWarning,
+    JobWarning,
+    PlanError,
+    PlanWarning,
+    RunFailed,
+    RunStopped,
+    UsageError,
+    suggest,
+)
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, new_folder
@@ -37,6 +47,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("local", "virtual", "mpi", "cluster", "ray")
 RUNS = Path("runs")
+AUTO = "auto"
 
 
 def train(
@@ -62,6 +73,7 @@ def train(
 ) -> Run:
     """Train `job` by `plan` (None: sequential) and return the run.
 
+    plan      a plan's name and options; "auto": what `paceline.choose` chooses for this job and machine
     engine    "local": processes of this machine; "virtual": a clock that jumps; "mpi": the ranks that mpiexec started;
               "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this;
               "ray": nodes that Ray places, starts and replaces; this process leads them
@@ -98,7 +110,22 @@ def train(
         raise UsageError("there is no job to train: give one (--help says how), or a run to resume (resume)")
     job.refuse_unused()
     job = job if compute is None else job.with_(compute=compute)
+    if plan == AUTO:
+        job, plan = _chosen(job, workers, engine, compute)
+        workers = None
     return _begin(job, plan, workers, engine, folder, updates, interval, how)
+
+
+def _chosen(job: Job, workers: int | None, engine: str, compute: str | None) -> tuple[Job, Plan]:
+    """Let the planner choose the plan, and how gradients are computed where `compute` does not say it."""
+    if engine != "local":
+        raise UsageError(f"plan 'auto' chooses for the processes of this machine, and not for engine={engine!r}")
+    from paceline.api.choose import choose
+
+    choice = choose(job, workers=workers)
+    computed = compute or choice.compute
+    warnings.warn(f"plan auto: {choice.best.name}. {choice.sentences[0]}", PlanWarning, stacklevel=4)
+    return job.with_(compute=computed), choice.best.plan
 
 
 def _begin(

@@ -41,7 +41,8 @@ def paceline(debug: bool = typer.Option(False, "--debug", help="Show the full tr
 @cache
 def register() -> None:
     """Add the commands to `app`; they are imported only now, so that importing this package stays cheap."""
-    from paceline.cli import bench, check, compare, draw, emit, keys, prove, replay, report, train
+    from paceline.cli import bench, calibrate, check, choose, compare, draw, emit, keys, prove, replay, report, train
+    from paceline.cli import validate as validating
 
     app.command()(train.train)
     app.command()(compare.compare)
@@ -52,6 +53,9 @@ def register() -> None:
     app.command()(check.check)
     app.command()(bench.bench)
     app.command()(keys.keys)
+    app.command()(calibrate.calibrate)
+    app.command()(choose.choose)
+    app.command()(validating.validate)
     app.add_typer(emit.app, name="emit")
 
 

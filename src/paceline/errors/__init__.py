@@ -27,7 +27,7 @@
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a state machine got an impossible event: a bug in Paceline
 
-and warns of: JobWarning, CrowdedWarning, DeathWarning, CheckpointWarning. Every message says what was given, what is
+and warns of: JobWarning, PlanWarning, CrowdedWarning, DeathWarning, CheckpointWarning. Every message says what was given, what is
 allowed, and what to do.
 """
 
@@ -193,6 +193,10 @@ def users_code(what: str, error: type[PacelineError] = JobError) -> Iterator[Non
 
 class JobWarning(UserWarning):
     """Something about the job that changes what parallel training computes."""
+
+
+class PlanWarning(UserWarning):
+    """Which plan was chosen for `plan="auto"`, and why."""
 
 
 class CrowdedWarning(UserWarning):
