@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from paceline.api.busy_cores import BusyCores, Case, Steps
@@ -112,30 +111,20 @@ def measure_exchanges(seconds: float) -> tuple[tuple[Exchange, ...], float, int]
 
 
 def _fit_meetings(kind: str, workers: int, lengths: Sequence[int], found: Sequence[Measured], ring: Ring) -> Exchange:
-    seconds = [float(np.mean(_trimmed(each.meetings))) for each in found]
+    seconds = [statistics.median(each.meetings) for each in found]
     between = statistics.median(each.between for each in found)
     return fitting.exchange(kind, workers, [4.0 * n for n in lengths], seconds, ring, between)
 
 
 def _fit_pushes(workers: int, lengths: Sequence[int], found: Sequence[Measured], updates: dict[int, float]) -> Exchange:
     """A push without waiting, less the optimizer's update in it."""
-    seconds = [
-        max(1e-6, float(np.mean(_trimmed(each.update))) - updates[n]) for n, each in zip(lengths, found, strict=True)
-    ]
+    seconds = [max(1e-6, statistics.median(each.update) - updates[n]) for n, each in zip(lengths, found, strict=True)]
     between = statistics.median(each.between for each in found)
     return fitting.exchange("push", workers, [4.0 * n for n in lengths], seconds, between=between)
 
 
 def _fit_ddp(workers: int, lengths: Sequence[int], found: Sequence[Measured], computes: dict[int, float]) -> Exchange:
     """PyTorch's all-reduce: the trace has it within the computation."""
-    seconds = [
-        max(1e-6, float(np.mean(_trimmed(each.compute))) - computes[n]) for n, each in zip(lengths, found, strict=True)
-    ]
+    seconds = [max(1e-6, statistics.median(each.compute) - computes[n]) for n, each in zip(lengths, found, strict=True)]
     between = statistics.median(each.between for each in found)
     return fitting.exchange("ddp", workers, [4.0 * n for n in lengths], seconds, Ring(), between)
-
-
-def _trimmed(values: Sequence[float]) -> list[float]:
-    """The values without the tenth that is largest, which other programs on the machine have made."""
-    ordered = sorted(values)
-    return ordered[: max(1, len(ordered) - len(ordered) // 10)]

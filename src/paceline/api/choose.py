@@ -61,7 +61,7 @@ class Planner:
 
 
 def open_card(card: str | Path | Card | None, say: Say = lambda line: None) -> Card:
-    """Return a card, this machine's by default; a machine without one is calibrated first, which takes half a minute."""
+    """Return a card, this machine's by default; a machine without one is calibrated first, in half a minute."""
     if isinstance(card, Card):
         return card
     if card is not None:

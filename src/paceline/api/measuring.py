@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import warnings
 from collections.abc import Callable
@@ -88,14 +89,15 @@ def _of_worker(rows: Columns, worker: int) -> Columns:
     mine = rows[rows["worker"] == worker]
     mine = mine[np.argsort(mine["start"], kind="stable")]
     starts = mine["start"][mine["kind"] == Kind.COMPUTE]
-    return mine[mine["start"] >= starts[WARM]] if len(starts) > WARM + 2 else mine
+    late: Columns = mine[mine["start"] >= starts[WARM]] if len(starts) > WARM + 2 else mine
+    return late
 
 
 def _between(mine: Columns) -> float:
     """The median of what a worker does between two gradients and no row covers, in seconds."""
     computes = np.flatnonzero(mine["kind"] == Kind.COMPUTE)
     gaps = []
-    for first, stop in zip(computes[:-1], computes[1:], strict=True):
+    for first, stop in itertools.pairwise(computes):
         part = mine[first:stop]
         covered = int((part["end"] - part["start"]).sum())
         waited = int(mine["waited"][stop])

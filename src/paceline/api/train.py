@@ -71,9 +71,8 @@ def train(
     backups: int = 1,
     address: str | None = None,
 ) -> Run:
-    """Train `job` by `plan` (None: sequential) and return the run.
+    """Train `job` by `plan` (None: sequential; "auto": the choice of `paceline.choose`) and return the run.
 
-    plan      a plan's name and options; "auto": what `paceline.choose` chooses for this job and machine
     engine    "local": processes of this machine; "virtual": a clock that jumps; "mpi": the ranks that mpiexec started;
               "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this;
               "ray": nodes that Ray places, starts and replaces; this process leads them
@@ -109,23 +108,24 @@ def train(
     if job is None:
         raise UsageError("there is no job to train: give one (--help says how), or a run to resume (resume)")
     job.refuse_unused()
-    job = job if compute is None else job.with_(compute=compute)
-    if plan == AUTO:
-        job, plan = _chosen(job, workers, engine, compute)
-        workers = None
+    job, plan, workers = _settled(job, plan, workers, engine, compute)
     return _begin(job, plan, workers, engine, folder, updates, interval, how)
 
 
-def _chosen(job: Job, workers: int | None, engine: str, compute: str | None) -> tuple[Job, Plan]:
-    """Let the planner choose the plan, and how gradients are computed where `compute` does not say it."""
+def _settled(
+    job: Job, plan: str | Plan | None, workers: int | None, engine: str, compute: str | None
+) -> tuple[Job, str | Plan | None, int | None]:
+    """Return the job with its way of computing gradients, the plan and its workers; the planner chooses `auto`."""
+    job = job if compute is None else job.with_(compute=compute)
+    if plan != AUTO:
+        return job, plan, workers
     if engine != "local":
         raise UsageError(f"plan 'auto' chooses for the processes of this machine, and not for engine={engine!r}")
     from paceline.api.choose import choose
 
     choice = choose(job, workers=workers)
-    computed = compute or choice.compute
-    warnings.warn(f"plan auto: {choice.best.name}. {choice.sentences[0]}", PlanWarning, stacklevel=4)
-    return job.with_(compute=computed), choice.best.plan
+    warnings.warn(f"plan auto: {choice.best.name}. {choice.sentences[0]}", PlanWarning, stacklevel=3)
+    return job.with_(compute=compute or choice.compute), choice.best.plan, None
 
 
 def _begin(

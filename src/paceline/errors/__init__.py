@@ -27,8 +27,8 @@
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a state machine got an impossible event: a bug in Paceline
 
-and warns of: JobWarning, PlanWarning, CrowdedWarning, DeathWarning, CheckpointWarning. Every message says what was given, what is
-allowed, and what to do.
+and warns of: JobWarning, PlanWarning, CrowdedWarning, DeathWarning, CheckpointWarning. Every message says what was
+given, what is allowed, and what to do.
 """
 
 from __future__ import annotations

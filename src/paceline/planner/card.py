@@ -173,9 +173,9 @@ def of_data_sheet(gflops: float, gigabytes: float, cores: int, memory: int, name
         "call": 4e-6, "view": 1.5e-6, "matmul.small": 5 * flop, "matmul.middle": 3 * flop, "matmul.large": 2 * flop,
         "convolution.forward": 3 * flop, "convolution.backward": 4 * flop, "recurrent.forward": 3 * flop,
         "recurrent.backward": 3 * flop, "near": byte / 3, "far": byte, "slow": 10 * flop, "random": 20 * flop,
-        "gather": 2 * byte,
+        "gather": 2 * byte, "step": 5e-5,
     }  # fmt: skip
-    update = {"call": 4e-6, "near": byte / 3, "far": byte, "optimizer": 1e-6}
+    update = {"step": 5e-5, "call": 4e-6, "near": byte / 3, "far": byte}
     cases = tuple(Operations(busy, 1, compute, update, math.log(3.0)) for busy in sorted({1, cores}))
     return Card(name, cores, memory, cases, (), 5e-5, level="card")
 

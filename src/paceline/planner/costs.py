@@ -9,6 +9,7 @@ Each part says how far it may be off: half its 90% interval, as a logarithm.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -212,7 +213,7 @@ def single(costs: Costs, kind: str, workers: int, size: float) -> Guess:
 
 def _between(points: Sequence[tuple[int, float]], samples: int) -> float:
     """Interpolate linearly."""
-    for (low, first), (high, last) in zip(points[:-1], points[1:], strict=True):
+    for (low, first), (high, last) in itertools.pairwise(points):
         if low <= samples <= high:
             return first + (last - first) * (samples - low) / (high - low)
     raise AssertionError("the caller has checked that it lies between")

@@ -10,7 +10,7 @@ left out of the fit: the 90% quantile of their errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +55,7 @@ def fit(rows: Sequence[Mapping[str, float]], seconds: Sequence[float]) -> Fitted
 
 def _solve(figures: Matrix, seconds: Matrix) -> Matrix:
     """Minimise the relative errors by nonnegative least squares, reweighted towards their median."""
-    from scipy.optimize import nnls
+    from scipy.optimize import nnls  # type: ignore[import-untyped]
 
     relative = figures / seconds[:, None]
     scale = np.maximum(relative.max(axis=0), 1e-30)  # columns of one size, or the solver stops early
@@ -122,6 +122,3 @@ def mean_of_largest(jitter: Sequence[float], count: int) -> float:
 def combined(*errors: float) -> float:
     """Return the error of a sum or product whose parts err independently."""
     return math.sqrt(sum(error * error for error in errors))
-
-
-Predictor = Callable[[float], float]

@@ -186,7 +186,7 @@ def _server(plan: Plan, method: ParameterServer, costs: Costs, facts: Facts) -> 
     terms = Terms(c.seconds, u.seconds, p.seconds, wait, between)
     bound = max(1 / rate, terms.whole / workers) if method.shards == 1 else terms.whole / workers
     terms = terms.scaled(bound / terms.whole)
-    return Found(terms, _error(c, u, p, Guess(between + wait, 0.3)), 2 * facts.served, workers - 1.0)
+    return Found(terms, _error(c, u, p, Guess(between + wait, 0.3)), 2 * facts.served / workers, workers - 1.0)
 
 
 def _gathering(plan: Plan, method: GatheringServer, costs: Costs, facts: Facts) -> Found:
@@ -209,7 +209,9 @@ def _centre(plan: Plan, method: CentreServer, costs: Costs, facts: Facts) -> Fou
     rate, wait = queued(workers, think, p.seconds)
     terms = Terms(c.seconds, u.seconds, p.seconds / every, wait / every, between)
     terms = terms.scaled(1 / rate / every / terms.whole)
-    return Found(terms, _error(c, u, Guess(between + wait / every, 0.3)), 2.0 * facts.served / every, workers - 1.0)
+    return Found(
+        terms, _error(c, u, Guess(between + wait / every, 0.3)), 2.0 * facts.served / every / workers, workers - 1.0
+    )
 
 
 def _pairwise(plan: Plan, method: PairwiseGossip, costs: Costs, facts: Facts) -> Found:
@@ -218,7 +220,7 @@ def _pairwise(plan: Plan, method: PairwiseGossip, costs: Costs, facts: Facts) ->
     u, p = costs.update(workers, plan.threads), single(costs, "push", workers, facts.served)
     between = costs.between("push", workers)
     terms = Terms(c.seconds, u.seconds, p.seconds, between=between).scaled(1 / workers)
-    return Found(terms, _error(c, u, p, Guess(between, 0.3)), 2.0 * facts.served, workers - 1.0)
+    return Found(terms, _error(c, u, p, Guess(between, 0.3)), 2.0 * facts.served / workers, workers - 1.0)
 
 
 def _hogwild(plan: Plan, method: Hogwild, costs: Costs, facts: Facts) -> Found:
@@ -226,7 +228,7 @@ def _hogwild(plan: Plan, method: Hogwild, costs: Costs, facts: Facts) -> Found:
     c, u = costs.compute(_share(plan, facts, 1), workers, plan.threads), costs.update(workers, plan.threads)
     p, between = single(costs, "push", workers, facts.served), costs.between("push", workers)
     terms = Terms(c.seconds, u.seconds, p.seconds, between=between).scaled(1 / workers)
-    return Found(terms, _error(c, u, p, Guess(between, 0.3)), 2.0 * facts.served, workers - 1.0)
+    return Found(terms, _error(c, u, p, Guess(between, 0.3)), 2.0 * facts.served / workers, workers - 1.0)
 
 
 def _pipeline(plan: Plan, method: Pipeline, costs: Costs, facts: Facts) -> Found:

@@ -37,10 +37,9 @@ VIEWS = {
 }  # fmt: skip
 MATMULS = {"mm", "addmm", "bmm", "baddbmm", "mv", "dot", "linear"}
 RANDOM = {"bernoulli_", "native_dropout", "rand_like", "randn_like", "uniform_", "normal_", "rrelu_with_noise"}
-SLOW = (
-    "softmax", "exp", "tanh", "sigmoid", "gelu", "erf", "log", "pool", "norm", "sin", "cos", "pow", "sqrt", "div",
-    "attention", "silu", "elu", "mish",
-)  # fmt: skip
+SLOW = ("softmax", "exp", "tanh", "sigmoid", "gelu", "erf", "log", "sin", "cos", "pow", "sqrt", "silu", "elu", "mish")
+NORMS = ("norm",)
+POOLS = ("pool",)
 GATHERS = ("embedding", "index", "gather", "scatter")
 
 
@@ -70,7 +69,7 @@ class ModelCost:
 
     def figures(self, *phases: str) -> dict[str, float]:
         """The figures of these phases."""
-        return figures(op for op in self.operations if op.phase in phases)
+        return {**figures(op for op in self.operations if op.phase in phases), "step": 1.0}
 
     @property
     def layers(self) -> dict[str, dict[str, float]]:
@@ -87,24 +86,23 @@ class ModelCost:
 
 def cost_of(job: Job, samples: int) -> ModelCost:
     """Run one step of the job on so many samples in fake mode, and return what it costs."""
-    module = job.make_model().train()
     source = open_source(job.data, job.seed)
     batch = source.batch(torch.arange(samples) % len(source), 0)
     if job.transform is not None:
         batch = job.transform(batch)
     try:
         mode = FakeTensorMode()
-        return _recorded(job, module, batch, samples, mode)
+        return _recorded(job, _fake_module(job, mode), batch, samples, mode)
     except Exception as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        return _recorded(job, module, batch, samples, None, why)
+        return _recorded(job, job.make_model(), batch, samples, None, why)
 
 
 def _recorded(
     job: Job, module: nn.Module, batch: Any, samples: int, mode: FakeTensorMode | None, why: str = ""
 ) -> ModelCost:
     """Run the step, with fake tensors if there is a mode."""
-    module = copy.deepcopy(module) if mode is None else _faked(module, mode)
+    module.train()
     batch = batch if mode is None else tree_map(lambda v: mode.from_tensor(v) if isinstance(v, Tensor) else v, batch)
     parameters = list(trainable(module).values())
     optimizer = job.make_optimizer(module, parameters)
@@ -136,20 +134,32 @@ def _step(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
+def _fake_module(job: Job, mode: FakeTensorMode) -> nn.Module:
+    """Make the job's model with fake parameters and buffers, without memory for real ones; tied ones stay tied."""
+    if not isinstance(job.model, nn.Module):
+        with mode:
+            made = job.model()
+        return made if all(p.device.type == "cpu" for p in made.parameters()) else _faked(made, mode)
+    return _faked(copy.deepcopy(job.model), mode)
+
+
 def _faked(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Return a copy of the module with fake parameters and buffers; tied ones stay tied."""
-    module = copy.deepcopy(module)
+    """Return the module with fake parameters and buffers on the CPU in place of its own."""
     known: dict[int, Tensor] = {}
+
+    def fake(tensor: Tensor) -> Tensor:
+        with mode:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
             if parameter is not None:
                 if id(parameter) not in known:
-                    fake = mode.from_tensor(parameter.detach())
-                    known[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+                    known[id(parameter)] = nn.Parameter(fake(parameter), requires_grad=parameter.requires_grad)
                 owner._parameters[name] = known[id(parameter)]  # type: ignore[assignment]
         for name, buffer in owner._buffers.items():
             if buffer is not None:
-                owner._buffers[name] = mode.from_tensor(buffer)
+                owner._buffers[name] = fake(buffer)
     return module
 
 
@@ -202,14 +212,15 @@ def _operation(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, pha
     kind = _kind(name)
     flops, extent = 0.0, 0
     if kind == "recurrent":
-        flops, extent = _recurrent(name, inputs)
+        flops, extent, elements = _recurrent(name, inputs)
     elif packet in flop_registry:
         flops = float(flop_registry[packet](*args, **kwargs, out_val=result))
+    if kind == "convolution":
+        weight = next(v for v in reversed(inputs) if v.dim() >= 3)
+        extent = min(weight.shape[:2])
     if kind == "matmul":
         sizes = [size for v in inputs[-2:] for size in v.shape[-2:]]
         extent = min(sizes, default=0)
-    if phase == UPDATE and kind != "view":
-        kind, extent = "optimizer", max(len(outputs), 1)
     if kind == "gather":
         moved = _gathered(name, inputs, fresh)
     return Operation(
@@ -230,7 +241,10 @@ def _kind(name: str) -> str:
         return "random"
     if name.startswith(GATHERS) or "embedding" in name:
         return "gather"
-    return "slow" if any(word in name for word in SLOW) else "plain"
+    for kind, words in (("pool", POOLS), ("norm", NORMS), ("slow", SLOW)):
+        if any(word in name for word in words):
+            return kind
+    return "plain"
 
 
 def _gathered(name: str, inputs: list[Tensor], fresh: list[Tensor]) -> float:
@@ -240,13 +254,14 @@ def _gathered(name: str, inputs: list[Tensor], fresh: list[Tensor]) -> float:
     return float(made + smaller if "backward" in name or "put" in name or "scatter" in name else 2 * made)
 
 
-def _recurrent(name: str, inputs: list[Tensor]) -> tuple[float, int]:
-    """Return the floating-point operations and the time steps of one recurrent layer."""
+def _recurrent(name: str, inputs: list[Tensor]) -> tuple[float, int, float]:
+    """Return the floating-point operations, the time steps and the cells of one recurrent layer."""
     weights = [v for v in inputs if v.dim() == 2]
     steps = max((v.shape[0] for v in inputs if v.dim() == 3), default=1)
     batch = next((v.shape[1] for v in inputs if v.dim() == 3), 1)
     flops = 2.0 * steps * batch * sum(float(v.numel()) for v in weights[:2])
-    return flops * (2 if "backward" in name else 1), steps
+    cells = float(steps * batch * max((v.shape[0] for v in weights[:2]), default=0))
+    return flops * (2 if "backward" in name else 1), steps, cells
 
 
 def _bytes(tensor: Tensor) -> int:

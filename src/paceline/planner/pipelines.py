@@ -6,6 +6,7 @@ stages, as the real cut does. Each micro-batch is computed alone, so the figures
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -64,12 +65,8 @@ def pipeline(plan: Plan, method: Pipeline, costs: Costs, batch: int) -> Timed:
             return PIECE
         if work.what == UPDATE:
             return update
-        share = {
-            FORWARD: stage.forward,
-            BACKWARD: stage.backward,
-            INPUTS: stage.backward / 2,
-            WEIGHTS: stage.backward / 2,
-        }
+        half = stage.backward / 2
+        share = {FORWARD: stage.forward, BACKWARD: stage.backward, INPUTS: half, WEIGHTS: half}
         more = stage.forward if work.what in (BACKWARD, INPUTS) and work.stage in again else 0.0
         return share[work.what] + more + PIECE
 
@@ -97,7 +94,7 @@ def cut(costs: Costs, samples: int, count: int, workers: int, threads: int) -> l
     bounds = [0, *places, len(pieces)]
     return [
         Stage(sum(p[0] for p in part), sum(p[1] for p in part), part[-1][2])
-        for part in (pieces[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True))
+        for part in (pieces[low:high] for low, high in itertools.pairwise(bounds))
     ]
 
 
