@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.api.choose import choose as choose
     from paceline.api.compare import compare as compare
     from paceline.api.parallel import parallel as parallel
+    from paceline.api.simulate import simulate as simulate
     from paceline.api.train import train as train
     from paceline.api.validate import validate as validate
     from paceline.callbacks import Callback as Callback
@@ -52,6 +53,7 @@ _FACE = {
     "compare": "paceline.api.compare",
     "calibrate": "paceline.api.calibrate",
     "choose": "paceline.api.choose",
+    "simulate": "paceline.api.simulate",
     "validate": "paceline.api.validate",
     "Callback": "paceline.callbacks",
     "EarlyStopping": "paceline.callbacks.early_stopping",

@@ -16,15 +16,19 @@ from paceline.engines.setup import set_up
 from paceline.errors import PacelineError, UsageError, suggest
 from paceline.gradients.payload import Payload
 from paceline.jobs.job import Job
+from paceline.planner import cluster as clusters
 from paceline.planner.candidates import LEARNING, Candidate, candidates, numbers_of_workers
 from paceline.planner.card import Card, default_file
 from paceline.planner.choosing import GOALS, Choice
 from paceline.planner.choosing import choose as rank
+from paceline.planner.cluster import Cluster
 from paceline.planner.costs import Calibrated, Costs, Profile, Profiled, anchored, meeting, single
 from paceline.planner.methods import Facts, NotMeasured, predict
 from paceline.planner.model_cost import cost_of
 from paceline.planner.pipelines import CannotCut
 from paceline.planner.prediction import Prediction
+from paceline.planner.prices import read as read_prices
+from paceline.planner.simulating import BEST, simulated
 from paceline.plans.plan import make
 from paceline.runs.machine import this_machine
 
@@ -186,6 +190,7 @@ def _anchor(job: Job, costs: Profiled, facts: Facts, workers: int) -> None:
 def choose(
     job: Job, cluster: str | Path | None = None, goal: str = "time", *, level: str = "profiled",
     learning: str = "same", workers: int | None = None, card: str | Path | Card | None = None,
+    prices: str | Path | None = None,
     say: Say = lambda line: None, command: str = "",
 ) -> Choice:  # fmt: skip
     """Predict every plan for a job, and choose one.
@@ -195,17 +200,51 @@ def choose(
     learning  "same": plans that learn as one process does; "any": also asynchronous plans and averaged replicas
     workers   the most workers to consider; default: as many as there are cores
     card      a machine's card, as `paceline calibrate` writes it; default: this machine's
+    cluster   a cluster.toml of other machines, one worker on each; predictions then rest on their cards alone
+    prices    a CSV table of prices for the cluster's machines
     """
     for name, value, allowed in (("goal", goal, GOALS), ("level", level, LEVELS), ("learning", learning, LEARNING)):
         if value not in allowed:
             raise UsageError(f"{name}={value!r}; {suggest(value, allowed)}")
     if workers is not None and workers < 1:
         raise UsageError(f"workers={workers}: give at least 1")
+    if cluster is not None:
+        choice = _on_cluster(job, cluster_of(cluster, prices), goal, learning, workers)
+        found_there = with_command(choice, command)
+        several = choice.best.plan.workers > 1
+        return (
+            replace(found_there, command=found_there.command + " --engine cluster")
+            if several and command
+            else found_there
+        )
     found = open_card(card, say)
     planner = planner_for(job, found, level, say=say)
     counts = numbers_of_workers(found.cores, workers) if workers != 1 else []
     choice = rank(planner.predictions(counts, learning), goal, found.memory, planner.updates_per_epoch)
     return with_command(choice, command)
+
+
+def cluster_of(cluster: str | Path | Cluster, prices: str | Path | None = None) -> Cluster:
+    """Return a cluster, from its file where that is given."""
+    if isinstance(cluster, Cluster):
+        return cluster
+    return clusters.read(Path(cluster), read_prices(Path(prices)) if prices is not None else None)
+
+
+def _on_cluster(job: Job, cluster: Cluster, goal: str, learning: str, workers: int | None) -> Choice:
+    """Choose for other machines: closed forms rank, and the simulator judges the best of them."""
+    planner = planner_for(job, cluster.card(), "calibrated")
+    counts = [n for n in numbers_of_workers(cluster.machines, workers) if n <= cluster.machines]
+    if cluster.machines == 1 or workers == 1:
+        counts = []
+    first = rank(planner.predictions(counts, learning), "time", planner.card.memory, planner.updates_per_epoch)
+    kept = [p for place, p in enumerate(first.ranking) if place < BEST or p.plan.workers == 1]
+    best = [simulated(each, planner.costs["autograd"], planner.facts, cluster) for each in kept]
+    priced = cluster.price(1) is not None
+    price = (lambda p: cluster.price(p.plan.workers) or 0.0) if priced else None
+    if goal == "cost" and not priced:
+        raise UsageError("goal cost needs a price= or sku= of every kind of node in the cluster file")
+    return rank([*best, *first.ruled_out], goal, planner.card.memory, planner.updates_per_epoch, price)
 
 
 def with_command(choice: Choice, command: str) -> Choice:

@@ -42,6 +42,7 @@ def paceline(debug: bool = typer.Option(False, "--debug", help="Show the full tr
 def register() -> None:
     """Add the commands to `app`; they are imported only now, so that importing this package stays cheap."""
     from paceline.cli import bench, calibrate, check, choose, compare, draw, emit, keys, prove, replay, report, train
+    from paceline.cli import simulate as simulating
     from paceline.cli import validate as validating
 
     app.command()(train.train)
@@ -55,6 +56,7 @@ def register() -> None:
     app.command()(keys.keys)
     app.command()(calibrate.calibrate)
     app.command()(choose.choose)
+    app.command()(simulating.simulate)
     app.command()(validating.validate)
     app.add_typer(emit.app, name="emit")
 

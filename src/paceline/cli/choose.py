@@ -10,6 +10,7 @@ from paceline.cli.output import print_json
 def choose(
     job: options.JobArgument,
     cluster: options.ClusterFile = None,
+    prices: options.PriceFile = None,
     goal: options.Goal = "time",
     level: options.Level = "profiled",
     learning: options.Learning = "same",
@@ -31,7 +32,7 @@ def choose(
     chosen = options.open_job(job, data_dir, batch_size=batch_size)
     again = options.again("train", job, batch_size=batch_size, data_dir=data_dir)
     found = run_choice(
-        chosen, cluster, goal, level=level, learning=learning, workers=workers, card=card, command=again,
+        chosen, cluster, goal, prices=prices, level=level, learning=learning, workers=workers, card=card, command=again,
         say=lambda line: None if quiet else console.print(line, style="dim", markup=False),
     )  # fmt: skip
     if json:

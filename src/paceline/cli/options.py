@@ -296,6 +296,16 @@ Learning = Annotated[
 MostWorkers = Annotated[
     int | None, typer.Option("--workers", "-w", min=1, help="The most workers.", show_default="the machine's cores")
 ]
+SimulatedPlan = Annotated[str, typer.Option("--plan", "-p", help="A plan's name and options, as in ssp:bound=4.")]
+Arithmetic = Annotated[
+    bool, typer.Option("--arithmetic", help="Compute gradients, too, to predict learning; as slow as a training.")
+]
+PriceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prices", metavar="FILE", help="Prices (CSV) for sku= in the cluster file.", show_default="built in"
+    ),
+]
 CheckedPlans = Annotated[
     str | None,
     typer.Option(help="Plans to check, separated by commas.", show_default="the best, one process, two at random"),

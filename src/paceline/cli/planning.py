@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from rich.table import Table
 from paceline.cli.console import console
 
 if TYPE_CHECKING:
+    from paceline.api.simulate import Simulation
     from paceline.planner.card import Card
     from paceline.planner.choosing import Choice
     from paceline.planner.validating import Validation
@@ -25,7 +27,7 @@ def _seconds(value: float) -> str:
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column(columns[0])
+    table.add_column(columns[0], no_wrap=True)
     for name in columns[1:]:
         table.add_column(name, justify="right", no_wrap=True)
     return table
@@ -55,14 +57,13 @@ def show_card(card: Card, place: Path) -> None:
 
 def show_choice(choice: Choice) -> None:
     """Print a ranking, the explanation, and the command to use."""
-    columns = ["plan", "an update", "90% from", "to", "samples/s", "compute", "exchange", "waiting", "MiB"]
+    columns = ["plan", "an update", "90% within", "samples/s", "compute", "exchange", "waiting"]
     table = _table(f"Predicted ({choice.best.level})", *columns, *(["$ an epoch"] if choice.dollars else []))
     for place, each in enumerate(choice.ranking[:SHOWN]):
         terms = each.terms
         row = [
-            each.name, _seconds(each.seconds), _seconds(each.low), _seconds(each.high),
+            each.name, _seconds(each.seconds), f"±{math.expm1(each.error):.0%}",
             f"{each.samples_per_second:,.0f}", _seconds(terms.compute), _seconds(terms.exchange), _seconds(terms.wait),
-            f"{each.memory * each.plan.workers / 2**20:,.0f}",
         ]  # fmt: skip
         table.add_row(*row, *([f"{choice.dollars[place]:.3g}"] if choice.dollars else []))
     console.print(table)
@@ -105,3 +106,24 @@ def show_validation(found: Validation) -> None:
         f"regret {found.regret:.1%}: predicted best {found.chosen}, measured best {found.best}",
         markup=False, soft_wrap=True,
     )  # fmt: skip
+
+
+def show_simulation(found: Simulation) -> None:
+    """Print a simulated training, one line per subject."""
+    mean, median, most = found.staleness
+    lines = {
+        "plan": f"{found.plan}, {found.workers:,} workers, {found.updates:,} updates of {found.job}",
+        "time": f"{_seconds(found.seconds)} on the virtual clock, {found.samples_per_second:,.0f} samples/s",
+        "staleness": f"mean {mean:.1f}, median {median}, 95% {most} updates",
+        "effective batch": f"{found.effective_batch:,.0f} samples",
+        "waiting": f"{found.waiting:.1%} of the workers' time",
+        "sent": f"{found.bytes / 1e6:,.1f} MB",
+    }
+    if found.deaths:
+        lines["deaths"] = f"{found.deaths:,}"
+    if found.dollars is not None:
+        lines["price"] = f"${found.dollars:,.4f}"
+    for name, value in (found.metrics or {}).items():
+        lines[name] = f"{value:.4f}"
+    for subject, line in lines.items():
+        console.print(f"{subject:>15}  {line}", markup=False, soft_wrap=True)

@@ -7,6 +7,11 @@
     costs.py        seconds of the parts of a step, at three levels of truth
     methods.py      the seconds of an update under each method, made of these parts
     memory.py       the memory of each worker
+    pipelines.py    the same for pipelines, from their tables
+    candidates.py   the plans that are considered
+    cluster.py      cluster.toml: nodes, links, failures; prices.py: dollars
+    simulating.py   predictions judged by the virtual engine
+    history.py      the table of validations, which intervals follow
     choosing.py     ranks candidates, and explains the choice
     validating.py   predicted against measured
 
