@@ -66,12 +66,17 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("backend", {"backend", "core", "links", "errors"}, {"numpy", "multiprocessing"}),
     ("emit", {"emit", "plans", "errors"}, {"torch", "numpy"}),
     ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
+    (
+        "planner",
+        {"planner", "core", "plans", "jobs", "data", "gradients", "parameters", "runs", "engines.virtual", "errors"},
+        {"multiprocessing", "socket", "subprocess", "threading", "torch.distributed"},
+    ),
     ("api.gloo_shim", {"backend"}, set()),
     (
         "api",
         {
-            "api", "callbacks", "engines", "links", "core", "gradients", "parameters", "jobs", "plans", "runs",
-            "report", "errors",
+            "api", "callbacks", "engines", "links", "core", "gradients", "parameters", "data", "jobs", "planner",
+            "plans", "runs", "report", "errors",
         },
         set(),
     ),

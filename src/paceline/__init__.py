@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 from paceline.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from paceline.api.calibrate import calibrate as calibrate
+    from paceline.api.choose import choose as choose
     from paceline.api.compare import compare as compare
     from paceline.api.parallel import parallel as parallel
+    from paceline.api.simulate import simulate as simulate
     from paceline.api.train import train as train
+    from paceline.api.validate import validate as validate
     from paceline.callbacks import Callback as Callback
     from paceline.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
     from paceline.callbacks.early_stopping import EarlyStopping as EarlyStopping
@@ -44,6 +48,10 @@ _FACE = {
     "UsageError": "paceline.errors",
     "train": "paceline.api.train",
     "compare": "paceline.api.compare",
+    "calibrate": "paceline.api.calibrate",
+    "choose": "paceline.api.choose",
+    "simulate": "paceline.api.simulate",
+    "validate": "paceline.api.validate",
     "Callback": "paceline.callbacks",
     "EarlyStopping": "paceline.callbacks.early_stopping",
     "BestCheckpoint": "paceline.callbacks.best_checkpoint",

@@ -22,7 +22,17 @@ from paceline.engines.outcome import finish
 from paceline.engines.record import first_record, life_record
 from paceline.engines.resuming import check_same, open_run
 from paceline.engines.setup import Setup, set_up
-from paceline.errors import Blamed, CheckpointWarning, JobWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
+from paceline.errors import (
+    Blamed,
+    CheckpointWarning,
+    JobWarning,
+    PlanError,
+    PlanWarning,
+    RunFailed,
+    RunStopped,
+    UsageError,
+    suggest,
+)
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.jobs.job import Job
 from paceline.plans.clusters import check_method
@@ -41,6 +51,7 @@ ENGINES = ("local", "virtual", "mpi", "cluster", "ray")
 #: The engines that keep checkpoints.
 KEEPING = ("local", "cluster", "ray")
 RUNS = Path("runs")
+AUTO = "auto"
 
 
 @accepts_old_names(RENAMED_ARGUMENTS["train"])
@@ -65,7 +76,7 @@ def train(
     backups: int = 1,
     address: str | None = None,
 ) -> Run:
-    """Train `job` by `plan` (None: sequential) and return the run.
+    """Train `job` by `plan` (None: sequential; "auto": the choice of `paceline.choose`) and return the run.
 
     engine    "local": processes of this machine; "virtual": a clock that jumps; "mpi": the ranks that mpiexec started;
               "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this;
@@ -105,8 +116,24 @@ def train(
             "`paceline train --resume runs/...`"
         )
     job.refuse_unused()
-    job = job if compute is None else job.with_(compute=compute)
+    job, plan, workers = _settled(job, plan, workers, engine, compute)
     return _begin(job, plan, workers, engine, folder, max_updates, interval, how)
+
+
+def _settled(
+    job: Job, plan: str | Plan | None, workers: int | None, engine: str, compute: str | None
+) -> tuple[Job, str | Plan | None, int | None]:
+    """Return the job with its way of computing gradients, the plan and its workers; the planner chooses `auto`."""
+    job = job if compute is None else job.with_(compute=compute)
+    if plan != AUTO:
+        return job, plan, workers
+    if engine != "local":
+        raise UsageError(f"plan 'auto' chooses for the processes of this machine, and not for engine={engine!r}")
+    from paceline.api.choose import choose
+
+    choice = choose(job, workers=workers)
+    warnings.warn(f"plan auto: {choice.best.name}. {choice.sentences[0]}", PlanWarning, stacklevel=3)
+    return job.with_(compute=compute or choice.compute), choice.best.plan, None
 
 
 def _begin(

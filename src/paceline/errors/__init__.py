@@ -30,10 +30,9 @@ also names of `paceline`; the members of a group say what exactly went wrong.
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a state machine got an impossible event: a bug in Paceline
 
-and warns of: JobWarning, CrowdedWarning, DeathWarning, CheckpointWarning, PacelineDeprecationWarning.
+and warns of: JobWarning, PlanWarning, CrowdedWarning, DeathWarning, CheckpointWarning, PacelineDeprecationWarning.
 
-Every message says what was given, what is
-allowed, and what to do.
+Every message says what was given, what is allowed, and what to do.
 """
 
 from __future__ import annotations
@@ -83,6 +82,7 @@ from paceline.errors.warnings import (
     DeathWarning,
     JobWarning,
     PacelineDeprecationWarning,
+    PlanWarning,
 )
 
 __all__ = [
@@ -103,6 +103,7 @@ __all__ = [
     "PeerLost",
     "PeerRefused",
     "PlanError",
+    "PlanWarning",
     "ProtocolError",
     "RankGone",
     "RankMissing",

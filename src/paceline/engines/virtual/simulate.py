@@ -13,6 +13,7 @@ from paceline.engines.outcome import Outcome
 from paceline.engines.setup import Setup
 from paceline.engines.threads import threads
 from paceline.engines.virtual.pipeline import run_pipeline
+from paceline.engines.virtual.rows import Rows, Totals, TraceRows
 from paceline.engines.virtual.server import run_server
 from paceline.engines.virtual.synchronous import run_synchronous
 from paceline.engines.virtual.world import World
@@ -24,13 +25,13 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
 from paceline.plans.plan import Plan
-from paceline.runs.trace import Row, Trace
+from paceline.runs.trace import Trace
 
 Arithmetic = SynchronousArithmetic | ServerArithmetic | StagedPipeline
 
 #: What runs each method on one clock: called with the plan and its method, the agenda, the world, the bytes that a
-#: worker sends, and the arithmetic or None.
-RUNS: dict[type, Callable[[Plan, Any, Agenda, World, int, Any], list[Row]]] = {
+#: worker sends, the arithmetic or None, and where its rows go.
+RUNS: dict[type, Callable[[Plan, Any, Agenda, World, int, Any, Rows], None]] = {
     Alone: run_synchronous,
     AllReduce: run_synchronous,
     LocalSteps: run_synchronous,
@@ -51,9 +52,11 @@ def train(setup: Setup, world: World) -> Outcome:
         plan, layout = setup.plan, setup.layout
         arithmetic = _arithmetic(setup)
         size = Payload.length(layout) * layout.bytes_per_number if plan.traits.keeps_step else layout.bytes
-        rows = RUNS[type(plan.method)](plan, plan.method, setup.agenda, world, size, arithmetic)
-        seconds = max((row.end for row in rows), default=0) / 1e9
-        return Outcome(_trace(rows), seconds, arithmetic.values(), arithmetic.snapshots.kept)
+        rows = TraceRows()
+        RUNS[type(plan.method)](plan, plan.method, setup.agenda, world, size, arithmetic, rows)
+        trace = rows.trace()
+        seconds = int(trace.rows["end"].max(initial=0)) / 1e9
+        return Outcome(trace, seconds, arithmetic.values(), arithmetic.snapshots.kept)
 
 
 def simulate(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 220_200) -> Trace:
@@ -61,7 +64,16 @@ def simulate(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 22
 
     A coordinator is assumed to evaluate twice per update, and its vector algebra to take no time.
     """
-    return _trace(RUNS[type(plan.method)](plan, plan.method, agenda, world, parameter_bytes, None))
+    rows = TraceRows()
+    RUNS[type(plan.method)](plan, plan.method, agenda, world, parameter_bytes, None, rows)
+    return rows.trace()
+
+
+def simulate_totals(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 220_200) -> Totals:
+    """Simulate the plan in this world in time only, and keep no trace: for thousands of workers."""
+    totals = Totals()
+    RUNS[type(plan.method)](plan, plan.method, agenda, world, parameter_bytes, None, totals)
+    return totals
 
 
 def _arithmetic(setup: Setup) -> Arithmetic:
@@ -69,7 +81,3 @@ def _arithmetic(setup: Setup) -> Arithmetic:
     if setup.blueprint is not None:
         return StagedPipeline(setup)
     return synchronous(setup) if setup.plan.traits.keeps_step else ServerArithmetic(setup)
-
-
-def _trace(rows: list[Row]) -> Trace:
-    return Trace.of(sorted(rows, key=lambda row: row.end))
