@@ -55,6 +55,7 @@ class SplitReplica:
             shapes: SplitModel(traced, program, place, blueprint.shapes)
             for shapes, program in blueprint.programs.items()
         }
+        self.moving = blueprint.moving
         self.replica = Replica(job, module, blueprint.moving, gradients=self)
         _seed_alike(self.replica, outer)
         #: Carries out a movement together with the other workers; set by the engine that has them.

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from paceline.core.splits.derivation import PARAMETER, Choose, Program, derive
+from paceline.core.splits.derivation import PARAMETER, Program, derive
 from paceline.core.splits.proof import prove_program
+from paceline.core.splits.recipes import SplitRecipe
 from paceline.errors import JobError
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
@@ -34,8 +35,8 @@ APART = {torch.float64: 1e-9, torch.float32: 2e-4}
 
 
 def split_blueprint(
-    job: Job, module: nn.Module, examples: Sequence[Example], moving: tuple[str, ...], workers: int, choose: Choose,
-    shards_parameters: bool = False,
+    job: Job, module: nn.Module, examples: Sequence[Example], moving: tuple[str, ...], workers: int,
+    recipe: SplitRecipe, shards_parameters: bool = False,
 ) -> SplitBlueprint:  # fmt: skip
     """Return the blueprint; `examples` are chunks of every size, a full one first."""
     programs: dict[Shapes, Program] = {}
@@ -52,9 +53,11 @@ def split_blueprint(
         else:
             traced = retrace(twin, call, exported)
         described = describe(traced, tensors)
+        recipe.check(described.nodes)
         program = derive(
-            described.nodes, described.inputs, described.outputs, described.needs, workers, choose, shards_parameters
-        )
+            described.nodes, described.inputs, described.outputs, described.needs, workers, recipe.choose,
+            shards_parameters,
+        )  # fmt: skip
         prove_program(program)
         programs[tuple(tuple(t.shape) for t in tensors)] = program
     assert call is not None
