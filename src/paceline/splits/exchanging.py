@@ -7,7 +7,7 @@ have several types.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -163,7 +163,7 @@ def move_together(requests: Sequence[Request]) -> list[Tensor]:
     return [shaped(t, first.movement.target, request) for t, request in zip(tensors, requests, strict=True)]
 
 
-def largest(steps: Sequence[Step], shapes: dict[str, tuple[int, ...]], workers: int, itemsize: int) -> int:
+def largest(steps: Sequence[Step], shapes: Mapping[str, tuple[int, ...]], workers: int, itemsize: int) -> int:
     """Return the most bytes that a worker's vector has to hold in any exchange of these steps."""
     return max(
         (

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
-from paceline.core.splits.derivation import Program
+from paceline.core.splits import WHOLE
+from paceline.core.splits.derivation import PARAMETER, Program, Step
 from paceline.errors import JobError
 from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch, Job
-from paceline.splits.exchanging import Request
+from paceline.parameters.layout import Layout
+from paceline.splits.exchanging import Request, largest
 from paceline.splits.slicing import outline
 from paceline.splits.walk import SplitModel, Walk
 from paceline.stages.exporting import ExportedGraph
@@ -37,6 +39,14 @@ class SplitBlueprint:
     def program(self) -> Program:
         """The program of a full chunk."""
         return next(iter(self.programs.values()))
+
+    def bytes_sent(self, layout: Layout) -> int:
+        """Return the most bytes that a worker sends in one exchange, of chunks and of what is gathered at the end."""
+        found, size = 0, max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
+        for program in self.programs.values():
+            gathers = [Step((), PARAMETER + n, placed, WHOLE) for n, placed in program.stored.items() if placed.is_split]
+            found = max(found, largest([*program.steps, *gathers], program.shapes, program.workers, size))
+        return found
 
 
 class SplitReplica:
