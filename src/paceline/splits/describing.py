@@ -100,7 +100,8 @@ def _node(
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
     """Return the dimensions of a tensor from the slowest in memory to the fastest."""
-    return tuple(sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim)))
+    strides = tensor.stride()
+    return tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
 
 
 def _held(module: nn.Module, kind: str, names: dict[int, str]) -> tuple[Held, ...]:

@@ -144,11 +144,9 @@ def combined(exchange: Exchange, place: int, parts: Sequence[Tensor], like: Tens
 
 
 def move_together(requests: Sequence[Request]) -> list[Tensor]:
-    """Carry out a movement of all workers of a group in one process, with the sums of `LinkMover`."""
+    """Carry out a movement in which something travels, of all workers of a group, with the sums of `LinkMover`."""
     tensors = [request.tensor for request in requests]
     first, workers = requests[0], len(requests)
-    if not first.movement.travels:
-        return [kept(request, place) for place, request in enumerate(requests)]  # type: ignore[misc]
     for exchange in exchanges_of(first.movement, first.shape, workers):
         boxes = [exchange.has.box(exchange.extent, place) for place in range(workers)]
         views = [t.reshape([stop - start for start, stop in box]) for t, box in zip(tensors, boxes, strict=True)]

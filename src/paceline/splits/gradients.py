@@ -44,7 +44,9 @@ class SplitBlueprint:
         """Return the most bytes that a worker sends in one exchange, of chunks and of what is gathered at the end."""
         found, size = 0, max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
         for program in self.programs.values():
-            gathers = [Step((), PARAMETER + n, placed, WHOLE) for n, placed in program.stored.items() if placed.is_split]
+            gathers = [
+                Step((), PARAMETER + n, placed, WHOLE) for n, placed in program.stored.items() if placed.is_split
+            ]
             found = max(found, largest([*program.steps, *gathers], program.shapes, program.workers, size))
         return found
 

@@ -88,7 +88,7 @@ def _module(module: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> tuple[s
         alone = dims != len(module.kernel_size) + 2  # one sample, without a batch
         grouped = module.groups > 1 or module.padding_mode != "zeros"
         return ("any" if alone else "convolution_groups" if grouped else "convolution"), {}
-    if kind is nn.Embedding and module.max_norm is None and not module.sparse and not module.scale_grad_by_freq:  # type: ignore[union-attr]
+    if kind is nn.Embedding and module.max_norm is None and not module.sparse and not module.scale_grad_by_freq:
         return "embedding", {}
     if kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         return "batch_norm", {}

@@ -55,6 +55,12 @@ class _AddedOnce(torch.autograd.Function):
         return g, g.sum([each for each in range(ctx.dims) if each != ctx.dim]), None, None
 
 
+def added_once(summand: Tensor, bias: Tensor, dim: int, place: int) -> Tensor:
+    """Add a bias along a dimension to the summand of the first worker."""
+    found: Tensor = _AddedOnce.apply(summand, bias, dim, place == 0)  # type: ignore[no-untyped-call]
+    return found
+
+
 def _rows(op: Operation, args: Any, kwargs: Any) -> Tensor:
     module, (x,) = op.module, args
     if op.node.kind == "linear":
@@ -63,8 +69,7 @@ def _rows(op: Operation, args: Any, kwargs: Any) -> Tensor:
         made, dim = module._conv_forward(x, module.weight, None), 1
     if module.bias is None:
         return made
-    found: Tensor = _AddedOnce.apply(made, module.bias, dim, op.place == 0)
-    return found
+    return added_once(made, module.bias, dim, op.place)
 
 
 def _words(op: Operation, args: Any, kwargs: Any) -> Tensor:
@@ -75,14 +80,16 @@ def _words(op: Operation, args: Any, kwargs: Any) -> Tensor:
     padding = module.padding_idx
     local = padding - first if padding is not None and first <= padding < stop else None
     found = F.embedding((words - first).clamp(0, stop - first - 1), module.weight, local)
-    return found * here.unsqueeze(-1).to(found.dtype)
+    known: Tensor = found * here.unsqueeze(-1).to(found.dtype)
+    return known
 
 
 def _dropout(op: Operation, args: Any, kwargs: Any) -> Tensor:
     """Draw for the whole value, as one worker would, and keep what falls on this worker's part."""
     module, (x,) = op.module, args
     if not module.training:
-        return x
+        still: Tensor = x
+        return still
     reseed(module, (x,))
     shape, order = op.node.shape, op.node.numbers("drawn")
     assert shape is not None
@@ -115,7 +122,7 @@ def _heads(op: Operation, args: Any, kwargs: Any) -> tuple[Tensor, None]:
     order = (0, 2, 1, 3) if batch_first else (2, 0, 1, 3)
     made = F.linear(mixed.permute(order).flatten(2), module.out_proj.weight)
     if module.out_proj.bias is not None:
-        made = _AddedOnce.apply(made, module.out_proj.bias, made.dim() - 1, op.place == 0)
+        made = added_once(made, module.out_proj.bias, made.dim() - 1, op.place)
     return made, None
 
 

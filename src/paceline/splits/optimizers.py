@@ -53,10 +53,10 @@ def _initial(optimizer: Optimizer, chosen: nn.Parameter, parameter: nn.Parameter
     found = optimizer.state.get(chosen)
     if not found:
         return []
-    return [
-        {
-            key: torch.full_like(parameter, float(v.flatten()[0])) if isinstance(v, torch.Tensor) and v.shape == chosen.shape
-            else v.clone() if isinstance(v, torch.Tensor) else v
-            for key, v in found.items()
-        }
-    ]  # fmt: skip
+    return [{key: _like(parameter, value, chosen.shape) for key, value in found.items()}]
+
+
+def _like(parameter: nn.Parameter, value: object, shape: torch.Size) -> object:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.full_like(parameter, float(value.flatten()[0])) if value.shape == shape else value.clone()

@@ -22,7 +22,7 @@ from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.parameters.layout import trainable
 from paceline.splits.describing import describe
-from paceline.splits.exchanging import move_together
+from paceline.splits.exchanging import Request, kept, move_together
 from paceline.splits.gradients import Shapes, SplitBlueprint, SplitReplica
 from paceline.splits.slicing import assembled, shapes_of, sliced
 from paceline.splits.walk import Walk
@@ -93,7 +93,7 @@ def run_together(walks: Sequence[Walk], draws: bool = False) -> float:
             if start is not None:
                 torch.set_rng_state(states[place])  # type: ignore[arg-type]
             try:
-                requests.append(walk.send(answers[place]))  # type: ignore[arg-type]
+                requests.append(_next(walk, answers[place], place))
             except StopIteration as ended:
                 loss = float(ended.value)
             states[place] = torch.get_rng_state() if draws else None
@@ -102,6 +102,14 @@ def run_together(walks: Sequence[Walk], draws: bool = False) -> float:
         if len({request.step for request in requests}) > 1 or len(requests) < len(walks):
             raise AssertionError("workers have come to different movements")
         answers = list(move_together(requests))
+
+
+def _next(walk: Walk, answer: Tensor | None, place: int) -> Request:
+    """Let one worker go on to the next movement in which something travels."""
+    request = walk.send(answer)  # type: ignore[arg-type]
+    while (alone := kept(request, place)) is not None:
+        request = walk.send(alone)
+    return request
 
 
 def _rehearse(job: Job, module: nn.Module, made: SplitBlueprint, example: Example) -> None:

@@ -70,9 +70,7 @@ class SplitModel:
 class _Walk:
     """The values of one chunk."""
 
-    def __init__(
-        self, model: SplitModel, replica: Replica, batch: Batch, tensors: list[Tensor], weight: float
-    ) -> None:
+    def __init__(self, model: SplitModel, replica: Replica, batch: Batch, tensors: list[Tensor], weight: float) -> None:
         self.model, self.program, self.replica, self.batch = model, model.program, replica, batch
         self.weight = weight
         #: What this worker has of each value, in each placement.
@@ -254,4 +252,3 @@ class _Walk:
 def _apart(value: Any) -> Any:
     """Copy a tensor that an operation changes in place, since autograd allows no change of what was cut off."""
     return value.clone() if isinstance(value, Tensor) else value
-

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from paceline.core.splits import WHOLE, Placement, flat
 from paceline.core.splits.catalogue import SPLITS
 from paceline.core.splits.following import follow
-from paceline.core.splits.movements import Movement
+from paceline.core.splits.movements import Movement, kind_of
 from paceline.core.splits.nodes import Layout, Node, Shape
 from paceline.errors import PlanError
 
@@ -146,14 +146,14 @@ class _Derivation:
         if made == wanted or (value, wanted) in self.moved:
             return
         if value not in self.shapes:
+            who = "the loss" if node is None else node.layer or node.name
             raise PlanError(
-                f"{value} is not a tensor, and would have to be moved for {node.layer or node.name if node else 'the loss'}"
-                f" ({made} -> {wanted}); leave the layer that makes it whole"
+                f"{value} is not a tensor, and would have to be moved for {who} ({made} -> {wanted}); leave the layer "
+                "that makes it whole"
             )
         self.moved.add((value, wanted))
-        step = Step((), value, made, wanted)
-        assert step.movement.kind
-        self.steps.append(step)
+        kind_of(made, wanted)  # raises where nothing leads there
+        self.steps.append(Step((), value, made, wanted))
 
 
 def derive(

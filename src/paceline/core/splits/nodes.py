@@ -24,7 +24,7 @@ class Node:
     """One operation of the graph."""
 
     name: str
-    #: What it computes, as far as splits care: "linear", "elementwise", "reshape", ...; "any" for all that is not known.
+    #: What it computes, as far as splits care: "linear", "elementwise", "reshape", ...; "any" for what is not known.
     kind: str
     #: The values that it takes, and the shape of each; None where it is not a tensor.
     takes: tuple[str, ...] = ()

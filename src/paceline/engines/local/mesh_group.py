@@ -29,16 +29,16 @@ class GroupLink:
         self.link, self.group = link, group
         self.rank = group.index(link.rank)
         self.vectors: Sequence[Tensor] = [vector[:length] for vector in link.vectors]
-
-    @property
-    def waited(self) -> int:
-        return self.link.waited
+        self.waited = 0
 
     def offer(self, to: int, span: Span) -> None:
         self.link.offer(self.group[to], span)
 
     def take(self, peer: int, span: Span) -> Tensor:
-        return self.link.take(self.group[peer], span)
+        before = self.link.waited
+        taken = self.link.take(self.group[peer], span)
+        self.waited += self.link.waited - before
+        return taken
 
     def call_off(self) -> None:
         self.link.call_off()

@@ -84,7 +84,9 @@ class _Run:
             if len(group) > 1:
                 waited = nanoseconds(max(ends.values()) - ends[worker])
                 times = times[1], nanoseconds(together)
-                self.rows.append(Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, waited, 0, sent[place], 0.0))
+                self.rows.append(
+                    Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, waited, 0, sent[place], 0.0)
+                )
             self.ready[worker] = together
 
     def _program(self, samples: int) -> Program | None:

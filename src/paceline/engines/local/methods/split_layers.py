@@ -34,6 +34,11 @@ def split_layers(
     def state() -> WorkerState:
         return runner.replica.worker_state() | state_of_store(store)
 
+    def snapshot(updates: int) -> None:
+        values = gather()  # 4
+        if runner.group.leads:
+            runner.snapshot(updates, lambda: values)
+
     for update in runner.updates_ahead():
         computed = yield GradientRequest(update, runner.group.chunks(update), update)  # 1
         if computed is None:
@@ -46,9 +51,7 @@ def split_layers(
         rule.update(store, Arrival(runner.learner.settle(whole)))  # 3
         runner.applied(update, base, store.updates, start)
         if runner.agenda.reaches(update + 1, snapshots_every):
-            values = gather()  # 4
-            if runner.group.leads:
-                runner.snapshot(update + 1, lambda: values)
+            snapshot(update + 1)
         runner.state_writer.in_step(update, update + 1, state)
     result = gather()
     if runner.group.leads:
