@@ -170,9 +170,7 @@ def _apart(case: Case, mutant: Mutant) -> float:
     return worst
 
 
-def _gap(
-    expected: Tensor | None, mine: list[Tensor | None], placed: Placement, program: Program, name: str
-) -> float:
+def _gap(expected: Tensor | None, mine: list[Tensor | None], placed: Placement, program: Program, name: str) -> float:
     """Return by how much the gradients of a parameter differ from the model's, on any worker."""
     if expected is None or any(g is None for g in mine):
         return 0.0 if expected is None and all(g is None for g in mine) else 1.0
@@ -181,5 +179,3 @@ def _gap(
         return max(float((g.reshape(expected.shape) - expected).abs().max()) for g in present)
     other = assembled(present, placed, program.shapes[PARAMETER + name], tuple(expected.shape))
     return float((other - expected).abs().max())
-
-
