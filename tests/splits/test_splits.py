@@ -58,7 +58,8 @@ def tried(number: int) -> str:
     try:
         set_up(job, plan, "virtual")
     except PlanError as refusal:
-        assert "cannot be split by" in str(refusal), refusal
+        if "cannot be split by" not in str(refusal):
+            raise
         return "refused"
     same_numbers(job, plan, "virtual")
     return "equal"
@@ -172,6 +173,7 @@ def test_the_whole_table_of_equalities(plan: str, job: str, optimizer: str) -> N
     try:
         run = train(small, parsed, engine="virtual", folder=None, updates=20)
     except PlanError as refusal:
-        assert "cannot be split by" in str(refusal), refusal
+        if "cannot be split by" not in str(refusal):
+            raise
         return
     assert difference(oracle.model, run.model) <= 1e-9

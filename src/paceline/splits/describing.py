@@ -71,7 +71,7 @@ def names_of(module: nn.Module) -> dict[int, str]:
 def _parameter(node: fx.Node, value: Any, names: dict[int, str]) -> Node:
     """Describe what reads a parameter or a buffer by name: it is used whole."""
     shape = tuple(value.shape) if isinstance(value, Tensor) else None
-    held = (Held("value", names[id(value)], tuple(value.shape)),) if id(value) in names else ()
+    held = (Held("value", names[id(value)], tuple(value.shape), value.requires_grad),) if id(value) in names else ()
     return Node(node.name, "any", shape=shape, held=held)
 
 
@@ -110,7 +110,7 @@ def _held(module: nn.Module, kind: str, names: dict[int, str]) -> tuple[Held, ..
         shape = tuple(tensor.shape)
         if kind == "attention" and role.startswith("in_proj"):
             shape = (3, shape[0] // 3, *shape[1:])  # queries, keys and values are split alike
-        found.append(Held(role, names[id(tensor)], shape))
+        found.append(Held(role, names[id(tensor)], shape, tensor.requires_grad))
     return tuple(found)
 
 

@@ -62,8 +62,7 @@ def split_blueprint(
         programs[tuple(tuple(t.shape) for t in tensors)] = program
     assert call is not None
     made = SplitBlueprint(call, exported, programs, shapes_of(module), moving)
-    for example in examples:
-        _rehearse(job, module, made, example)
+    _rehearse(job, module, made, examples)
     return made
 
 
@@ -112,23 +111,22 @@ def _next(walk: Walk, answer: Tensor | None, place: int) -> Request:
     return request
 
 
-def _rehearse(job: Job, module: nn.Module, made: SplitBlueprint, example: Example) -> None:
-    """Compare all workers together with the model."""
-    whole = Replica(job, copy.deepcopy(module).train(), made.moving)
-    expected = whole.forward(whole.module, *fresh(example))
-    expected.backward()
-    expected = expected.detach()
-    workers = made.program.workers
-    parts = [SplitReplica(job, sliced(module, made.program, place), made, place) for place in range(workers)]
+def _rehearse(job: Job, module: nn.Module, made: SplitBlueprint, examples: Sequence[Example]) -> None:
+    """Compare all workers together with the model, the last example twice: a model may change itself in the first."""
+    whole, program = Replica(job, copy.deepcopy(module).train(), made.moving), made.program
+    parts = [SplitReplica(job, sliced(module, program, place), made, place) for place in range(program.workers)]
     draws = any(model.traced.draws for model in parts[0].models.values())
-    walks = [each.walk(*fresh(example), 1.0) for each in parts]
-    loss = run_together(walks, draws)
-    apart = APART.get(expected.dtype, 1e-2)
-    if not math.isfinite(float(expected)):
-        return
-    if abs(loss - float(expected)) > apart * max(1.0, abs(float(expected))):
-        raise _difference(module, f"a loss of {loss}, not {float(expected)}")
-    _compare(module, made, whole, parts, apart)
+    for example in (*examples, examples[-1]):
+        loss = whole.forward(whole.module, *fresh(example))
+        loss.backward()
+        expected = float(loss.detach())
+        found = run_together([each.walk(*fresh(example), 1.0) for each in parts], draws)
+        apart = APART.get(loss.dtype, 1e-2)
+        if not math.isfinite(expected):
+            return
+        if abs(found - expected) > apart * max(1.0, abs(expected)):
+            raise _difference(module, f"a loss of {found}, not {expected}")
+        _compare(module, made, whole, parts, apart)
 
 
 def _compare(

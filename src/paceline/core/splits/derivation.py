@@ -24,7 +24,7 @@ from paceline.core.splits import WHOLE, Placement, flat
 from paceline.core.splits.catalogue import SPLITS
 from paceline.core.splits.following import follow
 from paceline.core.splits.movements import Movement, kind_of
-from paceline.core.splits.nodes import Layout, Node, Shape
+from paceline.core.splits.nodes import Held, Layout, Node, Shape
 from paceline.errors import PlanError
 
 #: Chooses the split of a layer from how what it takes was made; an empty word lets it follow.
@@ -42,6 +42,8 @@ class Step(NamedTuple):
     target: Placement = WHOLE
     #: Whether it belongs to the backward pass.
     back: bool = False
+    #: Whether it repeats a movement of the forward pass, whose result was dropped.
+    again: bool = False
 
     @property
     def movement(self) -> Movement:
@@ -75,12 +77,28 @@ class Program:
     #: The values that need a gradient.
     needs: frozenset[str]
     forward: tuple[Step, ...]
+    #: Whether what was gathered of a parameter is dropped after its last use forward, and gathered again for its first
+    #: use back.
+    drops: bool = False
 
     @property
     def steps(self) -> tuple[Step, ...]:
         """The whole line: forward, then backward."""
-        back = [step._replace(back=True) for step in reversed(self.forward) if step.nodes or step.value in self.needs]
+        back: list[Step] = []
+        gathered: set[str] = set()
+        for step in reversed(self.forward):
+            if step.nodes and self.drops:
+                again = [move for move in self.gathers(step) if move.value not in gathered]
+                gathered |= {move.value for move in again}
+                back += [move._replace(again=True) for move in again]
+            if step.nodes or step.value in self.needs:
+                back.append(step._replace(back=True))
         return (*self.forward, *back)
+
+    def gathers(self, step: Step) -> list[Step]:
+        """Return the movements of parameters that a step's operations use."""
+        used = {PARAMETER + held.name for name in step.nodes for held in self.nodes[name].held}
+        return [move for move in self.forward if move.value in used and move.source.is_split]
 
     def placed(self, value: str) -> Placement:
         """Return how a value is placed where it is made."""
@@ -121,7 +139,7 @@ class _Derivation:
         layout = SPLITS[way].layout(node, self.workers) if way else follow(node, found, self.workers)
         self.ways[node.name], self.layouts[node.name] = way, layout
         for held in node.held:
-            self.hold(node, held.role, held.name, held.shape, layout.uses.get(held.role, WHOLE))
+            self.hold(node, held, layout.uses.get(held.role, WHOLE))
         for value, wanted in zip(node.takes, layout.takes, strict=True):
             self.move(node, value, wanted)
         if self.steps and self.steps[-1].nodes:
@@ -132,13 +150,14 @@ class _Derivation:
         if node.shape is not None:
             self.shapes[node.name] = node.shape
 
-    def hold(self, node: Node, role: str, name: str, shape: Shape, wanted: Placement) -> None:
-        """Store a parameter as its first layer uses it, and move it for the others."""
-        value = PARAMETER + name
-        stored = flat(shape, self.workers) if self.shards_parameters else wanted.stored
+    def hold(self, node: Node, held: Held, wanted: Placement) -> None:
+        """Store a parameter as its first layer uses it, or in shares, and move it for the others."""
+        name, value = held.name, PARAMETER + held.name
+        shared = self.shards_parameters and held.trained
+        stored = flat(held.shape, self.workers) if shared else wanted.stored
         self.stored.setdefault(name, stored)
         self.placed[value] = self.stored[name]
-        self.shapes.setdefault(value, shape)
+        self.shapes.setdefault(value, held.shape)
         self.move(node, value, wanted)
 
     def move(self, node: Node | None, value: str, wanted: Placement) -> None:
@@ -158,7 +177,7 @@ class _Derivation:
 
 def derive(
     nodes: Sequence[Node], inputs: Mapping[str, Shape], outputs: Sequence[str], needs: Collection[str], workers: int,
-    choose: Choose, shards_parameters: bool = False,
+    choose: Choose, shards_parameters: bool = False, drops: bool = False,
 ) -> Program:  # fmt: skip
     """Return the program of a model.
 
@@ -167,7 +186,8 @@ def derive(
         inputs: the tensors that the model takes, with their shapes; every worker has them.
         outputs: the values that the loss takes; every worker needs them whole.
         needs: the values that need a gradient; parameters with `PARAMETER` before their names.
-        shards_parameters: whether every worker stores a share of each parameter, and gathers it for each use.
+        shards_parameters: whether every worker stores a share of each parameter, and gathers it.
+        drops: whether it drops what it gathered after the forward pass of the layer, and gathers it again.
     """
     named = {node.name: node for node in nodes}
     found = _Derivation(named, workers, shards_parameters, dict.fromkeys(inputs, WHOLE), dict(inputs))
@@ -177,5 +197,5 @@ def derive(
         found.move(None, value, WHOLE)
     return Program(
         workers, named, found.ways, found.layouts, found.stored, found.shapes, tuple(inputs), tuple(outputs),
-        frozenset(needs), tuple(found.steps),
+        frozenset(needs), tuple(found.steps), drops,
     )  # fmt: skip

@@ -17,6 +17,8 @@ class Held(NamedTuple):
     role: str  # its name in the module, such as "weight"
     name: str  # its name in the model
     shape: Shape
+    #: Whether training changes it by its gradient; not so a buffer, or a parameter that is frozen.
+    trained: bool = True
 
 
 @dataclass(frozen=True)

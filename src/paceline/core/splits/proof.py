@@ -113,14 +113,17 @@ class _Line:
         self.undone: list[str] = []
         self.moved: list[tuple[str, Placement]] = []
         self.returned: list[tuple[str, Placement]] = []
+        self.again: list[tuple[str, Placement]] = []
 
     def follow(self, line: Sequence[Step]) -> None:
         for step in line:
-            if step.back and not self.undone:
+            if (step.back or step.again) and not self.undone:
                 self._loss()
             for name in reversed(step.nodes) if step.back else step.nodes:
                 self._undo(name) if step.back else self._compute(name)
-            if step.value:
+            if step.again:
+                self._gather_again(step)
+            elif step.value:
                 self._return(step) if step.back else self._move(step)
         if self.computed != list(self.program.nodes) or self.undone != self.computed[::-1]:
             raise self.fault("it does not compute every operation once forward and once back, in order")
@@ -150,6 +153,13 @@ class _Line:
         self.moved.append(key)
         self.has.add(key)
 
+    def _gather_again(self, step: Step) -> None:
+        """Gather a parameter again: it must have been gathered before, and be wanted still."""
+        key = (step.value, step.target)
+        if key not in self.moved or key in self.again or key in self.returned or not self.program.drops:
+            raise self.fault(f"{step}: it was not dropped")
+        self.again.append(key)
+
     def _loss(self) -> None:
         for value in self.program.outputs:
             if (value, WHOLE) not in self.has:
@@ -159,6 +169,9 @@ class _Line:
         """Compute back through an operation: the gradients of all that was computed from it must be there."""
         if name not in self.computed or name in self.undone:
             raise self.fault(f"it computes back through {name} out of order")
+        gone = [move for move in self.program.gathers(Step((name,))) if (move.value, move.target) not in self.again]
+        if gone and self.program.drops:
+            raise self.fault(f"it computes back through {name} without {gone[0].value}, which was dropped")
         late = [each for each in self.computed if name in self.program.nodes[each].takes and each not in self.undone]
         late += [v for v, placed in self.moved if v == name in self.program.needs and (v, placed) not in self.returned]
         if late:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from paceline.core.splits import Placement
-from paceline.core.splits.catalogue import SPLITS
+from paceline.core.splits.catalogue import WAYS
 from paceline.core.splits.nodes import Node
 from paceline.errors import PlanError, suggest
 
@@ -35,8 +35,8 @@ class PerLayer:
             pattern, colon, way = word.rpartition(":")
             if not colon or not pattern:
                 raise PlanError(f"plan 'per_layer': {word!r} is not layer:way, as in ways=fc1:columns+fc2:rows")
-            if way not in SPLITS:
-                raise PlanError(f"plan 'per_layer': there is no way {way!r} to split {pattern}; {suggest(way, SPLITS)}")
+            if way not in WAYS:
+                raise PlanError(f"plan 'per_layer': there is no way {way!r} to split {pattern}; {suggest(way, WAYS)}")
             rows.append((pattern, way))
         return PerLayer(tuple(rows))
 
