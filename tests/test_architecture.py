@@ -43,6 +43,11 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         {"stages", "gradients", "parameters", "core", "data", "jobs", "errors"},
         {"multiprocessing", "socket", "torch.distributed"},
     ),
+    (
+        "splits",
+        {"splits", "stages", "gradients", "parameters", "core", "data", "jobs", "links", "errors"},
+        {"multiprocessing", "socket", "torch.distributed"},
+    ),
     ("links.ring_buffer", set(), {"torch", "numpy"}),
     ("links.tcp.frame", {"errors"}, PURE_NEVER | {"torch", "numpy", "pickle", "json"}),
     ("links.tcp.handshake", {"links.tcp.frame", "errors"}, PURE_NEVER | {"torch", "numpy", "pickle", "json"}),
@@ -51,8 +56,8 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     (
         "engines",
         {
-            "engines", "links", "core", "gradients", "parameters", "stages", "data", "jobs", "plans", "runs",
-            "narrative", "errors",
+            "engines", "links", "core", "gradients", "parameters", "stages", "splits", "data", "jobs", "plans",
+            "runs", "narrative", "errors",
         },
         set(),
     ),

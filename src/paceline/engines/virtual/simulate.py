@@ -8,6 +8,7 @@ from typing import Any
 from paceline.core.agenda import Agenda
 from paceline.engines.arithmetic.pipeline import StagedPipeline
 from paceline.engines.arithmetic.servers import ServerArithmetic
+from paceline.engines.arithmetic.splits import SplitArithmetic
 from paceline.engines.arithmetic.synchronous import SynchronousArithmetic, synchronous
 from paceline.engines.outcome import Outcome
 from paceline.engines.setup import Setup
@@ -15,6 +16,7 @@ from paceline.engines.threads import threads
 from paceline.engines.virtual.pipeline import run_pipeline
 from paceline.engines.virtual.rows import Rows, Totals, TraceRows
 from paceline.engines.virtual.server import run_server
+from paceline.engines.virtual.splits import run_split
 from paceline.engines.virtual.synchronous import run_synchronous
 from paceline.engines.virtual.world import World
 from paceline.gradients.payload import Payload
@@ -24,10 +26,11 @@ from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
+from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Trace
 
-Arithmetic = SynchronousArithmetic | ServerArithmetic | StagedPipeline
+Arithmetic = SynchronousArithmetic | ServerArithmetic | StagedPipeline | SplitArithmetic
 
 #: What runs each method on one clock: called with the plan and its method, the agenda, the world, the bytes that a
 #: worker sends, the arithmetic or None, and where its rows go.
@@ -43,6 +46,7 @@ RUNS: dict[type, Callable[[Plan, Any, Agenda, World, int, Any, Rows], None]] = {
     PairwiseGossip: run_server,
     Hogwild: run_server,
     Pipeline: run_pipeline,
+    SplitLayers: run_split,
 }
 
 
@@ -80,4 +84,6 @@ def _arithmetic(setup: Setup) -> Arithmetic:
     """Make the arithmetic of the plan's method."""
     if setup.blueprint is not None:
         return StagedPipeline(setup)
+    if isinstance(setup.plan.method, SplitLayers):
+        return SplitArithmetic(setup, setup.plan.method)
     return synchronous(setup) if setup.plan.traits.keeps_step else ServerArithmetic(setup)
