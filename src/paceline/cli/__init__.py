@@ -41,7 +41,7 @@ def paceline(debug: bool = typer.Option(False, "--debug", help="Show the full tr
 @cache
 def register() -> None:
     """Add the commands to `app`; they are imported only now, so that importing this package stays cheap."""
-    from paceline.cli import bench, check, compare, draw, emit, keys, prove, replay, report, train
+    from paceline.cli import bench, check, compare, data, draw, emit, keys, prepare, prove, replay, report, train
 
     app.command()(train.train)
     app.command()(compare.compare)
@@ -52,6 +52,8 @@ def register() -> None:
     app.command()(check.check)
     app.command()(bench.bench)
     app.command()(keys.keys)
+    app.command()(prepare.prepare)
+    app.command()(data.data)
     app.add_typer(emit.app, name="emit")
 
 

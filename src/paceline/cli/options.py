@@ -265,3 +265,16 @@ Hosts = Annotated[
     typer.Option(metavar="A,B,...", help="Names or addresses of the machines, as the others dial them."),
 ]
 Days = Annotated[int, typer.Option(min=1, help="Days for which the certificates are valid.")]
+
+# --- data ---
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A Python file with a module-level `recipe` (or file.py:name).")
+]
+FolderToMake = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to make.")]
+DataEngine = Annotated[str, typer.Option(help="What reads and sorts: duckdb, in this process; or spark.")]
+DataThreads = Annotated[int | None, typer.Option(min=1, help="Threads of the engine.", show_default="all cores")]
+DataMemory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Memory of the engine, such as 512MB; more lies in files.")
+]
+ShardsFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that `paceline prepare` made.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Read every file and compare it with what was written.")]

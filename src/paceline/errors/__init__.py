@@ -4,6 +4,7 @@
     ├── UsageError              the request cannot be met; nothing was started         (exit code 2)
     │   ├── PlanError           a plan's name, option or combination
     │   ├── JobError            a job's model, data, loss or optimizer
+    │   ├── DataError           a recipe, a source of rows or a folder of shards
     │   ├── RunFolderError      a run's folder cannot be read or written
     │   ├── MachineError        this machine cannot run it
     │   └── SecurityError       nothing would keep strangers out, or others can read the keys
@@ -53,6 +54,10 @@ class PlanError(UsageError):
 
 
 class JobError(UsageError):
+    pass
+
+
+class DataError(UsageError):
     pass
 
 
