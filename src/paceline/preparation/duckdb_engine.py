@@ -202,8 +202,9 @@ class DuckDbEngine:
         )
         self._run("DROP TABLE reject_errors")
         self._run("DROP TABLE reject_scans")
-        rules = [REFUSALS.get(kind, kind.lower()) for _, _, kind in found]
-        return np.array([start for start, _, _ in found], np.int64), [record for _, record, _ in found], rules
+        records = [record.lstrip("\r\n") for _, record, _ in found]  # a blank line may stand before it
+        starts = [start + len(whole) - len(record) for (start, whole, _), record in zip(found, records, strict=True)]
+        return np.array(starts, np.int64), records, [REFUSALS.get(kind, kind.lower()) for _, _, kind in found]
 
     def _keep_refused(self, lines: Ints, spans: list[int], records: list[str], rules: list[str]) -> None:
         import pyarrow as pa
