@@ -27,7 +27,9 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("plans", {"plans", "core", "errors"}, {"torch"}),
     ("jobs", {"jobs", "errors"}, set()),
     ("kernels", {"kernels", "errors", "jobs.modules"}, {"multiprocessing", "socket", "torch.distributed"}),
-    ("data", {"data", "core", "errors", "jobs", "plans"}, {"multiprocessing"}),
+    ("shards", {"shards", "errors"}, {"torch", "multiprocessing"}),
+    ("preparation", {"preparation", "shards", "errors"}, {"torch", "multiprocessing"}),
+    ("data", {"data", "shards", "core", "errors", "jobs", "plans"}, {"multiprocessing"}),
     (
         "parameters",
         {"parameters", "gradients", "core", "jobs", "errors"},

@@ -42,6 +42,8 @@ COMMANDS = (
     "calibrate",
     "choose",
     "simulate",
+    "prepare",
+    "data",
     "validate",
 )
 INTERRUPTED = 130  # exit code

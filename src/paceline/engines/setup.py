@@ -99,6 +99,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     traits = plan.traits
     job = _check_loss_rules(job, plan, engine)
     source = open_source(job.data, job.seed)
+    if source.arranged:
+        job = job.with_(shuffle=False)
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
     module = job.make_model()
     check_trainable(module)

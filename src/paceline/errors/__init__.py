@@ -7,6 +7,7 @@ also names of `paceline`; the members of a group say what exactly went wrong.
     ├── UsageError              the request cannot be met; nothing was started         (exit code 2)
     │   ├── PlanError           a plan's name, option or combination
     │   ├── JobError            a job's model, data, loss or optimizer
+    │   ├── DataError           a recipe, a source of rows or a folder of shards
     │   ├── RunFolderError      a run's folder cannot be read or written
     │   ├── MachineError        this machine cannot run it
     │   └── SecurityError       nothing would keep strangers out, or others can read the keys
@@ -70,6 +71,7 @@ from paceline.errors.run import (
 )
 from paceline.errors.suggestions import suggest
 from paceline.errors.usage import (
+    DataError,
     JobError,
     MachineError,
     PlanError,
@@ -92,6 +94,7 @@ __all__ = [
     "CollectivesDiffer",
     "ConnectionFailed",
     "CrowdedWarning",
+    "DataError",
     "DeathWarning",
     "FrameError",
     "JobError",

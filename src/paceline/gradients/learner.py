@@ -66,7 +66,9 @@ class Learner:
         if not computed.weight:
             return [None] * len(computed.gradients)
         job = self.replica.job
-        partial = alone or job.loss_denominator is not None or (job.on_nan == "skip" and computed.weight < 1.0 - ROUNDING)
+        partial = (
+            alone or job.loss_denominator is not None or (job.on_nan == "skip" and computed.weight < 1.0 - ROUNDING)
+        )
         if partial and computed.weight != 1.0:
             computed = computed.scaled(1.0 / computed.weight)
         self.set_buffers(computed.buffers)
