@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 from paceline.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from paceline.api.calibrate import calibrate as calibrate
+    from paceline.api.choose import choose as choose
     from paceline.api.compare import compare as compare
     from paceline.api.parallel import parallel as parallel
+    from paceline.api.simulate import simulate as simulate
     from paceline.api.train import train as train
+    from paceline.api.validate import validate as validate
     from paceline.callbacks import Callback as Callback
     from paceline.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
     from paceline.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from paceline.data.mix import Mix as Mix
+    from paceline.data.shards import Shards as Shards
     from paceline.engines.replay.replay import replay as replay
     from paceline.engines.virtual import World as World
     from paceline.errors import PacelineError as PacelineError
@@ -28,6 +34,16 @@ if TYPE_CHECKING:
     from paceline.jobs.job import Job as Job
     from paceline.plans.named import *  # noqa: F403
     from paceline.plans.plan import Plan as Plan
+    from paceline.preparation.prepare import prepare as prepare
+    from paceline.preparation.recipe import Recipe as Recipe
+    from paceline.preparation.recipe import Words as Words
+    from paceline.preparation.sources import Arrow as Arrow
+    from paceline.preparation.sources import Csv as Csv
+    from paceline.preparation.sources import Idx as Idx
+    from paceline.preparation.sources import Images as Images
+    from paceline.preparation.sources import JsonLines as JsonLines
+    from paceline.preparation.sources import Lines as Lines
+    from paceline.preparation.sources import Parquet as Parquet
     from paceline.runs.progress import Progress as Progress
     from paceline.runs.run import Run as Run
     from paceline.stages.through_time import ThroughTime as ThroughTime
@@ -44,6 +60,10 @@ _FACE = {
     "UsageError": "paceline.errors",
     "train": "paceline.api.train",
     "compare": "paceline.api.compare",
+    "calibrate": "paceline.api.calibrate",
+    "choose": "paceline.api.choose",
+    "simulate": "paceline.api.simulate",
+    "validate": "paceline.api.validate",
     "Callback": "paceline.callbacks",
     "EarlyStopping": "paceline.callbacks.early_stopping",
     "BestCheckpoint": "paceline.callbacks.best_checkpoint",
@@ -51,6 +71,18 @@ _FACE = {
     "parallel": "paceline.api.parallel",
     "World": "paceline.engines.virtual",
     "ThroughTime": "paceline.stages.through_time",
+    "Shards": "paceline.data.shards",
+    "Mix": "paceline.data.mix",
+    "prepare": "paceline.preparation.prepare",
+    "Recipe": "paceline.preparation.recipe",
+    "Words": "paceline.preparation.recipe",
+    "Csv": "paceline.preparation.sources",
+    "JsonLines": "paceline.preparation.sources",
+    "Lines": "paceline.preparation.sources",
+    "Parquet": "paceline.preparation.sources",
+    "Arrow": "paceline.preparation.sources",
+    "Images": "paceline.preparation.sources",
+    "Idx": "paceline.preparation.sources",
 }
 
 

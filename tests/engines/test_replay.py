@@ -54,6 +54,7 @@ def test_until_an_update_leaves_the_model_and_the_next_batch(plan: str) -> None:
     assert len(found.guilty_samples) == 30
     assert torch.equal(found.guilty_batch[0], made.data[0][found.guilty_samples])
     assert pl.replay(run, until=11).parameters_sha256 == found.parameters_sha256
+    assert [pl.replay(run, until=update).updates for update in (3, 7, 14)] == [3, 7, 14]
     start = pl.replay(run, until=0)
     assert start.updates == 0
     assert start.parameters_sha256 == sha256(made.make_model())

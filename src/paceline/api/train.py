@@ -22,9 +22,20 @@ from paceline.engines.outcome import finish
 from paceline.engines.record import first_record, life_record
 from paceline.engines.resuming import check_same, open_run
 from paceline.engines.setup import Setup, set_up
-from paceline.errors import Blamed, CheckpointWarning, JobWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
+from paceline.errors import (
+    Blamed,
+    CheckpointWarning,
+    JobWarning,
+    PlanError,
+    PlanWarning,
+    RunFailed,
+    RunStopped,
+    UsageError,
+    suggest,
+)
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.jobs.job import Job
+from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, new_folder
 from paceline.runs.live import Heartbeat, Phase
@@ -37,7 +48,10 @@ if TYPE_CHECKING:
     from paceline.engines.virtual import World
 
 ENGINES = ("local", "virtual", "mpi", "cluster", "ray")
+#: The engines that keep checkpoints.
+KEEPING = ("local", "cluster", "ray")
 RUNS = Path("runs")
+AUTO = "auto"
 
 
 @accepts_old_names(RENAMED_ARGUMENTS["train"])
@@ -62,7 +76,7 @@ def train(
     backups: int = 1,
     address: str | None = None,
 ) -> Run:
-    """Train `job` by `plan` (None: sequential) and return the run.
+    """Train `job` by `plan` (None: sequential; "auto": the choice of `paceline.choose`) and return the run.
 
     engine    "local": processes of this machine; "virtual": a simulated clock; "mpi": the ranks that mpiexec started;
               "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this;
@@ -99,8 +113,24 @@ def train(
     if job is None:
         raise UsageError("no job is given: name a job file, a built-in job such as digits, or a run to resume")
     job.refuse_unused()
-    job = job if compute is None else job.with_(compute=compute)
+    job, plan, workers = _settled(job, plan, workers, engine, compute)
     return _begin(job, plan, workers, engine, folder, max_updates, interval, how)
+
+
+def _settled(
+    job: Job, plan: str | Plan | None, workers: int | None, engine: str, compute: str | None
+) -> tuple[Job, str | Plan | None, int | None]:
+    """Return the job with its way of computing gradients, the plan and its workers; the planner chooses `auto`."""
+    job = job if compute is None else job.with_(compute=compute)
+    if plan != AUTO:
+        return job, plan, workers
+    if engine != "local":
+        raise UsageError(f"plan 'auto' chooses for the processes of this machine, and not for engine={engine!r}")
+    from paceline.api.choose import choose
+
+    choice = choose(job, workers=workers)
+    warnings.warn(f"plan auto: {choice.best.name}. {choice.sentences[0]}", PlanWarning, stacklevel=3)
+    return job.with_(compute=compute or choice.compute), choice.best.plan, None
 
 
 def _begin(
@@ -110,7 +140,7 @@ def _begin(
     """Begin a run in a folder of its own."""
     node = how.node
     chosen = _plan(plan, workers or (node.nodes if node else None), engine)
-    stoppable = bool(how.callbacks) and engine in ("local", "cluster") and folder is not None
+    stoppable = bool(how.callbacks) and engine in KEEPING and folder is not None
     interval = _possible(interval, chosen, engine, stoppable)
     if _follows(job, chosen, engine, node):
         job, folder = job.untested(), None
@@ -136,14 +166,19 @@ class _How:
     backups: int = 1
     ray: RayOptions | None = None
 
+    @property
+    def engine(self) -> str:
+        """The engine of a run that is resumed."""
+        return "ray" if self.ray is not None else "cluster" if self.node is not None else "local"
+
 
 def _check(engine: str, folder: str | Path | None, timeout: float, checkpoints_wanted: bool) -> None:
     if engine not in ENGINES:
         raise PlanError(f"there is no engine {engine!r}; {suggest(engine, ENGINES)}")
     if not timeout > 0:
         raise UsageError(f"timeout={timeout} is not a positive number of seconds; give one, such as 120")
-    if checkpoints_wanted and (engine not in ("local", "cluster") or folder is None):
-        raise UsageError("checkpoints need engine='local' or engine='cluster', and a folder")
+    if checkpoints_wanted and (engine not in KEEPING or folder is None):
+        raise UsageError("checkpoints need engine='local', 'cluster' or 'ray', and a folder")
 
 
 def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
@@ -152,7 +187,7 @@ def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
         mpi.check(job, plan)
         return mpi.rank() > 0
     if engine == "ray":
-        cluster.check_method(plan)
+        check_method(plan)
     if node is None:
         return False
     cluster.check(plan, node)
@@ -179,7 +214,7 @@ def _possible(
     interval: CheckpointInterval | None, plan: Plan, engine: str, stoppable: bool
 ) -> CheckpointInterval | None:
     """Return when checkpoints are taken under this plan; a `stoppable` run takes one where a callback stops it."""
-    why = plan.traits.no_checkpoints or (cluster.no_checkpoints(plan) if engine == "cluster" else "")
+    why = checkpoints.unable(plan, engine)
     if not why:
         return CheckpointInterval(0, 0.0) if interval is None and stoppable else interval
     if interval is not None and any(interval):
@@ -210,7 +245,7 @@ def _resume(
         if how.node is not None:
             cluster.check(chosen, how.node, resumed=True)
         begin = checkpoints.newest(path)
-        setup = set_up(job, chosen, "cluster" if how.node else "local", before.limit)
+        setup = set_up(job, chosen, how.engine, before.limit)
         check_same(setup, before)
         if begin is None:
             warnings.warn(f"{path} has no checkpoint yet: the run begins again", CheckpointWarning, stacklevel=3)

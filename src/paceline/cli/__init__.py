@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import warnings
 from functools import cache
+from importlib import import_module
 
 import typer
 
@@ -25,6 +26,25 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Train PyTorch models in parallel, and measure which method is fastest on your own model.",
+)
+#: The commands in the order in which they are listed: a file each, with a function of its name.
+COMMANDS = (
+    "train",
+    "compare",
+    "replay",
+    "plans",
+    "draw",
+    "prove",
+    "report",
+    "check",
+    "bench",
+    "keys",
+    "calibrate",
+    "choose",
+    "simulate",
+    "prepare",
+    "data",
+    "validate",
 )
 INTERRUPTED = 130  # exit code
 #: Packages of the extra `train`, which all commands but `check` need.
@@ -54,19 +74,9 @@ def paceline(
 @cache
 def register() -> None:
     """Add the commands to `app`; they are imported only now, so that importing this package stays cheap."""
-    from paceline.cli import bench, check, compare, draw, emit, keys, plans, prove, replay, report, train
-
-    app.command()(train.train)
-    app.command()(compare.compare)
-    app.command()(replay.replay)
-    app.command()(plans.plans)
-    app.command()(draw.draw)
-    app.command()(prove.prove)
-    app.command()(report.report)
-    app.command()(check.check)
-    app.command()(bench.bench)
-    app.command()(keys.keys)
-    app.add_typer(emit.app, name="emit")
+    for name in COMMANDS:
+        app.command()(getattr(import_module(f"paceline.cli.{name}"), name))
+    app.add_typer(import_module("paceline.cli.emit").app, name="emit")
 
 
 def main() -> None:

@@ -75,6 +75,12 @@ Plans = Annotated[str, typer.Option(help="Plans to compare, separated by commas.
 Workers = Annotated[
     int | None, typer.Option("--workers", "-w", min=1, envvar="PACELINE_WORKERS", help="Number of workers.")
 ]
+ProvedMachines = Annotated[
+    int | None,
+    typer.Option(
+        "--machines", min=2, help="Prove the protocol of a plan with shard servers on N machines.", metavar="N"
+    ),
+]
 Engine = Annotated[
     str | None,
     typer.Option(
@@ -279,3 +285,63 @@ Hosts = Annotated[
     typer.Option(metavar="A,B,...", help="Names or addresses of the machines, as the others dial them."),
 ]
 Days = Annotated[int, typer.Option(min=1, help="Days for which the certificates are valid.")]
+
+# --- the planner ---
+JobArgument = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="A Python file with a module-level `job` (or file.py:name), or a built-in job."),
+]
+CardFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", callback=writable, help="File for the card.", show_default="where `choose` looks for it"
+    ),
+]
+CardInput = Annotated[
+    Path | None, typer.Option("--card", metavar="FILE", help="A machine's card.", show_default="this machine's")
+]
+CalibrationSeconds = Annotated[float, typer.Option(help="Seconds to measure for.")]
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A cluster.toml: nodes, links, prices.", show_default="this machine"),
+]
+Goal = Annotated[str, typer.Option(help="What is to be least: time, cost or memory.")]
+Level = Annotated[
+    str, typer.Option(help="profiled: measure a few steps of this model; calibrated: use the card alone.")
+]
+Learning = Annotated[
+    str,
+    typer.Option(help="same: plans that learn as one process does; any: also asynchronous ones and averaged replicas."),
+]
+MostWorkers = Annotated[
+    int | None, typer.Option("--workers", "-w", min=1, help="The most workers.", show_default="the machine's cores")
+]
+SimulatedPlan = Annotated[str, typer.Option("--plan", "-p", help="A plan's name and options, as in ssp:bound=4.")]
+Arithmetic = Annotated[
+    bool, typer.Option("--arithmetic", help="Compute gradients, too, to predict learning; as slow as a training.")
+]
+PriceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prices", metavar="FILE", help="Prices (CSV) for sku= in the cluster file.", show_default="built in"
+    ),
+]
+CheckedPlans = Annotated[
+    str | None,
+    typer.Option(help="Plans to check, separated by commas.", show_default="the best, one process, two at random"),
+]
+Rounds = Annotated[int, typer.Option(min=2, help="How often each plan is measured.")]
+RoundSeconds = Annotated[float, typer.Option(min=0.05, help="Seconds of each round.")]
+
+# --- data ---
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A Python file with a module-level `recipe` (or file.py:name).")
+]
+FolderToMake = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to make.")]
+DataEngine = Annotated[str, typer.Option(help="What reads and sorts: duckdb, in this process; or spark.")]
+DataThreads = Annotated[int | None, typer.Option(min=1, help="Threads of the engine.", show_default="all cores")]
+DataMemory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Memory of the engine, such as 512MB; more lies in files.")
+]
+ShardsFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that `paceline prepare` made.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Read every file and compare it with what was written.")]

@@ -39,6 +39,7 @@ def train(
     bit. Ctrl-C or SIGTERM writes a checkpoint and ends the run; --resume RUN continues it. SIGUSR1 writes a checkpoint
     and trains on. With --checkpoint-every even a run that was killed can be resumed. A second Ctrl-C stops at once.
     """
+    from paceline.api.train import KEEPING
     from paceline.api.train import train as run_training
     from paceline.cli.progress import ProgressDisplay
     from paceline.engines.launched import engine_of, rank_of
@@ -51,7 +52,7 @@ def train(
     quiet = quiet or rank > 0
     console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
     # 0: a checkpoint is written on a signal only. Engines without checkpoints, and resumed runs, keep their own rule.
-    every = "0" if checkpoint_every is None and engine in ("local", "cluster") and not resume else checkpoint_every
+    every = "0" if checkpoint_every is None and engine in KEEPING and not resume else checkpoint_every
     progress = ProgressDisplay(
         str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}", quiet
     )

@@ -23,7 +23,9 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
+from paceline.data.mix import Mix
 from paceline.data.order import Order
+from paceline.data.shards import Shards
 from paceline.errors import JobError
 from paceline.jobs.job import Batch
 
@@ -33,6 +35,10 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def arranged(self) -> bool:
+        """Whether samples come in an order of their own, which a job does not shuffle again."""
+
     def batch(self, indices: Tensor, epoch: int) -> Batch: ...
 
     def fingerprint(self) -> str:
@@ -41,6 +47,8 @@ class Source(Protocol):
 
 class TensorSource:
     """Samples in tensors of one length."""
+
+    arranged = False
 
     def __init__(self, tensors: tuple[Tensor, ...]) -> None:
         sizes = {t.shape[0] if t.dim() else None for t in tensors}
@@ -67,6 +75,8 @@ class TensorSource:
 
 class DatasetSource:
     """A map-style Dataset. Augmentation in `__getitem__` is seeded by (seed, epoch, sample), in any loader process."""
+
+    arranged = False
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
@@ -96,7 +106,9 @@ def open_source(data: Any, seed: int, what: str = "data") -> Source:
     """Make a source from a job's data; `what` names the argument in errors."""
     if isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__")):
         data = data()
-    if isinstance(data, TensorSource):
+    if isinstance(data, TensorSource | Shards | Mix):
+        if len(data) == 0:
+            raise JobError(f"{what}= holds no samples")
         return data
     if isinstance(data, Tensor):
         data = (data,)

@@ -20,7 +20,7 @@ def open_run(
     record = read_record(path)
     if record.status == Status.DONE:
         raise UsageError(f"{path} is done: there is nothing to resume")
-    if record.engine not in ("local", "cluster"):
+    if record.engine not in ("local", "cluster", "ray"):
         raise UsageError(f"{path} is a run of engine {record.engine!r}, which keeps no checkpoints; train it again")
     if record.checkpoint_every is None:
         raise UsageError(f"{path} keeps no checkpoints: it was begun without --checkpoint-every; train it again")

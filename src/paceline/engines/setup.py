@@ -26,8 +26,13 @@ from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
+from paceline.splits.gradients import SplitBlueprint
+from paceline.splits.optimizers import check_parts
+from paceline.splits.planning import split_blueprint
 from paceline.stages.planning import agrees, blueprint
+from paceline.stages.rehearsal import Example
 from paceline.stages.segment import Blueprint
 
 
@@ -48,6 +53,7 @@ class Setup:
     engine: str
     limit: int | None = None
     blueprint: Blueprint | None = None  # only under plans that cut the model into stages
+    split: SplitBlueprint | None = None  # only under plans that split layers
 
     @property
     def snapshots_every(self) -> int:
@@ -93,6 +99,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     traits = plan.traits
     job = _check_loss_rules(job, plan, engine)
     source = open_source(job.data, job.seed)
+    if source.arranged:
+        job = job.with_(shuffle=False)
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
     module = job.make_model()
     check_trainable(module)
@@ -127,7 +135,24 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     if isinstance(plan.method, Pipeline):
         made = _cut(job, plan, plan.method, module, source, agenda, found)
         plan = plan.cut_at(made.names)
-    return Setup(job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit, made)
+    split = None
+    if isinstance(plan.method, SplitLayers):
+        check_parts(optimizer, module)
+        split = _split(job, plan, plan.method, module, source, agenda, found)
+    digest = sha256(module)
+    return Setup(job, plan, source, test, module, found, agenda, layout, placement, digest, engine, limit, made, split)
+
+
+def _split(
+    job: Job, plan: Plan, method: SplitLayers, module: nn.Module, source: Source, agenda: Agenda, found: Probe
+) -> SplitBlueprint:
+    """Derive, prove and rehearse what the workers of a group compute together."""
+    if job.compute != "autograd":
+        raise PlanError(f"plan {plan.name} computes parts of layers by PyTorch's autograd, not by {job.compute!r}")
+    examples = _examples(job, source, agenda)
+    workers = method.mesh(plan.workers).size("inside")
+    with threads(plan.threads):
+        return split_blueprint(job, module, examples, found.moving, workers, method.recipe)
 
 
 def _cut(
@@ -142,11 +167,7 @@ def _cut(
     for counts in kinds:
         table = pipeline.table(plan.workers, counts)
         prove_table(table.agreeing() if agrees(job) else table)
-    epoch = min(agenda.updates, agenda.updates_per_epoch)
-    sizes = {each.samples: each for update in (epoch - 1, 0) for each in agenda.filled(update)}
-    order = Order(len(source), job.seed, job.shuffle, agenda.cuts)
-    chunks = [sizes[samples] for samples in sorted(sizes, key=lambda samples: (samples < max(sizes), samples))]
-    examples = [(each, source.batch(order.indices(each), each.epoch)) for each in chunks]
+    examples = _examples(job, source, agenda)
     cuts = pipeline.cuts.split("+") if pipeline.cuts else []
     with threads(plan.threads):
         made = blueprint(
@@ -154,8 +175,17 @@ def _cut(
             pipeline.recomputing(plan.workers), flushes=pipeline.flushes,
         )  # fmt: skip
         if pipeline.memory:
-            check_fit(pipeline.memory, plan.workers, peaks_of(job, module, source, made, chunks[0], table))
+            check_fit(pipeline.memory, plan.workers, peaks_of(job, module, source, made, examples[0][0], table))
     return made
+
+
+def _examples(job: Job, source: Source, agenda: Agenda) -> list[Example]:
+    """Return a chunk of every size that an epoch has, a full one first."""
+    epoch = min(agenda.updates, agenda.updates_per_epoch)
+    sizes = {each.samples: each for update in (epoch - 1, 0) for each in agenda.filled(update)}
+    order = Order(len(source), job.seed, job.shuffle, agenda.cuts)
+    chunks = [sizes[samples] for samples in sorted(sizes, key=lambda samples: (samples < max(sizes), samples))]
+    return [(each, source.batch(order.indices(each), each.epoch)) for each in chunks]
 
 
 def _small(job: Job, plan: Plan, samples: int) -> list[str]:

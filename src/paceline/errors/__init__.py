@@ -7,6 +7,7 @@ also names of `paceline`; the members of a group say what exactly went wrong.
     ├── UsageError              the request cannot be met; nothing was started         (exit code 2)
     │   ├── PlanError           a plan's name, option or combination
     │   ├── JobError            a job's model, data, loss or optimizer
+    │   ├── DataError           a recipe, a source of rows or a folder of shards
     │   ├── RunFolderError      a run's folder cannot be read or written
     │   ├── MachineError        this machine cannot run it
     │   └── SecurityError       nothing would keep strangers out, or others can read the keys
@@ -30,10 +31,9 @@ also names of `paceline`; the members of a group say what exactly went wrong.
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a state machine got an impossible event: a bug in Paceline
 
-and warns of: JobWarning, CrowdedWarning, DeathWarning, CheckpointWarning, PacelineDeprecationWarning.
+and warns of: JobWarning, PlanWarning, CrowdedWarning, DeathWarning, CheckpointWarning, PacelineDeprecationWarning.
 
-Every message says what was given, what is
-allowed, and what to do.
+Every message says what was given, what is allowed, and what to do.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ from paceline.errors.run import (
 )
 from paceline.errors.suggestions import suggest
 from paceline.errors.usage import (
+    DataError,
     JobError,
     MachineError,
     PlanError,
@@ -83,6 +84,7 @@ from paceline.errors.warnings import (
     DeathWarning,
     JobWarning,
     PacelineDeprecationWarning,
+    PlanWarning,
 )
 
 __all__ = [
@@ -92,6 +94,7 @@ __all__ = [
     "CollectivesDiffer",
     "ConnectionFailed",
     "CrowdedWarning",
+    "DataError",
     "DeathWarning",
     "FrameError",
     "JobError",
@@ -103,6 +106,7 @@ __all__ = [
     "PeerLost",
     "PeerRefused",
     "PlanError",
+    "PlanWarning",
     "ProtocolError",
     "RankGone",
     "RankMissing",

@@ -13,6 +13,10 @@ class JobError(UsageError):
     """A job's model, data, loss or optimizer cannot be trained."""
 
 
+class DataError(UsageError):
+    """A recipe, a source of rows or a folder of shards."""
+
+
 class RunFolderError(UsageError):
     """A run's folder cannot be read or written."""
 

@@ -7,6 +7,10 @@ class JobWarning(UserWarning):
     """Something about the job that changes what parallel training computes."""
 
 
+class PlanWarning(UserWarning):
+    """Which plan was chosen for `plan="auto"`, and why."""
+
+
 class CrowdedWarning(UserWarning):
     """More workers than cores, and what that cost."""
 

@@ -23,8 +23,9 @@ from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import ParameterServer
 from paceline.plans.pipelines import PIPELINES
 from paceline.plans.recipe import Option, Recipe
+from paceline.plans.splits import SPLIT
 
-RECIPES: dict[str, Recipe] = {**DATA_PARALLEL, **PIPELINES, **PEERS}
+RECIPES: dict[str, Recipe] = {**DATA_PARALLEL, **PIPELINES, **SPLIT, **PEERS}
 
 
 @dataclass(frozen=True)

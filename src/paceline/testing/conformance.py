@@ -82,6 +82,10 @@ PLANS = (
     Member("pipedream:mode=two_buffers,micro_batches=3", (3,)),
     Member("spectrain", (2, 3)),
     Member("table", (2,)),
+    Member("tensor", (2, 3)),
+    Member("tensor:data=2", (4,)),
+    Member("one_weird_trick", (2,)),
+    Member("per_layer:ways=*:whole", (3,)),
 )
 ENGINES = ("virtual", "local")
 

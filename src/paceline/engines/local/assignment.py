@@ -12,6 +12,7 @@ from paceline.errors import JobError
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan
+from paceline.splits.gradients import SplitBlueprint
 from paceline.stages.segment import Blueprint
 
 
@@ -36,6 +37,8 @@ class Assignment:
     resume_point: ResumePoint
     #: The blueprint of a pipeline; `job.model` is then a skeleton with the parts that this worker holds.
     blueprint: Blueprint | None = None
+    #: The blueprint of split layers; `job.model` then has this worker's parts in place of its tensors.
+    split: SplitBlueprint | None = None
 
     def pack(self) -> bytes:
         """Pickle the assignment; JobError if something in the job belongs to this process only."""

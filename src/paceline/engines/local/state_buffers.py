@@ -127,5 +127,5 @@ class ResumePoint:
     checkpoint_every: int = 0
     #: None if the run keeps no checkpoints.
     state_buffer: StateBuffer | None = None
-    #: Notifies the parent that a state was written.
+    #: Notifies the parent that a state was written, or many rows of the trace.
     notify: Callable[[], None] | None = None
