@@ -56,10 +56,10 @@ def bits(run: Run) -> object:
 @pytest.mark.parametrize(
     ("plan", "changes"),
     [
-        ("sequential", {"optimizer": ADAM, "schedule": COSINE}),
+        ("sequential", {"optimizer": ADAM, "lr_scheduler": COSINE}),
         ("ceiling:workers=2", {}),
         ("local_sgd:workers=3,every=7", {"optimizer": ADAM}),
-        ("diloco:workers=2,every=9", {"schedule": COSINE}),
+        ("diloco:workers=2,every=9", {"lr_scheduler": COSINE}),
         ("sequential", {"batch_size": 2, "updates": 300}),
         pytest.param(
             "sequential:threads=2", {"optimizer": partial(torch.optim.RMSprop, momentum=0.5)}, marks=pytest.mark.soak
@@ -71,8 +71,8 @@ def test_the_bits_of_updates_one_by_one(plan: str, changes: dict[str, object]) -
     """The virtual engine makes every update by itself; so do workers whose legs hold one."""
     changes = dict(changes)
     updates = changes.pop("updates", None)
-    run = pl.train(job(**changes), plan, folder=None, updates=updates)
-    alone = pl.train(job(**changes), plan, engine="virtual", folder=None, updates=updates)
+    run = pl.train(job(**changes), plan, folder=None, max_updates=updates)
+    alone = pl.train(job(**changes), plan, engine="virtual", folder=None, max_updates=updates)
     assert bits(run) == bits(alone)
     if "ceiling" not in plan:  # of which the virtual engine computes the first worker
         assert losses(run.trace) == losses(alone.trace)
@@ -135,17 +135,17 @@ def test_a_signal_is_seen_between_two_legs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"clip_norm": 0.5},
+        {"gradient_clip_norm": 0.5},
         {"on_nan": "skip"},
-        {"accumulate": 2},
+        {"accumulate_grad_batches": 2},
         {"optimizer": partial(torch.optim.NAdam, lr=0.01)},
-        {"transform": lambda batch: batch},
+        {"batch_transform": lambda batch: batch},
     ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_what_a_leg_cannot_do_is_done_one_by_one(changes: dict[str, object]) -> None:
-    run = pl.train(job(**changes), "sequential", folder=None, updates=12)
-    alone = pl.train(job(**changes), "sequential", engine="virtual", folder=None, updates=12)
+    run = pl.train(job(**changes), "sequential", folder=None, max_updates=12)
+    alone = pl.train(job(**changes), "sequential", engine="virtual", folder=None, max_updates=12)
     assert bits(run) == bits(alone)
 
 

@@ -68,12 +68,12 @@ class Simulation:
 
 def simulate(
     job: Job, plan: str | Plan = "downpour", workers: int | None = None, cluster: str | Path | Cluster | None = None, *,
-    updates: int | None = None, arithmetic: bool = False, seed: int = 0, card: str | Path | Card | None = None,
+    max_updates: int | None = None, arithmetic: bool = False, seed: int = 0, card: str | Path | Card | None = None,
     say: Say = lambda line: None,
 ) -> Simulation:  # fmt: skip
     """Simulate a training by a plan in a cluster.
 
-    updates     of all workers together; default: 100 of each worker, or 100 where all keep step
+    max_updates  of all workers together; default: 100 of each worker, or 100 where all keep step
     arithmetic  also compute the gradients, so that learning under this staleness is predicted; as slow as training
     cluster     a cluster.toml; default: as many machines like this one as there are workers
     """
@@ -86,7 +86,7 @@ def simulate(
     found = cluster_of(cluster) if cluster is not None else Cluster((Node(open_card(card, say), chosen.workers),))
     if chosen.workers > found.machines:
         raise UsageError(f"{chosen.workers} workers on {found.machines} nodes; give fewer workers, or a larger count")
-    count = updates or (UPDATES if chosen.traits.keeps_step else UPDATES * chosen.workers)
+    count = max_updates or (UPDATES if chosen.traits.keeps_step else UPDATES * chosen.workers)
     costs = Calibrated(found.card(), lambda samples: cost_of(job, samples))
     price = found.price(chosen.workers)
     if arithmetic:
@@ -108,7 +108,9 @@ def _with_arithmetic(
     update = costs.update(1, plan.threads).seconds
     world: World = cluster.world(plan.workers, compute, update, 10 * updates * compute * samples, seed)
     epochs = -(-updates * batch // max(1, _samples(job)))
-    done = train(job.with_(epochs=max(1, epochs)), plan, engine="virtual", folder=None, updates=updates, world=world)
+    done = train(
+        job.with_(epochs=max(1, epochs)), plan, engine="virtual", folder=None, max_updates=updates, world=world
+    )
     stale = _staleness(done)
     summary = done.summary()
     return Simulation(

@@ -12,7 +12,7 @@ def simulate(
     plan: options.SimulatedPlan = "downpour",
     workers: options.Workers = None,
     cluster: options.ClusterFile = None,
-    updates: options.Updates = None,
+    max_updates: options.MaxUpdates = None,
     arithmetic: options.Arithmetic = False,
     seed: options.Seed = None,
     card: options.CardInput = None,
@@ -31,7 +31,7 @@ def simulate(
     from paceline.cli.planning import show_simulation
 
     found = run_simulation(
-        options.open_job(job, data_dir, batch_size=batch_size), plan, workers, cluster, updates=updates,
+        options.open_job(job, data_dir, batch_size=batch_size), plan, workers, cluster, max_updates=max_updates,
         arithmetic=arithmetic, seed=seed or 0, card=card,
         say=lambda line: None if quiet else console.print(line, style="dim", markup=False),
     )  # fmt: skip

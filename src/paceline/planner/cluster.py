@@ -86,7 +86,7 @@ class Cluster:
 
     @property
     def slowest(self) -> Card:
-        """The card of the slowest kind of node, for which plans that keep step wait."""
+        """The card of the slowest kind of node, for which synchronous plans wait."""
         return max((node.card for node in self.nodes), key=lambda card: card.slowness)
 
     def card(self) -> Card:

@@ -20,6 +20,7 @@ ALIASES = {
     "single": "sequential",
     "stale_synchronous": "ssp",
     "sync_ps": "central",
+    "tensor_parallel": "tensor",
     "zb": "zero_bubble",
 }
 
@@ -31,7 +32,6 @@ NEAREST = {
     "horovod": "ring is its all-reduce; `paceline compare --script` measures a script of your own",
     "model_parallel": "layers and gpipe cut the model by depth",
     "pipeline": "gpipe and one_f_one_b are pipelines; `paceline plans` lists all",
-    "tensor_parallel": "layers and one_f_one_b cut the model by depth, not inside its layers",
 }
 
 

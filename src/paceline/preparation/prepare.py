@@ -4,7 +4,7 @@
     folder/train/...       shards, each written once
     folder/manifest.json   written last; `unfinished` is removed then
 
-An attempt that was ended leaves `unfinished`; the next one with the same recipe and the same files goes on with the
+An attempt that was ended leaves `unfinished`; the next one with the same recipe and the same files continues with the
 shards that are missing.
 """
 

@@ -1,4 +1,4 @@
-"""Where rows come from. A source names its files and the fields of its rows, and knows nothing of engines.
+"""Where rows come from. A source names its files and the fields of its rows, and does not depend on engines.
 
 Sources of text (`Csv`, `JsonLines`, `Lines`) have fields that begin as text and are checked against a type; the others
 come with types of their own.

@@ -140,7 +140,7 @@ def test_a_run_that_was_stopped_is_resumed_on_ray(cluster: ray_session.RaySessio
     with pytest.raises(RunStopped, match="stopped after"):
         _train(tmp_path, "ring", lambda: os.kill(os.getpid(), signal.SIGTERM), workers=2, checkpoint_every=0)
     (run,) = (tmp_path / "runs").iterdir()
-    resumed = pl.train(resume=run, engine="ray", address="auto", trusted_network=True, deadline=DEADLINE)
+    resumed = pl.train(resume=run, engine="ray", address="auto", trusted_network=True, timeout=DEADLINE)
     assert resumed.record.engine == "ray"
     local = pl.train(job(tmp_path, test=None), "ring", workers=2, folder=None)
     assert resumed.summary()["parameters_sha256"] == local.summary()["parameters_sha256"]

@@ -10,7 +10,7 @@ the two placements becomes a step of the program:
     compute  loss
     ...                                    and back: the same steps in reverse, each movement by its dual
 
-A value is moved to a placement once, whoever wants it there. All workers have the same steps, so the program of a group
+A value is moved to a placement once, for all operations. All workers have the same steps, so the program of a group
 is one line.
 """
 

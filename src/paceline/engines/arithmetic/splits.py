@@ -49,7 +49,7 @@ class SplitArithmetic:
         self.stores = []
         for part in self.parts:
             optimizer = job.make_optimizer(part.replica.module, part.replica.parameters)
-            self.stores.append(LocalStore(part.replica.parameters, optimizer, job.schedule, Plain()))
+            self.stores.append(LocalStore(part.replica.parameters, optimizer, job.lr_scheduler, Plain()))
         self.sums = [ReplicaSums(part, method.collective, self.data) for part in self.parts]
 
     def compute(self, replica: int, update: int) -> list[GradientSum]:
@@ -104,7 +104,7 @@ class SplitArithmetic:
 
 
 class ReplicaSums:
-    """Adds up what one place of each replica has of the gradient."""
+    """Sums what one place of each replica has of the gradient."""
 
     def __init__(self, part: SplitReplica, collective: Collective, replicas: int) -> None:
         self.collective = collective
