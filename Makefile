@@ -32,7 +32,7 @@ style: $(VENV)/.ready
 	$(BIN)/paceline check src
 
 docs: $(VENV)/.ready          ## the site, in site/; a warning is an error
-	$(BIN)/mkdocs build --strict -d site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -d site
 
 release: $(VENV)/.ready       ## wheel and sdist in dist/, checked, and the wheel tried in an empty environment
 	.ci/release $(BIN)/python
