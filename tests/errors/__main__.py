@@ -31,8 +31,8 @@ Traceback (most recent call last):
 ```
 
 `paceline replay RUN --until failure` trains up to there in one process, to the same bits. In Python,
-`paceline.replay(run, until="failure")` has the model as that worker had it in `.model`, and the batch in `.guilty_batch`:
-call one on the other, in a debugger.
+`paceline.replay(run, until="failure")` has the model as that worker had it in `.model`, and the batch in
+`.guilty_batch`: call one on the other, in a debugger.
 
 | a wait | names whom it waits for, after `--timeout` seconds (120), and what that process does meanwhile |
 |---|---|

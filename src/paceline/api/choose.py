@@ -88,8 +88,8 @@ def facts_of(job: Job) -> tuple[Facts, int]:
         setup = set_up(job.untested().with_(compute="autograd"), make("sequential"), "virtual", 1)
     served = setup.layout.bytes
     payload = Payload.length(setup.layout) * setup.layout.bytes_per_number
-    batch = min(job.batch_size * job.accumulate, len(setup.source))
-    return Facts(batch, payload, served), -(-len(setup.source) // (job.batch_size * job.accumulate))
+    batch = min(job.batch_size * job.accumulate_grad_batches, len(setup.source))
+    return Facts(batch, payload, served), -(-len(setup.source) // (job.batch_size * job.accumulate_grad_batches))
 
 
 def planner_for(

@@ -108,7 +108,9 @@ def _with_arithmetic(
     update = costs.update(1, plan.threads).seconds
     world: World = cluster.world(plan.workers, compute, update, 10 * updates * compute * samples, seed)
     epochs = -(-updates * batch // max(1, _samples(job)))
-    done = train(job.with_(epochs=max(1, epochs)), plan, engine="virtual", folder=None, updates=updates, world=world)
+    done = train(
+        job.with_(epochs=max(1, epochs)), plan, engine="virtual", folder=None, max_updates=updates, world=world
+    )
     stale = _staleness(done)
     summary = done.summary()
     return Simulation(

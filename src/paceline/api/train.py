@@ -112,8 +112,8 @@ def train(
         return _resume(_path(resume), job, plan, workers, max_updates, interval, how)
     if job is None:
         raise UsageError(
-            "no job is given: name a job file or a built-in job, as in `paceline train digits`, or a run to resume, as in "
-            "`paceline train --resume runs/...`"
+            "no job is given: name a job file or a built-in job, as in `paceline train digits`, or a run to resume, as "
+            "in `paceline train --resume runs/...`"
         )
     job.refuse_unused()
     job, plan, workers = _settled(job, plan, workers, engine, compute)

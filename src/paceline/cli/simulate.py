@@ -12,7 +12,7 @@ def simulate(
     plan: options.SimulatedPlan = "downpour",
     workers: options.Workers = None,
     cluster: options.ClusterFile = None,
-    updates: options.Updates = None,
+    updates: options.MaxUpdates = None,
     arithmetic: options.Arithmetic = False,
     seed: options.Seed = None,
     card: options.CardInput = None,

@@ -96,7 +96,7 @@ class FusedStep:
 
 def readable(fused: FusedNetwork, job: Job, source: Source) -> tuple[Tensor, Tensor] | None:
     """Return inputs and targets if generated code can read them where they lie; None where they change on the way."""
-    if not isinstance(source, TensorSource) or job.transform is not None or job.weight is not None:
+    if not isinstance(source, TensorSource) or job.batch_transform is not None or job.loss_denominator is not None:
         return None
     x, y = source.tensors
     dtype = fused.weights.dtype if x.is_floating_point() else torch.int64

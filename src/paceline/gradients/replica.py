@@ -106,7 +106,7 @@ class Replica:
     def local_store(self, optimizer: Optimizer, rule: Rule | Averaging) -> LocalStore:
         """Return a store of these parameters, which no other worker reads or writes."""
         step = self.gradients.stepper(self, optimizer)
-        return LocalStore(self.parameters, optimizer, self.job.schedule, rule, step)
+        return LocalStore(self.parameters, optimizer, self.job.lr_scheduler, rule, step)
 
     def backward(self, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""

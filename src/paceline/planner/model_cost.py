@@ -88,8 +88,8 @@ def cost_of(job: Job, samples: int) -> ModelCost:
     """Run one step of the job on so many samples in fake mode, and return what it costs."""
     source = open_source(job.data, job.seed)
     batch = source.batch(torch.arange(samples) % len(source), 0)
-    if job.transform is not None:
-        batch = job.transform(batch)
+    if job.batch_transform is not None:
+        batch = job.batch_transform(batch)
     try:
         mode = FakeTensorMode()
         return _recorded(job, _fake_module(job, mode), batch, samples, mode)

@@ -251,8 +251,8 @@ class Plant(NamedTuple):
 
 def _plants() -> Iterator[Plant]:
     for shard in (
-        KnowsBatchesByWorker, AcknowledgesFirst, ShowsTheNewest, AcknowledgesRepeats, BackupKnowsNoViews, BackupSkipsGaps, AlwaysInSync,
-        CopiesOnce, FeedsOnce, WaitsForEver, EntersOlderViews, ComparesViewsOfShards,
+        KnowsBatchesByWorker, AcknowledgesFirst, ShowsTheNewest, AcknowledgesRepeats, BackupKnowsNoViews,
+        BackupSkipsGaps, AlwaysInSync, CopiesOnce, FeedsOnce, WaitsForEver, EntersOlderViews, ComparesViewsOfShards,
         AcknowledgesWhatItInherited, ComparesVersionsOnly,
     ):  # fmt: skip
         lasting = {"lasting": True} if shard in (CopiesOnce, FeedsOnce, ComparesViewsOfShards) else {}

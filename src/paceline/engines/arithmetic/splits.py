@@ -49,7 +49,7 @@ class SplitArithmetic:
         self.stores = []
         for part in self.parts:
             optimizer = job.make_optimizer(part.replica.module, part.replica.parameters)
-            self.stores.append(LocalStore(part.replica.parameters, optimizer, job.schedule, Plain()))
+            self.stores.append(LocalStore(part.replica.parameters, optimizer, job.lr_scheduler, Plain()))
         self.sums = [ReplicaSums(part, method.collective, self.data) for part in self.parts]
 
     def compute(self, replica: int, update: int) -> list[GradientSum]:

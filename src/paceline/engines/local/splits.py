@@ -55,7 +55,7 @@ class SplitWorker:
         self.mover = LinkMover(self.link, mesh.group(number, INSIDE), self.place)
         self.part.move = self.mover.move
         replica, order = self.part.replica, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
-        self.reader = Reader(source, order, job.loader_workers, die_with_parent)
+        self.reader = Reader(source, order, job.num_workers, die_with_parent)
         layout = lay_out(replica.module, 1, given.moving)
         group = MeshGroup(number, mesh, given.agenda, arena.link(arena.payloads, number, waiter), layout)
         self.runner = PlanRunner(

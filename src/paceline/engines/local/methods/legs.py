@@ -34,7 +34,12 @@ NANOSECONDS = 20_000_000  # of a leg: in between, checkpoints that were requeste
 def legs_of(runner: PlanRunner, store: LocalStore) -> Legs | None:
     """Return the legs of a worker that steps this store; None where every update has to be made by itself."""
     job, reader = runner.job, runner.learner.reader
-    if job.clip_norm is not None or job.on_nan == "skip" or job.accumulate > 1 or runner.group.part is None:
+    if (
+        job.gradient_clip_norm is not None
+        or job.on_nan == "skip"
+        or job.accumulate_grad_batches > 1
+        or runner.group.part is None
+    ):
         return None
     if reader is None or not isinstance(runner.plan.wire, Dense) or not isinstance(store.stepper, FusedStep):
         return None
