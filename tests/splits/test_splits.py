@@ -68,7 +68,7 @@ def tried(number: int) -> str:
 @pytest.mark.parametrize("plan", ["tensor:workers=3", "one_weird_trick", "tensor:workers=4,data=2"])
 def test_bytes_are_those_that_are_derived(plan: str, tmp_path: Path) -> None:
     job, parsed = JOBS["residual"](), Plan.parse(plan)
-    run = train(job, parsed, folder=tmp_path, updates=5)
+    run = train(job, parsed, folder=tmp_path, max_updates=5)
     setup = set_up(job, parsed, "virtual", 5)
     assert setup.split is not None
     assert isinstance(parsed.method, SplitLayers)
@@ -113,7 +113,7 @@ def test_refusals_name_what_is_wrong() -> None:
         with pytest.raises(PlanError, match=says):
             train(job, plan, engine="virtual", folder=None)
     with pytest.raises(PlanError, match="cannot honour clip_norm"):
-        train(job.with_(clip_norm=1.0), "tensor", folder=None)
+        train(job.with_(gradient_clip_norm=1.0), "tensor", folder=None)
     with pytest.raises(JobError, match="parts of a layer are computed on the CPU"):
         train(job.with_(device="cuda"), "tensor", folder=None)
 
@@ -169,9 +169,9 @@ def test_the_whole_table_of_equalities(plan: str, job: str, optimizer: str) -> N
         return
     parsed = Plan.parse(plan.replace(":workers", ",workers") if "ways" in plan else plan)
     small = JOBS[job]().with_(optimizer=OPTIMIZERS[optimizer])
-    oracle = train(small, make("sequential"), engine="virtual", folder=None, updates=20)
+    oracle = train(small, make("sequential"), engine="virtual", folder=None, max_updates=20)
     try:
-        run = train(small, parsed, engine="virtual", folder=None, updates=20)
+        run = train(small, parsed, engine="virtual", folder=None, max_updates=20)
     except PlanError as refusal:
         if "cannot be split by" not in str(refusal):
             raise

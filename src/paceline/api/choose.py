@@ -153,7 +153,7 @@ def _profile_run(job: Job, base: Costs, case: tuple[int, int, int], before: Sequ
     busy, threads, samples = case
     plan = make("sequential", threads=threads) if busy == 1 else make("ceiling", workers=busy, threads=threads)
     guess = before[0].seconds if before else base.compute(samples, busy, threads).seconds / busy
-    return measure_for(job.with_(batch_size=samples, accumulate=1), plan, PROFILE_SECONDS, guess)
+    return measure_for(job.with_(batch_size=samples, accumulate_grad_batches=1), plan, PROFILE_SECONDS, guess)
 
 
 def _profile(case: tuple[int, int, int], runs: Sequence[Measured]) -> Profile:

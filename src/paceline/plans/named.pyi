@@ -28,7 +28,9 @@ __all__ = [
     "Layers",
     "LocalSgd",
     "OneFOneB",
+    "OneWeirdTrick",
     "ParallelSgd",
+    "PerLayer",
     "Pipedream",
     "Ring",
     "Sandblaster",
@@ -36,6 +38,7 @@ __all__ = [
     "Spectrain",
     "Ssp",
     "Table",
+    "Tensor",
     "Tree",
     "ZeroBubble",
 ]
@@ -275,6 +278,31 @@ def Table(  # noqa: N802
     memory: int = 0,
 ) -> Plan:
     """Plan `table`: a pipeline by a table of your own."""
+
+def Tensor(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    data: int = 1,
+) -> Plan:
+    """Plan `tensor`: layers split in pairs: by what the first makes and the second takes."""
+
+def PerLayer(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    data: int = 1,
+    ways: str = "",
+) -> Plan:
+    """Plan `per_layer`: each layer split in the way that your table says."""
+
+def OneWeirdTrick(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    data: int = 1,
+) -> Plan:
+    """Plan `one_weird_trick`: convolutions split by samples, dense layers by their outputs."""
 
 def Ceiling(  # noqa: N802
     *,
