@@ -112,7 +112,7 @@ def test_refusals_name_what_is_wrong() -> None:
     for plan, says in cases.items():
         with pytest.raises(PlanError, match=says):
             train(job, plan, engine="virtual", folder=None)
-    with pytest.raises(PlanError, match="cannot honour clip_norm"):
+    with pytest.raises(PlanError, match="cannot honour gradient_clip_norm"):
         train(job.with_(gradient_clip_norm=1.0), "tensor", folder=None)
     with pytest.raises(JobError, match="parts of a layer are computed on the CPU"):
         train(job.with_(device="cuda"), "tensor", folder=None)
