@@ -47,7 +47,7 @@ def look(so_far):
     if not seen and so_far.updates >= updates // 6 or seen and so_far.updates >= updates * 5 // 6:
         if len(seen) < 2:
             seen.append((so_far.updates, nanoseconds()))
-pl.train(job, plan, folder=None, updates=updates, progress=look)
+pl.train(job, plan, folder=None, max_updates=updates, progress=look)
 (first, then), (last, now) = seen
 print((now - then) / 1e9 / (last - first))
 """

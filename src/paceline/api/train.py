@@ -99,10 +99,7 @@ def train(
     backups   of the cluster engine, under plans with servers: servers that hold each shard besides its primary
     address   of the Ray cluster to train on, HOST:PORT or "auto"; None: one is started on this machine for the run
     """
-    if address is not None and engine != "ray":
-        raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
-    if keys is not None and engine == "ray":
-        raise UsageError("engine='ray' makes keys for every run and hands them out itself; leave keys out")
+    _check_network(engine, keys, address)
     _check(engine, folder, timeout, checkpoint_every is not None or resume is not None)
     node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
     hooks = _callbacks(callbacks, loggers, node)
@@ -170,6 +167,13 @@ class _How:
     def engine(self) -> str:
         """The engine of a run that is resumed."""
         return "ray" if self.ray is not None else "cluster" if self.node is not None else "local"
+
+
+def _check_network(engine: str, keys: str | Path | None, address: str | None) -> None:
+    if address is not None and engine != "ray":
+        raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
+    if keys is not None and engine == "ray":
+        raise UsageError("engine='ray' makes keys for every run and hands them out itself; leave keys out")
 
 
 def _check(engine: str, folder: str | Path | None, timeout: float, checkpoints_wanted: bool) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from paceline.core.agenda import Chunk
 from paceline.core.splits import WHOLE
 from paceline.core.splits.derivation import PARAMETER, Program, Step
+from paceline.data.source import Reader
 from paceline.errors import JobError
 from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch, Job
@@ -87,6 +89,9 @@ class SplitReplica:
             )
         return self.models[shapes].walk(replica, chunk, seen, tensors, weight)
 
+    def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
+        return reader.batch(chunk)
+
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Compute a chunk together with the other workers of the group; return its mean loss."""
         walk = self.walk(chunk, batch, weight)
@@ -99,6 +104,9 @@ class SplitReplica:
 
     def take(self, replica: Replica) -> list[Tensor | None]:
         return take_gradients(replica.parameters)
+
+    def stepper(self, replica: Replica, optimizer: Optimizer) -> None:
+        return None
 
 
 def _seed_alike(replica: Replica, outer: nn.Module) -> None:

@@ -128,7 +128,7 @@ def _heads(op: Operation, args: Any, kwargs: Any) -> tuple[Tensor, None]:
 
 def _headed(x: Tensor, width: int, batch_first: bool) -> Tensor:
     """Return (batch, heads, positions, width)."""
-    apart = x.unflatten(-1, (-1, width))
+    apart: Tensor = x.unflatten(-1, (-1, width))
     return apart.transpose(1, 2) if batch_first else apart.permute(1, 2, 0, 3)
 
 

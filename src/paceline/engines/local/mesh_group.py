@@ -55,6 +55,10 @@ class MeshGroup:
     def leads(self) -> bool:
         return self.number == 0
 
+    @property
+    def part(self) -> int:
+        return self.replica
+
     def chunks(self, update: int) -> list[Chunk]:
         return self.agenda.mine(update, self.replica)
 

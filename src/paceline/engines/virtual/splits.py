@@ -11,6 +11,7 @@ from paceline.core.agenda import Agenda
 from paceline.core.splits.derivation import Program
 from paceline.engines.arithmetic.splits import SplitArithmetic
 from paceline.engines.virtual.exchange import exchange
+from paceline.engines.virtual.rows import Rows
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
@@ -22,24 +23,24 @@ ACTIVATIONS, MOVEMENTS = 1024, 4  # bytes per sample and movement, and movements
 
 
 def run_split(
-    plan: Plan, method: SplitLayers, agenda: Agenda, world: World, size: int, sums: SplitArithmetic | None
-) -> list[Row]:
-    """Run a plan that splits layers and return the rows of its trace; `size` is that of all gradients."""
-    run = _Run(plan, method, agenda, world, size, sums)
+    plan: Plan, method: SplitLayers, agenda: Agenda, world: World, size: int, sums: SplitArithmetic | None, rows: Rows
+) -> None:
+    """Run a plan that splits layers; `size` is that of all gradients."""
+    run = _Run(plan, method, agenda, world, size, sums, rows)
     for update in range(agenda.updates):
         run.make(update)
-    return run.rows
 
 
 class _Run:
     """One simulated run."""
 
     def __init__(
-        self, plan: Plan, method: SplitLayers, agenda: Agenda, world: World, size: int, sums: SplitArithmetic | None
-    ) -> None:
+        self, plan: Plan, method: SplitLayers, agenda: Agenda, world: World, size: int, sums: SplitArithmetic | None,
+        rows: Rows,
+    ) -> None:  # fmt: skip
         self.method, self.agenda, self.world, self.size, self.sums = method, agenda, world, size, sums
         self.mesh = method.mesh(plan.workers)
-        self.compute_times, self.rows = ComputeTimes(world, plan.workers), list[Row]()
+        self.compute_times, self.rows = ComputeTimes(world, plan.workers), rows
         #: When each worker is ready for what comes next, in seconds.
         self.ready = [0.0] * plan.workers
 
@@ -62,7 +63,7 @@ class _Run:
             start = self.ready[worker]
             self.ready[worker] += self.world.update
             times = nanoseconds(start), nanoseconds(self.ready[worker])
-            self.rows.append(Row(Kind.APPLY, worker, update, 0, update, update + 1, *times))
+            self.rows.add(Row(Kind.APPLY, worker, update, 0, update, update + 1, *times))
 
     def _chunks(self, update: int, replica: int, group: tuple[int, ...], loss: float) -> None:
         """Time the chunks of one replica: all of its workers wait for the slowest in every movement."""
@@ -80,13 +81,11 @@ class _Run:
         for place, worker in enumerate(group):
             times = nanoseconds(starts[worker]), nanoseconds(ends[worker])
             counted = 0 if place else samples
-            self.rows.append(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, samples=counted, value=loss))
+            self.rows.add(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, samples=counted, value=loss))
             if len(group) > 1:
                 waited = nanoseconds(max(ends.values()) - ends[worker])
                 times = times[1], nanoseconds(together)
-                self.rows.append(
-                    Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, waited, 0, sent[place], 0.0)
-                )
+                self.rows.add(Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, waited, 0, sent[place], 0.0))
             self.ready[worker] = together
 
     def _program(self, samples: int) -> Program | None:
@@ -115,7 +114,7 @@ class _Run:
         for place, worker in enumerate(group):
             self.ready[worker] = ready[place]
             times = nanoseconds(arrived[place]), nanoseconds(ready[place]), nanoseconds(waited[place])
-            self.rows.append(Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, 0, sent[place], 0.0))
+            self.rows.add(Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, 0, sent[place], 0.0))
 
 
 def _samples(program: Program) -> int:
