@@ -14,11 +14,12 @@ from paceline.core.schedules import Table
 from paceline.core.schedules.passes import passes
 from paceline.core.schedules.proof import prove_table
 from paceline.data.order import Order
-from paceline.data.source import Source, open_source
+from paceline.data.opening import open_source
+from paceline.data.source import Source
 from paceline.engines.devices import Placement, place
 from paceline.engines.memory_check import check_fit, peaks_of
 from paceline.engines.threads import threads
-from paceline.errors import JobWarning, PlanError, users_code
+from paceline.errors import JobError, JobWarning, PlanError, users_code
 from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
@@ -93,6 +94,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     traits = plan.traits
     job = _check_loss_rules(job, plan, engine)
     source = open_source(job.data, job.seed)
+    _refuse_data(job, plan, source)
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
     module = job.make_model()
     check_trainable(module)
@@ -201,6 +203,27 @@ def _unused(job: Job, plan: Plan) -> list[str]:
     unused = {"optimizer": True, "schedule": job.schedule is not None}
     names = ", ".join(f"{name}=" for name, given in unused.items() if given)
     return [f"plan {plan.name} makes its own steps, and evaluates a batch several times; it does not use {names}"]
+
+
+def _refuse_data(job: Job, plan: Plan, source: Source) -> None:
+    """Raise for data that cannot be divided as the plan divides it."""
+    loader, traits = source.traits.batch_size, source.traits
+    if traits.whole and plan.parts > 1:
+        raise PlanError(
+            f"plan {plan.name} divides every batch among its workers, and this loader makes whole batches (batch_size=None, "
+            "or a batch_sampler whose batches differ in size); give the DataLoader a batch_size and a sampler, or use a "
+            "plan whose workers take whole batches, such as downpour or ssp"
+        )
+    if loader is not None and job.batch_size != loader and (traits.whole or callable(job.data)):
+        raise JobError(
+            f"data= makes batches of {loader}, and the job has batch_size={job.batch_size}; give batch_size={loader}"
+            + (": one update sees one batch of the loader's" if traits.whole else "")
+        )
+    if traits.redraws and plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate, None).data_parts:
+        raise PlanError(
+            f"plan {plan} gives each worker a part of the data for the whole training, and a sampler or a stream has "
+            "others in every epoch; use shuffle=True instead of a sampler, or another plan"
+        )
 
 
 def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:

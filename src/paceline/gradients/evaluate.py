@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from paceline.data.source import Source
 from paceline.gradients.replica import CPU, loss_function, split_batch, to_device
@@ -26,13 +27,15 @@ def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device =
     was_training = module.training
     module.eval()
     metrics, sums, weights = _Metrics(job.metrics, device), dict[str, float](), dict[str, float]()
-    for start in range(0, len(source), BATCH):
-        indices = torch.arange(start, min(start + BATCH, len(source)))
+    size = source.traits.batch_size or BATCH
+    for start in range(0, len(source), size):
+        indices = torch.arange(start, min(start + size, len(source)))
         batch = to_device(source.batch(indices, 0), device)
+        samples = _samples(batch) if source.traits.whole else len(indices)
         loss, pair = _loss_and_pair(job, module, batch)
-        found = {"test_loss": (loss, len(indices) if job.weight is None else float(job.weight(batch)))}
+        found = {"test_loss": (loss, samples if job.weight is None else float(job.weight(batch)))}
         if pair is not None:
-            found.update({name: (value, len(indices)) for name, value in _accuracy(*pair).items()})
+            found.update({name: (value, samples) for name, value in _accuracy(*pair).items()})
             metrics.update(pair)
         for name, (value, weight) in found.items():
             sums[name] = sums.get(name, 0.0) + value * weight
@@ -40,6 +43,11 @@ def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device =
     own = metrics.compute()
     module.train(was_training)
     return {**{name: value / weights[name] for name, value in sums.items()}, **own}
+
+
+def _samples(batch: Batch) -> int:
+    """Return the number of samples in a batch of the user's own: the first size of its first tensor."""
+    return next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)
 
 
 def _loss_and_pair(job: Job, module: nn.Module, batch: Batch) -> tuple[float, Pair | None]:

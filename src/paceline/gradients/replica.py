@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -159,13 +159,20 @@ def split_batch(batch: Batch) -> tuple[tuple[Any, ...], Any]:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Copy a batch from pinned memory, so that the copy runs while the host does other things."""
+    """Copy a batch from pinned memory, so that the copy runs while the host does other things.
+
+    Lists, tuples and dictionaries are copied with what is in them, and objects with a method `to` (packed sequences,
+    the batches of a tokenizer) by it. Anything else stays as it is.
+    """
     if isinstance(batch, Tensor):
         return (batch.pin_memory() if device.type == "cuda" else batch).to(device, non_blocking=True)
-    if isinstance(batch, dict):
+    if callable(move := getattr(batch, "to", None)):
+        return move(device)
+    if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return tuple(to_device(value, device) for value in batch)
+        moved = [to_device(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     return batch
 
 

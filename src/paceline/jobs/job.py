@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import JobError, suggest, users_code
+from paceline.jobs.loaders import LoaderData, adopted, taken_apart
 from paceline.jobs.metrics import RESERVED, by_name, goes_by_batches
 
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
@@ -27,7 +28,8 @@ class Job:
     """Describes a training.
 
     model       an nn.Module, or a function that makes one
-    data        a tuple of tensors, a Dataset, or a function that makes either
+    data        a tuple of tensors, a Dataset, a DataLoader, an IterableDataset, or a function that makes one of these.
+                A DataLoader decides batch_size, shuffle and loader_workers; docs/inputs.md
     loss        loss(model(*inputs), target), for batches (*inputs, target)
     step        or step(model, batch) -> loss, for any other shape of batch
     optimizer   a function of the parameters that makes a torch optimizer; for groups, a function of `model`:
@@ -82,9 +84,22 @@ class Job:
 
     def __post_init__(self) -> None:
         self.metrics = by_name(self.metrics)
-        faults = list(self._faults())
+        faults = [*self._take_loaders(), *self._faults()]
         if faults:
             raise JobError("this job cannot be trained:\n" + "\n".join(f"  - {fault}" for fault in faults))
+
+    def _take_loaders(self) -> Iterator[str]:
+        """Take DataLoaders and streams apart, and adopt what they say; yield where the job says something else."""
+        loader, self.test = self.data, taken_apart(self.test)
+        self.data, fields = adopted(taken_apart(loader), loader) if not isinstance(loader, LoaderData) else (loader, {})
+        for name, value in fields.items():
+            default = type(self).__dataclass_fields__[name].default
+            if getattr(self, name) not in (default, value):
+                yield (
+                    f"{name}={getattr(self, name)}, and data= is a DataLoader that says {value}; leave {name}= out, or "
+                    "make them agree"
+                )
+            setattr(self, name, value)
 
     def _faults(self) -> Sequence[str]:
         faults = []
