@@ -24,6 +24,7 @@ from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
 from paceline.links.store_order import require_store_order
+from paceline.parameters.epoch_schedule import EveryEpoch
 from paceline.parameters.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.parameters.sparse_tables import check_optimizer
 from paceline.plans.methods.pipeline import Pipeline
@@ -122,6 +123,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
             f"plan {plan} wants {agenda.data_parts} parts of the data, but there are only {agenda.leases} batches to "
             "share out; give fewer parts, or a smaller batch_size"
         )
+    if job.schedule is not None and job.schedule_interval == "epoch":
+        job = job.with_(schedule=EveryEpoch(job.schedule, agenda.updates_per_epoch))
     layout = lay_out(module, plan.shards, found.moving)
     plan = plan.fitted(len(layout.shards))
     plan.method.prove(plan.workers)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from paceline.data.source import Source
-from paceline.gradients.replica import CPU, loss_function, split_batch, to_device
+from paceline.gradients.loss import call, loss_function, loss_of, pair_of, split_batch
+from paceline.gradients.replica import CPU, to_device
 from paceline.jobs.job import Batch, Job
 from paceline.jobs.metrics import goes_by_batches, numbers
 
@@ -59,7 +60,9 @@ def _loss_and_pair(job: Job, module: nn.Module, batch: Batch) -> tuple[float, Pa
         return float(loss_function(job)(module, batch)), (pair[0], pair[1])
     if job.step is not None:
         return float(job.step(module, batch)), None
-    assert job.loss is not None
+    if job.loss is None:
+        result = call(module, batch)
+        return float(loss_of(result)), pair_of(result, batch)
     inputs, target = split_batch(batch)
     output = module(*inputs)
     return float(job.loss(output, target)), (output, target)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
-from paceline.errors import JobError
+from paceline.gradients.loss import loss_function
 from paceline.gradients.randomness import Chance
 from paceline.jobs.job import PRECISIONS, Batch, Job, seeded_elsewhere
 from paceline.parameters.layout import trainable
@@ -67,11 +67,17 @@ class Replica:
         self.autocast = PRECISIONS[job.precision]
         buffers = dict(module.named_buffers())
         self.moving = [buffers[name] for name in moving]
+        self._compiled = False
+
+    def compile(self, options: Mapping[str, Any]) -> None:
+        """Let `torch.compile` compile the module, in place: its parameters keep their names."""
+        self.module.compile(**options)
+        self._compiled = True
 
     @cached_property
     def chance(self) -> Chance:
         """The module's randomness, tied to chunks on first use: a module that computes nothing here keeps its own."""
-        return Chance(self.module, self.job.seed, self.device)
+        return Chance(self.module, self.job.seed, self.device, by_module=not self._compiled)
 
     @cached_property
     def loss(self) -> Callable[[nn.Module, Batch], Tensor]:
@@ -131,31 +137,6 @@ def take_gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:
         # Dropped and not zeroed: the caller owns the tensors now, and the next backward makes new ones.
         parameter.grad = None
     return gradients
-
-
-def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
-    """Return the job's `step(model, batch)`, made from `loss` where the job gives that."""
-    if job.step is not None:
-        return job.step
-    loss = job.loss
-    assert loss is not None
-
-    def step(module: nn.Module, batch: Batch) -> Tensor:
-        inputs, target = split_batch(batch)
-        result: Tensor = loss(module(*inputs), target)
-        return result
-
-    return step
-
-
-def split_batch(batch: Batch) -> tuple[tuple[Any, ...], Any]:
-    """Return a batch's inputs and its target."""
-    if not isinstance(batch, tuple | list) or len(batch) < 2:
-        raise JobError(
-            "loss=f(output, target) needs batches (*inputs, target); for batches of another shape give "
-            "step=f(model, batch) -> loss instead"
-        )
-    return tuple(batch[:-1]), batch[-1]
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
