@@ -43,6 +43,11 @@ class Net(nn.Module):
 
 
 job = paceline.Job(
-    Net(), train, nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.Adam(p, lr=3e-3), test=test, batch_size=64,
+    Net(),
+    train,
+    nn.CrossEntropyLoss(),
+    optimizer=lambda p: torch.optim.Adam(p, lr=3e-3),
+    test=test,
+    batch_size=64,
     epochs=2,
 )

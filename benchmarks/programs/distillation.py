@@ -32,6 +32,9 @@ def step(model, batch):
 
 
 job = paceline.Job(
-    Distilled, DataLoader(TensorDataset(x, y), batch_size=50, shuffle=True), step=step,
-    optimizer=lambda model: torch.optim.Adam(model.student.parameters(), lr=3e-3), epochs=2,
+    Distilled,
+    DataLoader(TensorDataset(x, y), batch_size=50, shuffle=True),
+    step=step,
+    optimizer=lambda model: torch.optim.Adam(model.student.parameters(), lr=3e-3),
+    epochs=2,
 )

@@ -15,7 +15,7 @@ import paceline
 path = Path(tempfile.gettempdir()) / "iris-stream.csv"
 x, y = load_iris(return_X_y=True)
 with path.open("w", newline="") as file:
-    csv.writer(file).writerows([*row, label] for row, label in zip(x.tolist(), y.tolist()))
+    csv.writer(file).writerows([*row, label] for row, label in zip(x.tolist(), y.tolist(), strict=True))
 
 
 class Lines(IterableDataset):

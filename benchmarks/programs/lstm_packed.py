@@ -29,7 +29,7 @@ class Waves(Dataset):
 
 
 def collate(samples):
-    waves, labels = zip(*samples)
+    waves, labels = zip(*samples, strict=True)
     return pack_sequence(list(waves), enforce_sorted=False), torch.tensor(labels, dtype=torch.float32)
 
 

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 
-x, y = load_diabetes(return_X_y=True, scaled=True)
+x, y = load_diabetes(return_X_y=True)
 x, y = torch.tensor(x, dtype=torch.float32) * 20, torch.tensor((y - y.mean()) / y.std(), dtype=torch.float32)
 
 job = paceline.Job(

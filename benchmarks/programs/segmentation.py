@@ -45,6 +45,10 @@ def step(model, batch):
 
 
 job = paceline.Job(
-    SmallUnet, DataLoader(Shapes(240), batch_size=16, shuffle=True, num_workers=2), step=step,
-    optimizer=lambda p: torch.optim.Adam(p, lr=5e-3), test=DataLoader(Shapes(60), batch_size=16), epochs=2,
+    SmallUnet,
+    DataLoader(Shapes(240), batch_size=16, shuffle=True, num_workers=2),
+    step=step,
+    optimizer=lambda p: torch.optim.Adam(p, lr=5e-3),
+    test=DataLoader(Shapes(60), batch_size=16),
+    epochs=2,
 )

@@ -50,6 +50,9 @@ def step(model, batch):
 
 
 job = paceline.Job(
-    Translator, DataLoader(pairs, batch_size=25, shuffle=True, collate_fn=collate), step=step,
-    optimizer=lambda p: torch.optim.Adam(p, lr=1e-3), epochs=2,
+    Translator,
+    DataLoader(pairs, batch_size=25, shuffle=True, collate_fn=collate),
+    step=step,
+    optimizer=lambda p: torch.optim.Adam(p, lr=1e-3),
+    epochs=2,
 )

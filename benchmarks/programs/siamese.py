@@ -17,14 +17,14 @@ class Pairs(Dataset):
         images, labels = load_digits(return_X_y=True)
         self.images = torch.tensor(images, dtype=torch.float32)[first:last] / 16
         self.labels = labels[first:last].tolist()
-        self.of_class = {label: [i for i, l in enumerate(self.labels) if l == label] for label in range(10)}
+        self.of_class = {label: [i for i, other in enumerate(self.labels) if other == label] for label in range(10)}
 
     def __len__(self):
         return len(self.images)
 
     def __getitem__(self, index):
         same = random.random() < 0.5
-        label = self.labels[index] if same else random.choice([l for l in range(10) if l != self.labels[index]])
+        label = self.labels[index] if same else random.choice([other for other in range(10) if other != self.labels[index]])
         return (self.images[index], self.images[random.choice(self.of_class[label])]), float(same)
 
 

@@ -32,6 +32,9 @@ def step(model, batch):
 
 
 job = paceline.Job(
-    Vae(), DataLoader(TensorDataset(x), batch_size=64, shuffle=True), step=step,
-    optimizer=lambda p: torch.optim.Adam(p, lr=1e-3), epochs=3,
+    Vae(),
+    DataLoader(TensorDataset(x), batch_size=64, shuffle=True),
+    step=step,
+    optimizer=lambda p: torch.optim.Adam(p, lr=1e-3),
+    epochs=3,
 )

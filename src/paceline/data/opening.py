@@ -62,12 +62,12 @@ def _refuse(data: Any, what: str) -> None:
             f"{what}= is an iterator, which is used up after one epoch; give a function that makes it, or an "
             "IterableDataset"
         )
-    if not isinstance(data, LoaderData) and not hasattr(data, "__iter__"):
-        if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-            raise JobError(
-                f"{what}={type(data).__name__} is neither a tuple of tensors, nor a Dataset with a length, nor an "
-                "IterableDataset, nor a DataLoader, nor a function that makes one of these"
-            )
+    by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if not isinstance(data, LoaderData) and not by_number and not hasattr(data, "__iter__"):
+        raise JobError(
+            f"{what}={type(data).__name__} is neither a tuple of tensors, nor a Dataset with a length, nor an "
+            "IterableDataset, nor a DataLoader, nor a function that makes one of these"
+        )
 
 
 def _of_loader(data: LoaderData, seed: int, what: str, length: int | None) -> Source:

@@ -22,8 +22,8 @@ _Epoch = Tensor | list[list[int]]
 class SampledSource:
     """The samples of another source as a sampler draws them, with generators that are seeded by (seed, epoch).
 
-    A batch sampler's batches lie one after the other: all are of one size but one, which is put last. Where a batch is a
-    sample of its own (`whole`), each number stands for one.
+    A batch sampler's batches lie one after the other: all are of one size but one, which is put last. Where a batch
+    is a sample of its own (`whole`), each number stands for one.
     """
 
     def __init__(self, source: Source, data: LoaderData, seed: int) -> None:
@@ -77,8 +77,8 @@ class SampledSource:
     def _flat(self, batches: list[list[int]], epoch: int) -> list[int]:
         if batches and common_size(batches) != self.data.batch_size:
             raise JobError(
-                f"the batch sampler gave batches of {self.data.batch_size} samples before, and of another size in epoch "
-                f"{epoch}; give one whose batches are all of one size but one"
+                f"the batch sampler gave batches of {self.data.batch_size} samples before, and of another size in "
+                f"epoch {epoch}; give one whose batches are all of one size but one"
             )
         return [number for batch in sorted(batches, key=len, reverse=True) for number in batch]
 

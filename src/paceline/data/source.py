@@ -1,7 +1,7 @@
 """Sources give samples by number: tensors are indexed, and a Dataset is read sample by sample, seeded for each.
 
-`paceline.data.opening` makes one from a job's `data`. A source can be moved to another process with cloudpickle; tensors
-in shared memory are not copied.
+`paceline.data.opening` makes one from a job's `data`. A source can be moved to another process with cloudpickle;
+tensors in shared memory are not copied.
 """
 
 from __future__ import annotations

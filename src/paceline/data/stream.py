@@ -72,8 +72,8 @@ class StreamSource:
             sample = next(self._iterator)
         except StopIteration:
             raise JobError(
-                f"the stream of data ended after {self._next:,} samples in epoch {self._epoch}, and an epoch was to have "
-                f"{self.samples:,}; state the right length in __len__, and give as many in every epoch"
+                f"the stream of data ended after {self._next:,} samples in epoch {self._epoch}, and an epoch was to "
+                f"have {self.samples:,}; state the right length in __len__, and give as many in every epoch"
             ) from None
         self._next += 1
         return sample

@@ -7,14 +7,15 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from paceline.core.agenda import Agenda
 from paceline.core.schedules import Table
 from paceline.core.schedules.passes import passes
 from paceline.core.schedules.proof import prove_table
-from paceline.data.order import Order
 from paceline.data.opening import open_source
+from paceline.data.order import Order
 from paceline.data.source import Source
 from paceline.engines.devices import Placement, place
 from paceline.engines.memory_check import check_fit, peaks_of
@@ -24,9 +25,12 @@ from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
 from paceline.links.store_order import require_store_order
-from paceline.parameters.epoch_schedule import EveryEpoch
+from paceline.parameters.epoch_schedule import EveryEpoch, follows_loss
 from paceline.parameters.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.parameters.sparse_tables import check_optimizer
+from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
 from paceline.stages.planning import agrees, blueprint
@@ -96,6 +100,8 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     job = _check_loss_rules(job, plan, engine)
     source = open_source(job.data, job.seed)
     _refuse_data(job, plan, source)
+    if source.traits.redraws and job.shuffle:  # a function has made it, so that the job did not know
+        job = job.with_(shuffle=False)
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
     module = job.make_model()
     check_trainable(module)
@@ -123,8 +129,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
             f"plan {plan} wants {agenda.data_parts} parts of the data, but there are only {agenda.leases} batches to "
             "share out; give fewer parts, or a smaller batch_size"
         )
-    if job.schedule is not None and job.schedule_interval == "epoch":
-        job = job.with_(schedule=EveryEpoch(job.schedule, agenda.updates_per_epoch))
+    job = _by_epochs(job, plan, optimizer, agenda)
     layout = lay_out(module, plan.shards, found.moving)
     plan = plan.fitted(len(layout.shards))
     plan.method.prove(plan.workers)
@@ -195,6 +200,11 @@ def _check_loss_rules(job: Job, plan: Plan, engine: str) -> Job:
         raise PlanError(f"plan {plan.name} cannot honour on_nan='skip': {traits.cannot_skip}")
     if job.clip_norm is not None and traits.cannot_clip:
         raise PlanError(f"plan {plan.name} cannot honour clip_norm={job.clip_norm}: {traits.cannot_clip}")
+    if job.precision == "float16" and isinstance(plan.method, Pipeline | NativeDdp):
+        raise PlanError(
+            f"plan {plan.name} computes gradients without the scaled loss that precision='float16' needs; use "
+            "precision='bfloat16', or a plan such as ring or downpour"
+        )
     unchecked = not traits.checks_finite or (engine == "replay" and job.on_nan == "stop")
     return job.with_(on_nan="ignore") if unchecked else job
 
@@ -208,14 +218,30 @@ def _unused(job: Job, plan: Plan) -> list[str]:
     return [f"plan {plan.name} makes its own steps, and evaluates a batch several times; it does not use {names}"]
 
 
+def _by_epochs(job: Job, plan: Plan, optimizer: torch.optim.Optimizer, agenda: Agenda) -> Job:
+    """Return the job with a schedule that counts updates, where the user's steps by epochs; raise where it cannot."""
+    if job.schedule is None:
+        return job
+    plateau = follows_loss(job.schedule, optimizer)
+    if plateau and (not isinstance(plan.method, Alone | AllReduce) or job.compute == "fused"):
+        raise PlanError(
+            f"ReduceLROnPlateau follows the loss of whole batches, which no worker of plan {plan.name} "
+            f"{'in generated code ' * (job.compute == 'fused')}knows; use a plan that adds gradients up (ring, tree, "
+            "central), sequential, or a schedule that counts, such as torch.optim.lr_scheduler.CosineAnnealingLR"
+        )
+    if plateau or job.schedule_interval == "epoch":
+        return job.with_(schedule=EveryEpoch(job.schedule, agenda.updates_per_epoch))
+    return job
+
+
 def _refuse_data(job: Job, plan: Plan, source: Source) -> None:
     """Raise for data that cannot be divided as the plan divides it."""
     loader, traits = source.traits.batch_size, source.traits
     if traits.whole and plan.parts > 1:
         raise PlanError(
-            f"plan {plan.name} divides every batch among its workers, and this loader makes whole batches (batch_size=None, "
-            "or a batch_sampler whose batches differ in size); give the DataLoader a batch_size and a sampler, or use a "
-            "plan whose workers take whole batches, such as downpour or ssp"
+            f"plan {plan.name} divides every batch among its workers, and this loader makes whole batches "
+            "(batch_size=None, or a batch_sampler whose batches differ in size); give the DataLoader a batch_size and "
+            "a sampler, or use a plan whose workers take whole batches, such as downpour or ssp"
         )
     if loader is not None and job.batch_size != loader and (traits.whole or callable(job.data)):
         raise JobError(

@@ -15,6 +15,12 @@ from torch import Tensor, nn
 from paceline.errors import JobError
 from paceline.jobs.job import Batch, Job
 
+_NO_LOSS = "neither loss= nor step= is given"
+_REMEDY = (
+    "give loss=f(output, target) or step=f(model, batch) -> loss. A model of transformers returns a loss when batches "
+    "have the key 'labels'"
+)
+
 
 def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
     """Return the job's `step(model, batch)`, made from `loss` or the model's own loss where the job gives none."""
@@ -46,7 +52,12 @@ def call(module: nn.Module, batch: Batch) -> Any:
     """Call a model with a batch: a dictionary's keys are arguments, as far as the model takes them."""
     if isinstance(batch, Mapping):
         return module(**{key: value for key, value in batch.items() if _takes(module, str(key))})
-    return module(*batch) if isinstance(batch, tuple | list) else module(batch)
+    inputs = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    try:
+        inspect.signature(module.forward).bind(*inputs)
+    except TypeError as error:
+        raise JobError(f"{_NO_LOSS}, and the model cannot be called with a whole batch: {error}; {_REMEDY}") from None
+    return module(*inputs)
 
 
 def loss_of(output: Any) -> Tensor:
@@ -54,9 +65,7 @@ def loss_of(output: Any) -> Tensor:
     loss: Tensor | None = _part(output, "loss")
     if loss is None:
         raise JobError(
-            f"neither loss= nor step= is given, and the model returned {type(output).__name__}, without a loss of its own; "
-            "give loss=f(output, target) or step=f(model, batch) -> loss. A model of transformers returns a loss when "
-            "batches have the key 'labels'"
+            f"{_NO_LOSS}, and the model returned {type(output).__name__}, without a loss of its own; {_REMEDY}"
         )
     return loss
 

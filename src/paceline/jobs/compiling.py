@@ -1,7 +1,7 @@
 """Models that went through `torch.compile`: the module within, and how it was to be compiled.
 
-A compiled model has another name for every parameter (`_orig_mod.`) and cannot be sent to another process. So the module
-within is what is trained and saved, and each worker compiles its own copy in place.
+A compiled model has another name for every parameter (`_orig_mod.`) and cannot be sent to another process. So the
+module within is what is trained and saved, and each worker compiles its own copy in place.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class Job:
     data        a tuple of tensors, a Dataset, a DataLoader, an IterableDataset, or a function that makes one of these.
                 A DataLoader decides batch_size, shuffle and loader_workers; docs/inputs.md
     loss        loss(model(*inputs), target), for batches (*inputs, target)
-    step        or step(model, batch) -> loss, for any other shape of batch. With neither, the loss is the model's own: the
-                `loss` of what model(**batch) returns, as transformers' models do
+    step        or step(model, batch) -> loss, for any other shape of batch. With neither, the loss is the model's own:
+                the `loss` of what model(**batch) returns, as transformers' models do
     optimizer   a function of the parameters that makes a torch optimizer; for groups, a function of `model`:
                 `lambda model: SGD([{"params": model.head.parameters(), "lr": 0.1}, ...], lr=0.01)`
     batch_size  samples of one update, of all workers together where they share a batch
@@ -210,9 +210,9 @@ class Job:
             optimizer = self.optimizer(module if _wants_module(self.optimizer) else parameters)
         if isinstance(optimizer, list | tuple | dict):
             raise JobError(
-                f"optimizer= returned a {type(optimizer).__name__} of {len(optimizer)}, and a job has one optimizer; give "
-                "one with a group for each part: `lambda model: Adam([{'params': model.a.parameters()}, "
-                "{'params': model.b.parameters(), 'lr': 1e-4}])`. examples/gan.py trains two networks against each other"
+                f"optimizer= returned a {type(optimizer).__name__} of {len(optimizer)}, and a job has one optimizer; "
+                "give one with a group for each part: `lambda model: Adam([{'params': model.a.parameters()}, "
+                "{'params': model.b.parameters(), 'lr': 1e-4}])`; docs/inputs.md shows this for a GAN"
             )
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise JobError(f"optimizer= returned {type(optimizer).__name__}, not a torch.optim.Optimizer")

@@ -4,7 +4,8 @@ The loader itself never runs: each worker reads the samples of its own chunks, i
 
     taken        dataset, batch_size, shuffle or sampler or batch_sampler, drop_last, collate_fn, num_workers,
                  worker_init_fn
-    not needed   generator (the job's seed), pin_memory (always, for a GPU), prefetch_factor, persistent_workers, timeout
+    not needed   generator (the job's seed), pin_memory (always, for a GPU), prefetch_factor, persistent_workers,
+                 timeout
 """
 
 from __future__ import annotations
@@ -53,14 +54,16 @@ class LoaderData:
 
 def is_stream(dataset: Any) -> bool:
     """Return whether samples come one after the other only, and not by number."""
-    return isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"))
+    if isinstance(dataset, IterableDataset):
+        return True
+    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
 
 
 def taken_apart(data: Any) -> Any:
     """Return the parts of a DataLoader, and an IterableDataset as `LoaderData`; anything else as it is."""
     if isinstance(data, DataLoader):
         return _of_loader(data)
-    if not isinstance(data, LoaderData | Mapping | type) and is_stream(data):
+    if not isinstance(data, LoaderData | Mapping | Iterator | type) and is_stream(data):
         return LoaderData(data, length=stated_length(data))
     return data
 
@@ -128,7 +131,8 @@ class _OnlyOne:
 def _own(sampler: Any) -> Any:
     """Return a sampler that draws from the default generators, which are seeded for each epoch."""
     if isinstance(sampler, DistributedSampler):  # Paceline shares samples out itself
-        return RandomSampler(sampler.dataset) if sampler.shuffle else SequentialSampler(sampler.dataset)
+        dataset: Any = sampler.dataset
+        return RandomSampler(dataset) if sampler.shuffle else SequentialSampler(dataset)
     if getattr(sampler, "generator", None) is None:
         return sampler
     mine = copy.copy(sampler)
@@ -147,9 +151,10 @@ def _shuffles(loader: Any) -> bool:
     """Whether the job's own order is to be shuffled."""
     if not isinstance(loader, DataLoader) or is_stream(loader.dataset):
         return False
-    if type(loader.batch_sampler) not in (BatchSampler, type(None)):
+    batches: Any = loader.batch_sampler
+    if type(batches) not in (BatchSampler, type(None)):
         return False
-    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler.sampler
+    sampler = loader.sampler if batches is None else batches.sampler
     shuffled = sampler.shuffle if isinstance(sampler, DistributedSampler) else type(sampler) is RandomSampler
     return bool(shuffled) and _plain(sampler) and not loader.drop_last
 
@@ -158,7 +163,8 @@ def _tensors_of(data: LoaderData) -> Any:
     """Return the tensors of a TensorDataset, or of a part of one, if nothing but its order is special."""
     if data != LoaderData(data.dataset, batch_size=data.batch_size):
         return data
-    dataset, rows = data.dataset, None
+    dataset: Any = data.dataset
+    rows: Tensor | None = None
     if type(dataset) is Subset:
         dataset, rows = dataset.dataset, torch.as_tensor(dataset.indices)
     if type(dataset) is not TensorDataset:

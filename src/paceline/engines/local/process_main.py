@@ -13,7 +13,6 @@ from time import perf_counter_ns as now
 
 import torch
 
-from paceline.data.opening import open_source
 from paceline.data.source import TensorSource
 from paceline.engines.local.arena import GO, Arena
 from paceline.engines.local.assignment import Assignment
@@ -54,7 +53,7 @@ def main(
         torch.set_num_threads(assignment.plan.threads)
         if assignment.scratch is not None:
             multiprocessing.current_process()._config["tempdir"] = str(assignment.scratch)  # type: ignore[attr-defined]
-        source = TensorSource(tensors.open()) if tensors else open_source(assignment.data, assignment.job.seed, length=assignment.samples)
+        source = TensorSource(tensors.open()) if tensors else assignment.open_data()
         kind = LocalWorker if assignment.blueprint is None else PipelineWorker
         worker = kind(assignment, arena, source, snapshots, state_buffer, lambda: pipe.send(StateLeft()))
         trim_heap()  # from here on the peak of memory is that of the training
