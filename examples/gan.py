@@ -1,7 +1,7 @@
 """Train a generator and a discriminator against each other, by any plan: one optimizer with a group for each.
 
-The generator's loss must not change the discriminator. So it is computed with the discriminator's parameters as they are,
-without a gradient to them; one backward pass then gives each network the gradient of its own loss.
+The generator's loss must not change the discriminator. So it is computed with the discriminator's parameters as they
+are, without a gradient to them; one backward pass then gives each network the gradient of its own loss.
 """
 
 import torch

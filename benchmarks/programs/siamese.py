@@ -24,7 +24,8 @@ class Pairs(Dataset):
 
     def __getitem__(self, index):
         same = random.random() < 0.5
-        label = self.labels[index] if same else random.choice([other for other in range(10) if other != self.labels[index]])
+        own = self.labels[index]
+        label = own if same else random.choice([other for other in range(10) if other != own])
         return (self.images[index], self.images[random.choice(self.of_class[label])]), float(same)
 
 

@@ -33,7 +33,7 @@ class Hooks:
         earlier: Sequence[Evaluation] = (),
     ) -> None:  # fmt: skip
         self.callbacks, self.setup, self.progress = callbacks, setup, progress
-        self.training = Training(setup.job.name, str(setup.plan), folder, setup.agenda.updates)
+        self.training = Training(setup.job.name, str(setup.plan), folder, setup.agenda.updates, setup.test is not None)
         if setup.plan.traits.no_checkpoints:
             self.training.cannot_stop = (
                 f"plan {setup.plan.name} keeps no checkpoints: {setup.plan.traits.no_checkpoints}"

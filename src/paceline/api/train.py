@@ -67,17 +67,17 @@ def train(
               "ray": nodes that Ray places, starts and replaces; this process leads them
     compute   "autograd" or "fused" instead of the job's
     folder    where run folders go; None writes nothing to disk
-    progress  a function that the local engine calls about ten times a second with a `pl.Progress`:
-              updates, seconds, loss, which workers have finished or died, the newest rows of the trace. It runs in the
-              parent; what it raises ends the run
+    progress  a function that the local engine calls about ten times a second, in the parent, with a `pl.Progress`;
+              what it raises ends the run
     updates   stop after so many updates instead of `job.epochs`
     world     of the virtual engine: speeds, network, faults
     deadline  seconds a worker may wait for another before the run fails, naming the worker that did not come
     checkpoint_every  so many updates, or seconds as in "30s"; 0: only when a signal asks for one; None: no checkpoints
     resume    the folder of a run to resume, with its own job, plan and settings; `workers` may be another number where
               the plan allows that, and `job` is needed only where the folder could not keep it
+    epochs    of a resumed run: passes over the data in all, more than it had; so a run that is done goes on
     callbacks  objects with hooks such as on_evaluation_end, called in this process; see `paceline.callbacks`
-    loggers   "csv" and "tensorboard" write into the run's folder while it goes on
+    loggers   "csv", "tensorboard", "wandb" and "mlflow" log while it goes on, as in ["csv", "wandb:project=digits"]
     keys      the folder of keys with which the nodes of a cluster recognise each other (`paceline keys`)
     trusted_network  let the nodes of a cluster recognise each other by PACELINE_TOKEN, without encryption
     backups   of the cluster engine, under plans with servers: servers that hold each shard besides its primary

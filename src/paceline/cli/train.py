@@ -30,6 +30,9 @@ def train(
     backups: options.Backups = 1,
     data_dir: options.DataDir = None,
     runs: options.Runs = Path("runs"),
+    logger: options.Loggers = None,
+    early_stopping: options.EarlyStop = None,
+    best_checkpoint: options.KeepBest = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -40,6 +43,7 @@ def train(
     and trains on. With --checkpoint-every even a run that was killed can be resumed. A second Ctrl-C stops at once.
     """
     from paceline.api.train import train as run_training
+    from paceline.callbacks.parsing import named_callbacks
     from paceline.cli.progress import ProgressDisplay
     from paceline.engines.launched import engine_of, rank_of
 
@@ -59,7 +63,7 @@ def train(
         run = run_training(
             chosen, plan, workers, engine=engine, folder=runs, progress=progress, updates=updates, deadline=deadline,
             checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
-            address=address,
+            address=address, callbacks=named_callbacks(early_stopping, best_checkpoint), loggers=logger or (),
         )  # fmt: skip
     finally:
         progress.close()
