@@ -18,9 +18,9 @@ from paceline.engines import checkpoints, cluster, mpi
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster.ray_session import RayOptions
 from paceline.engines.job_file import save_job_file
-from paceline.engines.outcome import finish
+from paceline.engines.outcome import Earlier, Hearer, finish
 from paceline.engines.record import first_record, life_record
-from paceline.engines.resuming import check_same, open_run
+from paceline.engines.resuming import check_end, check_same, open_run
 from paceline.engines.setup import Setup, set_up
 from paceline.errors import Blamed, CheckpointWarning, JobWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
 from paceline.jobs.job import Job
@@ -53,6 +53,7 @@ def train(
     world: World | None = None,
     checkpoint_every: int | str | None = None,
     resume: str | Path | Run | None = None,
+    epochs: int | None = None,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     keys: str | Path | None = None,
@@ -83,17 +84,14 @@ def train(
     backups   of the cluster engine, under plans with servers: servers that hold each shard besides its primary
     address   of the Ray cluster to train on, HOST:PORT or "auto"; None: one is started on this machine for the run
     """
-    if address is not None and engine != "ray":
-        raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
-    if keys is not None and engine == "ray":
-        raise UsageError("engine='ray' makes keys for every run and hands them out itself; leave keys out")
+    _check_together(engine, address, keys, epochs, resume)
     _check(engine, folder, deadline, checkpoint_every is not None or resume is not None)
     node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
     hooks = _callbacks(callbacks, loggers, node)
     ray = RayOptions(address, trusted_network) if engine == "ray" else None
     interval, how = _interval(checkpoint_every), _How(progress, deadline, world, hooks, node, backups, ray)
     if resume is not None:
-        return _resume(_path(resume), job, plan, workers, updates, interval, how)
+        return _resume(_path(resume), job, plan, workers, updates, epochs, interval, how)
     if job is None:
         raise UsageError("there is no job to train: give one (--help says how), or a run to resume (resume)")
     job.refuse_unused()
@@ -133,6 +131,18 @@ class _How:
     node: Roster | None = None
     backups: int = 1
     ray: RayOptions | None = None
+
+
+def _check_together(
+    engine: str, address: str | None, keys: str | Path | None, epochs: int | None, resume: str | Path | Run | None
+) -> None:
+    """Raise for settings that belong to others that are not given."""
+    if address is not None and engine != "ray":
+        raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
+    if keys is not None and engine == "ray":
+        raise UsageError("engine='ray' makes keys for every run and hands them out itself; leave keys out")
+    if epochs is not None and resume is None:
+        raise UsageError("epochs= is for a run to resume (resume=); a job has its own: Job(epochs=)")
 
 
 def _check(engine: str, folder: str | Path | None, deadline: float, checkpoints_wanted: bool) -> None:
@@ -198,34 +208,38 @@ def _plan(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
 
 def _resume(
     path: Path, job: Job | None, plan: str | Plan | None, workers: int | None, updates: int | None,
-    interval: CheckpointInterval | None, how: _How,
+    epochs: int | None, interval: CheckpointInterval | None, how: _How,
 ) -> Run:  # fmt: skip
     """Begin the next life of a run, in the same folder."""
     if how.node is not None and not how.node.leads:
-        return _resume_elsewhere(path, job, plan, workers, updates, how, how.node)
+        return _resume_elsewhere(path, job, plan, workers, updates, epochs, how, how.node)
     with RunFolder(path) as place:
-        job, chosen, before = open_run(path, job, plan, workers, updates)
+        job, chosen, before = open_run(path, job, plan, workers, updates, epochs)
         if how.node is not None:
             cluster.check(chosen, how.node, resumed=True)
         begin = checkpoints.newest(path)
         setup = set_up(job, chosen, "cluster" if how.node else "local", before.limit)
-        check_same(setup, before)
+        check_same(setup, before, epochs)
+        if epochs is not None:
+            check_end(setup, begin.updates if begin else 0, before.job.epochs or 0)
+            save_job_file(place, job, resumable=True)
         if begin is None:
             warnings.warn(f"{path} has no checkpoint yet: the run begins again", CheckpointWarning, stacklevel=3)
         interval = interval or before.checkpoint_every
         assert interval is not None, "open_run refuses a run without checkpoints"
         lives = (*begin.lives, life_record(setup, begin.updates)) if begin else (life_record(setup, 0),)
         record = first_record(setup, kept=True).with_(started=before.started, lives=lives, checkpoint_every=interval)
-        return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), how, before.history)
+        earlier = [each for each in before.history if begin is not None and each.updates <= begin.updates]
+        return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), how, earlier)
 
 
 def _resume_elsewhere(
-    path: Path, job: Job | None, plan: str | Plan | None, workers: int | None, updates: int | None, how: _How,
-    node: Roster,
+    path: Path, job: Job | None, plan: str | Plan | None, workers: int | None, updates: int | None,
+    epochs: int | None, how: _How, node: Roster,
 ) -> Run:  # fmt: skip
     """Take part in the next life of a run whose folder belongs to another node, and may lie there alone."""
     if (path / "run.json").is_file():
-        job, chosen, before = open_run(path, job, plan, workers, updates)
+        job, chosen, before = open_run(path, job, plan, workers, updates, epochs)
         updates = before.limit
     elif job is None or plan is None:
         raise UsageError(
@@ -249,7 +263,8 @@ def _run(
     with Heartbeat(place.path, setup.agenda.updates) as heartbeat:
         try:
             if hooks is None:
-                return _train(setup, place, record, request, how, heartbeat)
+                known = Earlier({each.updates: each for each in earlier})
+                return _train(setup, place, record, request, how, heartbeat, known)
             hooks.begin()
             try:
                 run = _train(setup, place, record, request, replace(how, progress=hooks), heartbeat, hooks)
@@ -268,28 +283,28 @@ def _run(
 
 def _train(
     setup: Setup, place: RunFolder, record: RunRecord, request: CheckpointRequest | None, how: _How,
-    heartbeat: Heartbeat, hooks: Hooks | None = None,
+    heartbeat: Heartbeat, hearer: Hearer,
 ) -> Run:  # fmt: skip
     from paceline.engines import local, virtual
 
     if setup.engine == "local":
         with local.train(setup, place.path, heartbeat, how.progress, how.deadline, request) as outcome:
-            return finish(setup, outcome, place, record, hooks)
+            return finish(setup, outcome, place, record, hearer)
     if how.node is not None:
         settings = (heartbeat, how.progress, how.deadline, request, how.backups)
         with cluster.train(setup, how.node, place.path, *settings) as outcome:
-            return finish(setup, outcome, place, record, hooks)
+            return finish(setup, outcome, place, record, hearer)
     if how.ray is not None:
         from paceline.engines.cluster import ray_nodes
 
         settings = (heartbeat, how.progress, how.deadline, request, how.backups)
         with ray_nodes.train(setup, how.ray, place.path, *settings) as outcome:
-            return finish(setup, outcome, place, record, hooks)
+            return finish(setup, outcome, place, record, hearer)
     heartbeat.beat(Phase.TRAINING, 0)
     outcome = mpi.train(setup) if setup.engine == "mpi" else virtual.train(setup, how.world or virtual.World())
     heartbeat.beat(Phase.EVALUATING, setup.agenda.updates)
     place.write_trace(outcome.trace)
-    return finish(setup, outcome, place, record, hooks)
+    return finish(setup, outcome, place, record, hearer)
 
 
 def _failed(setup: Setup, place: RunFolder, record: RunRecord, error: BaseException) -> RunRecord:
