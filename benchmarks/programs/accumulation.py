@@ -16,7 +16,7 @@ job = paceline.Job(
     nn.CrossEntropyLoss(),
     optimizer=lambda p: torch.optim.SGD(p, lr=0.2),
     test=DataLoader(TensorDataset(x[1400:], y[1400:]), batch_size=16),
-    accumulate=4,
-    clip_norm=1.0,
+    accumulate_grad_batches=4,
+    gradient_clip_norm=1.0,
     epochs=3,
 )

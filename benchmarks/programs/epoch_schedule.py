@@ -23,8 +23,8 @@ job = paceline.Job(
     DataLoader(TensorDataset(x[:1400], y[:1400]), batch_size=50, shuffle=True),
     nn.CrossEntropyLoss(),
     optimizer=lambda p: torch.optim.SGD(p, lr=0.2),
-    schedule=Halving,
-    schedule_interval="epoch",
+    lr_scheduler=Halving,
+    lr_scheduler_interval="epoch",
     test=DataLoader(TensorDataset(x[1400:], y[1400:]), batch_size=50),
     epochs=3,
 )

@@ -15,6 +15,6 @@ job = paceline.Job(
     DataLoader(data, batch_size=64, shuffle=True),
     nn.CrossEntropyLoss(),
     optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-    precision="float16",
+    precision="16-mixed",
     epochs=2,
 )

@@ -52,5 +52,5 @@ job = paceline.Job(
     test=DataLoader(Waves(200, seed=2), batch_size=100, collate_fn=collate),
     metrics={"accuracy": lambda output, target: ((output > 0) == (target > 0.5)).float().mean()},
     epochs=3,
-    clip_norm=1.0,
+    gradient_clip_norm=1.0,
 )

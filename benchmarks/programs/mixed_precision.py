@@ -17,6 +17,6 @@ job = paceline.Job(
     nn.CrossEntropyLoss(),
     optimizer=lambda p: torch.optim.AdamW(p, lr=2e-3),
     test=DataLoader(test, batch_size=64),
-    precision="bfloat16",
+    precision="bf16-mixed",
     epochs=2,
 )

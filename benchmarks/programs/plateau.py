@@ -15,7 +15,7 @@ job = paceline.Job(
     DataLoader(TensorDataset(x[:342], y[:342]), batch_size=19, shuffle=True),
     nn.MSELoss(),
     optimizer=lambda p: torch.optim.Adam(p, lr=1e-2),
-    schedule=lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5),
+    lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5),
     test=DataLoader(TensorDataset(x[342:], y[342:]), batch_size=100),
     epochs=6,
 )

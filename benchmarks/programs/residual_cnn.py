@@ -54,7 +54,7 @@ job = paceline.Job(
     DataLoader(TensorDataset(x[:1400], y[:1400]), batch_size=64, shuffle=True, drop_last=True),
     nn.CrossEntropyLoss(label_smoothing=0.1),
     optimizer=optimizer,
-    schedule=schedule,
+    lr_scheduler=schedule,
     test=TensorDataset(x[1400:], y[1400:]),
     epochs=2,
 )

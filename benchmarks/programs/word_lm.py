@@ -45,6 +45,6 @@ job = paceline.Job(
     optimizer=lambda p: torch.optim.Adam(p, lr=5e-3),
     test=DataLoader(Windows(text[16000:], 20), batch_size=20),
     metrics={"perplexity": lambda output, target: loss(output, target).exp()},
-    clip_norm=0.5,
+    gradient_clip_norm=0.5,
     epochs=2,
 )

@@ -455,7 +455,7 @@ def test_another_number_of_workers_is_refused_where_it_would_be_another_training
     with pytest.raises(PlanError, match="begun by plan ring"):
         pl.train(resume=ring, plan="tree")
     with pytest.raises(UsageError, match="begun with updates=None; it cannot be resumed with updates=7"):
-        pl.train(resume=ring, updates=7)
+        pl.train(resume=ring, max_updates=7)
     with pytest.raises(UsageError, match="seed=3; it cannot be resumed with 4"):
         pl.train(job.with_(seed=4), resume=ring)
     with pytest.raises(RunFolderError, match="fingerprints differ"):

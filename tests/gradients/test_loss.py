@@ -88,7 +88,7 @@ def test_a_scale_that_is_too_large_is_lowered_and_the_gradient_stays() -> None:
     x = torch.full((2, 4), 1.5)
     made = pl.Job(
         Steep, (x, x), step=lambda model, batch: (model(batch[0]).float() * 800).mean(),
-        optimizer=partial(torch.optim.SGD, lr=0.1), precision="float16", batch_size=2,
+        optimizer=partial(torch.optim.SGD, lr=0.1), precision="16-mixed", batch_size=2,
     )  # fmt: skip
     replica, chunk = Replica(made, made.make_model(), (), gradients=ScaledAutograd()), Chunk(0, 0, 0, 0, 2, 1.0)
     for _ in range(2):
@@ -100,11 +100,11 @@ def test_a_scale_that_is_too_large_is_lowered_and_the_gradient_stays() -> None:
 
 
 def test_float16_trains_and_replays_and_names_plans_that_cannot(tmp_path: Any) -> None:
-    made = job(OwnLoss, precision="float16")
+    made = job(OwnLoss, precision="16-mixed")
     run = pl.train(made, "ring:workers=2", folder=tmp_path)
     assert pl.replay(run).matches
     assert difference(run.model, pl.train(job(OwnLoss), "ring:workers=2", folder=None).model) < 1e-2
-    with pytest.raises(PlanError, match=r"without the scaled loss that precision='float16' needs"):
+    with pytest.raises(PlanError, match=r"without the scaled loss that precision='16-mixed' needs"):
         pl.train(made, "gpipe:workers=2", folder=None)
 
 

@@ -39,7 +39,7 @@ def test_a_plain_loader_of_tensors_becomes_tensors() -> None:
     made = job(loader(shuffle=True, num_workers=2))
     assert isinstance(made.data, tuple)
     assert made.data[0] is X
-    assert (made.batch_size, made.shuffle, made.loader_workers) == (8, True, 2)
+    assert (made.batch_size, made.shuffle, made.num_workers) == (8, True, 2)
     assert job(loader()).shuffle is False
 
 

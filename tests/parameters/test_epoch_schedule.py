@@ -24,7 +24,7 @@ PLATEAU = partial(ReduceLROnPlateau, patience=0, factor=0.5)
 def job(schedule: Any, **changes: Any) -> pl.Job:
     return pl.Job(
         lambda: nn.Linear(4, 1).double(), (X, Y), nn.MSELoss(), optimizer=SGD, batch_size=8, epochs=6, shuffle=False,
-        schedule=schedule, **changes,
+        lr_scheduler=schedule, **changes,
     )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def by_hand(schedule: Any, with_loss: bool) -> tuple[nn.Module, float]:
 def test_a_schedule_by_epochs_is_that_of_a_loop_by_hand() -> None:
     oracle, _ = by_hand(HALVING, with_loss=False)
     for plan in ("sequential", "downpour:workers=1", "gpipe:workers=1"):
-        run = pl.train(job(HALVING, schedule_interval="epoch"), plan, engine="virtual", folder=None)
+        run = pl.train(job(HALVING, lr_scheduler_interval="epoch"), plan, engine="virtual", folder=None)
         assert difference(run.model, oracle) < 1e-12
 
 
@@ -78,5 +78,5 @@ def test_a_plateau_is_refused_where_nobody_knows_the_loss(plan: str) -> None:
 
 
 def test_another_interval_is_refused_by_its_name() -> None:
-    with pytest.raises(JobError, match="schedule_interval='epochs'; did you mean 'epoch'"):
-        job(HALVING, schedule_interval="epochs")
+    with pytest.raises(JobError, match="lr_scheduler_interval='epochs'; did you mean 'epoch'"):
+        job(HALVING, lr_scheduler_interval="epochs")

@@ -38,7 +38,7 @@ class Training:
         #: Set by the engine where a run can be stopped: requests a checkpoint after which it ends.
         self.request_stop: Callable[[], None] | None = None
         #: Why this run cannot be stopped by a callback.
-        self.cannot_stop = "only a run of engine='local' with a folder can be stopped by a callback"
+        self.cannot_stop = "only a run of engine='local', 'cluster' or 'ray' with a folder can be stopped by a callback"
 
     def stop(self, reason: str) -> None:
         """End the run after its next checkpoint; `train` returns the run as it was then, and it can be resumed."""

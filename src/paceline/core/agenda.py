@@ -142,7 +142,16 @@ class Agenda:
 
     def mine(self, update: int, part: int) -> list[Chunk]:
         """Return the chunks of an update that one of `parts` workers computes."""
-        return [c for c in self.chunks(update)[part :: self.parts] if c.samples]
+        epoch, start, stop = self.span(update)
+        whole = stop - start if self.shares == 1 else self.samples_per_update
+        found = []
+        for batch, first in enumerate(range(start, stop, self.batch_size)):
+            size = min(first + self.batch_size, stop) - first
+            low, high = first + size * part // self.parts, first + size * (part + 1) // self.parts
+            if high > low:
+                number = batch * self.parts + part
+                found.append(Chunk(update, number, epoch, low, high, (high - low) / whole))
+        return found
 
     def samples_until(self, update: int) -> int:
         """Return the samples seen when `update` updates are done."""

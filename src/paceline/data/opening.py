@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from paceline.data.mix import Mix
 from paceline.data.sampled import SampledSource
-from paceline.data.source import DatasetSource, Source, SourceTraits, TensorSource
+from paceline.data.shards import Shards
+from paceline.data.source import DatasetSource, Source, TensorSource
 from paceline.data.stream import StreamSource, count
+from paceline.data.traits import SourceTraits
 from paceline.errors import JobError
 from paceline.jobs.loaders import LoaderData, is_stream, stated_length, taken_apart
 
@@ -24,7 +27,9 @@ def open_source(data: Any, seed: int, what: str = "data", length: int | None = N
     if isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__")):
         made = data()
         data = LoaderData(_Anew(data)) if isinstance(made, Iterator) else made
-    if isinstance(data, TensorSource):
+    if isinstance(data, TensorSource | Shards | Mix):
+        if len(data) == 0:
+            raise JobError(f"{what}= holds no samples")
         return data
     if isinstance(data, Tensor):
         data = (data,)

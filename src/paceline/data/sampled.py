@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.chance import mix
-from paceline.data.source import Source, SourceTraits, seed_generators
+from paceline.data.source import Source, seed_generators
+from paceline.data.traits import SourceTraits
 from paceline.errors import JobError
 from paceline.jobs.job import Batch
 from paceline.jobs.loaders import LoaderData, batches_or_samples, common_size
@@ -25,6 +26,8 @@ class SampledSource:
     A batch sampler's batches lie one after the other: all are of one size but one, which is put last. Where a batch
     is a sample of its own (`whole`), each number stands for one.
     """
+
+    arranged = True
 
     def __init__(self, source: Source, data: LoaderData, seed: int) -> None:
         assert data.sampler is not None

@@ -24,24 +24,9 @@ from torch.utils.data import DataLoader, Subset, default_collate, get_worker_inf
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
 from paceline.data.order import Order
+from paceline.data.traits import SourceTraits
 from paceline.errors import JobError
 from paceline.jobs.job import Batch
-
-
-@dataclass(frozen=True)
-class SourceTraits:
-    """What a source is like, for what reads it."""
-
-    #: Whether processes may read its batches ahead.
-    reads_ahead: bool = False
-    #: Whether a sample is a whole batch of the user's, which cannot be divided.
-    whole: bool = False
-    #: Whether an epoch may have other samples than the one before, in an order of the source's own.
-    redraws: bool = False
-    #: The size of a batch in the loader that the source was made from; None: there was none.
-    batch_size: int | None = None
-    #: What a process that reads ahead calls first.
-    worker_init_fn: Callable[[int], Any] | None = None
 
 
 class Source(Protocol):
@@ -52,6 +37,10 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def arranged(self) -> bool:
+        """Whether samples come in an order of their own, which a job does not shuffle again."""
+
     def batch(self, indices: Tensor, epoch: int) -> Batch: ...
 
     def fingerprint(self) -> str:
@@ -60,6 +49,8 @@ class Source(Protocol):
 
 class TensorSource:
     """Samples in tensors of one length."""
+
+    arranged = False
 
     def __init__(self, tensors: tuple[Tensor, ...]) -> None:
         sizes = {t.shape[0] if t.dim() else None for t in tensors}
@@ -84,15 +75,20 @@ class TensorSource:
         return digest.hexdigest()
 
 
+BY_SAMPLE = SourceTraits(reads_ahead=True)
+
+
 class DatasetSource:
     """A map-style Dataset. Augmentation in `__getitem__` is seeded by (seed, epoch, sample), in any loader process.
 
     A dataset with `__getitems__`, which reads many samples at once, is seeded by the first of them. So is `collate_fn`.
     """
 
+    arranged = False
+
     def __init__(
         self, dataset: Any, seed: int, collate_fn: Callable[[Any], Any] | None = None,
-        traits: SourceTraits = SourceTraits(reads_ahead=True),
+        traits: SourceTraits = BY_SAMPLE,
     ) -> None:  # fmt: skip
         self.dataset, self.seed, self.collate_fn, self.traits = dataset, seed, collate_fn, traits
         # A Subset has it for any dataset, and most augment sample by sample.
@@ -171,7 +167,7 @@ class _KeyedDataset:
 
 
 class Reader:
-    """Reads the batches of one worker, ahead of time in loader processes if the job has `loader_workers`.
+    """Reads the batches of one worker, ahead of time in loader processes if the job has `num_workers`.
 
     Announced chunks are read in their order, a few batches ahead; any other chunk is read when it is requested.
 
@@ -187,12 +183,12 @@ class Reader:
         self,
         source: Source,
         order: Order,
-        loader_workers: int,
+        num_workers: int,
         end_with_parent: Callable[[int], None],
         repeats: bool = False,
     ) -> None:
         self.source, self.order, self.repeats = source, order, repeats
-        self.ahead = loader_workers * 2 if source.traits.reads_ahead else 0
+        self.ahead = num_workers * 2 if source.traits.reads_ahead else 0
         self._announced: Iterator[Chunk] = iter(())
         self._under_way: deque[Chunk | None] = deque()
         self._ready: deque[tuple[Chunk, _Read]] = deque(maxlen=2 * self.ahead)
@@ -202,7 +198,7 @@ class Reader:
             self._loader: DataLoader[Any] = DataLoader(
                 _KeyedDataset(source),  # type: ignore[arg-type]
                 batch_sampler=self._keys(),
-                num_workers=loader_workers,
+                num_workers=num_workers,
                 collate_fn=_identity,
                 worker_init_fn=_both(end_with_parent, source.traits.worker_init_fn),
                 multiprocessing_context="fork",

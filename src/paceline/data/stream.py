@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from paceline.core.chance import mix
-from paceline.data.source import SourceTraits, seed_generators
+from paceline.data.source import seed_generators
+from paceline.data.traits import SourceTraits
 from paceline.errors import JobError
 from paceline.jobs.job import Batch
 
@@ -23,6 +24,8 @@ MOST = 1_000_000  # samples that are counted before a stream without a length co
 
 class StreamSource:
     """The samples of an IterableDataset. What it draws is seeded by (seed, epoch, sample)."""
+
+    arranged = True
 
     def __init__(
         self, stream: Iterable[Any], seed: int, samples: int, collate_fn: Callable[[Any], Any] | None,

@@ -62,12 +62,15 @@ def _replica_on(device: torch.device, job: Job, module: nn.Module, moving: tuple
     gradients: GradientMethod = AUTOGRAD
     if job.compute == "fused":
         gradients = FusedGradients(job, module)
-    elif job.precision == "float16":
+    elif job.precision == "16-mixed":
         gradients = ScaledAutograd()
     replica = Replica(job, module, moving, device, gradients)
     if job.compile_options is not None:
         replica.compile(job.compile_options)
     return replica
+
+
+ON_CPU = {"stages": "stages of a pipeline", "parts": "parts of a layer"}
 
 
 def place(job: Job, plan: Plan, together: bool = False) -> Placement:
@@ -76,7 +79,7 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
     With `together` one process computes for all workers, with the arithmetic of workers that share a GPU.
     """
     kind = plan.traits.devices
-    wanted = _of_stages(job.device) if kind == "stages" else _wanted(job.device)
+    wanted = _of_parts(job.device, ON_CPU[kind]) if kind in ON_CPU else _wanted(job.device)
     if wanted.type == "cpu":
         return Placement((CPU,) * plan.workers, on_device=True, library="gloo" if kind == "native" else "")
     count = torch.cuda.device_count()
@@ -92,10 +95,10 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
     return Placement(devices, on_device=kind == "alone")
 
 
-def _of_stages(name: str) -> torch.device:
-    """Return the CPU, since messages between stages go through shared memory; raise for any other device."""
+def _of_parts(name: str, what: str) -> torch.device:
+    """Return the CPU, since what workers exchange goes through shared memory; raise for any other device."""
     if name not in ("auto", "cpu"):
-        raise JobError(f"device={name!r}: stages of a pipeline are computed on the CPU; give device='cpu', or 'auto'")
+        raise JobError(f"device={name!r}: {what} are computed on the CPU; give device='cpu', or 'auto'")
     return CPU
 
 

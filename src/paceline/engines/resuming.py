@@ -29,12 +29,14 @@ def open_run(
     if epochs is not None and (had is None or epochs <= had or record.limit is not None):
         why = f"was to end after {record.limit} updates" if record.limit is not None else f"has {had} epochs already"
         raise UsageError(f"{path} {why}; epochs={epochs} would not make it longer")
-    if record.engine not in ("local", "cluster"):
+    if record.engine not in ("local", "cluster", "ray"):
         raise UsageError(f"{path} is a run of engine {record.engine!r}, which keeps no checkpoints; train it again")
     if record.checkpoint_every is None:
         raise UsageError(f"{path} keeps no checkpoints: it was begun without --checkpoint-every; train it again")
     if limit is not None and limit != record.limit:
-        raise UsageError(f"the run was begun with updates={record.limit}; it cannot be resumed with updates={limit}")
+        raise UsageError(
+            f"the run was begun with max_updates={record.limit}; it cannot be resumed with max_updates={limit}"
+        )
     plan = next_plan(Plan.recorded(record.plan, record.table), given, workers)
     job = job or load_job_file(path, resumable=True)
     return job if epochs is None else job.with_(epochs=epochs), plan, record
@@ -100,7 +102,7 @@ def check_end(setup: Setup, updates: int, had: int) -> None:
 def check_same(setup: Setup, record: RunRecord, epochs: int | None = None) -> None:
     """Raise if the job, its data or the model are not those that the run was begun with; with `epochs` it gets more."""
     job, kept = setup.job, record.job
-    words = ("batch_size", "accumulate", "seed", "precision", *(("epochs",) if epochs is None else ()))
+    words = ("batch_size", "accumulate_grad_batches", "seed", "precision", *(("epochs",) if epochs is None else ()))
     for word in words:
         if getattr(job, word) != getattr(kept, word):
             raise UsageError(

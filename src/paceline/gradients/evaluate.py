@@ -34,7 +34,8 @@ def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device =
         batch = to_device(source.batch(indices, 0), device)
         samples = _samples(batch) if source.traits.whole else len(indices)
         loss, pair = _loss_and_pair(job, module, batch)
-        found = {"test_loss": (loss, samples if job.weight is None else float(job.weight(batch)))}
+        denominator = samples if job.loss_denominator is None else float(job.loss_denominator(batch))
+        found = {"test_loss": (loss, denominator)}
         if pair is not None:
             found.update({name: (value, samples) for name, value in _accuracy(*pair).items()})
             metrics.update(pair)

@@ -7,16 +7,14 @@ bits. PyTorch's GradScaler instead leaves the update out, and remembers its scal
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from paceline.core.agenda import Chunk
+from paceline.data.source import Reader
+from paceline.gradients.replica import Replica
 from paceline.jobs.job import Batch
-
-if TYPE_CHECKING:
-    from paceline.gradients.replica import Replica
+from paceline.parameters.optimizers import Optimizer
 
 SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4, 1.0)  # powers of two: scaling back is exact
 
@@ -27,6 +25,12 @@ class ScaledAutograd:
     def __init__(self) -> None:
         #: The gradients of the chunks so far; None for parameters that got none.
         self._sums: list[Tensor | None] | None = None
+
+    def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
+        return reader.batch(chunk)
+
+    def stepper(self, replica: Replica, optimizer: Optimizer) -> None:
+        return None
 
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
         before = [buffer.clone() for buffer in replica.moving]

@@ -12,11 +12,15 @@ from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
+from paceline.core.rules import Averaging, Rule
+from paceline.data.source import Reader
 from paceline.gradients.loss import loss_function
 from paceline.gradients.randomness import Chance
 from paceline.jobs.job import PRECISIONS, Batch, Job, seeded_elsewhere
 from paceline.parameters.layout import trainable
+from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.rows import coalesced, numbers
+from paceline.parameters.store import LocalStore
 from paceline.parameters.worker_state import WorkerState, copy_into, state_of_tensors
 
 CPU = torch.device("cpu")
@@ -26,15 +30,24 @@ NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 class GradientMethod(Protocol):
     """Computes a replica's gradients."""
 
+    def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
+        """Return the samples of a chunk, in the form that `backward` takes."""
+
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""
 
     def take(self, replica: Replica) -> list[Tensor | None]:
         """Return the gradients, which now belong to the caller; None for parameters that got none."""
 
+    def stepper(self, replica: Replica, optimizer: Optimizer) -> Callable[[], object] | None:
+        """Return what steps the replica's parameters in place of the optimizer; None where that steps itself."""
+
 
 class Autograd:
     """Computes gradients by PyTorch's autograd, which adds them up in `parameter.grad`."""
+
+    def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
+        return reader.batch(chunk)
 
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
         loss = replica.forward(replica.module, chunk, batch)
@@ -44,6 +57,9 @@ class Autograd:
 
     def take(self, replica: Replica) -> list[Tensor | None]:
         return take_gradients(replica.parameters)
+
+    def stepper(self, replica: Replica, optimizer: Optimizer) -> None:
+        return None
 
 
 AUTOGRAD = Autograd()
@@ -93,6 +109,11 @@ class Replica:
     def restore(self, worker_state: WorkerState) -> None:
         copy_into(self.values(), worker_state.many("values"))
 
+    def local_store(self, optimizer: Optimizer, rule: Rule | Averaging) -> LocalStore:
+        """Return a store of these parameters, which no other worker reads or writes."""
+        step = self.gradients.stepper(self, optimizer)
+        return LocalStore(self.parameters, optimizer, self.job.lr_scheduler, rule, step)
+
     def backward(self, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""
         return self.gradients.backward(self, chunk, batch, weight)
@@ -120,14 +141,14 @@ class Replica:
     def transformed(self, chunk: Chunk, batch: Batch) -> Batch:
         """Return the batch, augmented where the job asks for it. From here on, randomness is this chunk's."""
         self.chance.begin(chunk.update, chunk.number)
-        if self.job.transform is None:
+        if self.job.batch_transform is None:
             return batch
         with seeded_elsewhere(mix(self.job.seed, chunk.update, chunk.number)):
-            return self.job.transform(batch)
+            return self.job.batch_transform(batch)
 
     def chunk_weight(self, chunk: Chunk, batch: Batch) -> float:
         """Return the chunk's share of its update by samples, or what the job's own `weight` gives for the batch."""
-        return chunk.weight if self.job.weight is None else float(self.job.weight(batch))
+        return chunk.weight if self.job.loss_denominator is None else float(self.job.loss_denominator(batch))
 
 
 def take_gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:

@@ -77,7 +77,7 @@ def adopted(data: Any, loader: Any) -> tuple[Any, dict[str, Any]]:
         fields["batch_size"] = data.batch_size
     if isinstance(loader, DataLoader) and loader.num_workers:
         # Of a stream every process would read all samples, so one reads ahead.
-        fields["loader_workers"] = 1 if is_stream(data.dataset) else loader.num_workers
+        fields["num_workers"] = 1 if is_stream(data.dataset) else loader.num_workers
     return _tensors_of(data), fields
 
 

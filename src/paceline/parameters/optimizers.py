@@ -51,13 +51,18 @@ class ScheduleStepper:
                 self.count += 1
 
 
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Return whether functions were registered that run before or after the optimizer's step."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
 def bare_step(optimizer: Optimizer) -> Callable[[], Any]:
     """Return the optimizer's step without PyTorch's profiler label, unless hooks need the labelled one.
 
     The label takes as long as the arithmetic of a small network.
     """
     bare = getattr(type(optimizer).step, "__wrapped__", None)
-    if bare is None or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    if bare is None or has_hooks(optimizer):
         return lambda: type(optimizer).step(optimizer)  # not one that was patched into the instance
     return lambda: bare(optimizer)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,13 +29,17 @@ class LocalStore:
         optimizer: Optimizer,
         schedule: LRSchedule | None,
         rule: Rule | Averaging,
+        step: Callable[[], object] | None = None,
     ) -> None:
+        """`step` makes the optimizer's step in place of the optimizer itself."""
         self.parameters, self.optimizer = parameters, optimizer
         self.memory = [rule.remembers(p.detach()) for p in parameters]
         self.schedule = ScheduleStepper(optimizer, schedule)
         #: Updates that were applied before the next one; what a schedule follows.
         self.updates = 0
-        self._step = bare_step(optimizer)
+        #: What steps in place of the optimizer; None where that steps itself.
+        self.stepper = step
+        self._step = step or bare_step(optimizer)
 
     @property
     def values(self) -> list[Tensor]:

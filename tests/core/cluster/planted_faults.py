@@ -14,6 +14,7 @@ from paceline.core.cluster.messages import (
     InSync,
     Process,
     Propose,
+    Pulled,
     Push,
     Pushed,
     Replicate,
@@ -49,6 +50,16 @@ class AcknowledgesFirst(ShardMachine):
         yield from super()._push(now, sender, push)
         for batch, (_, workers) in self.waiting.items():
             yield from (Send(worker, Pushed(self.shard, self.view, batch, self.version)) for worker in workers)
+
+
+class ShowsTheNewest(ShardMachine):
+    """Sends its newest parameters with an answer, although a backup may lack them."""
+
+    def _acknowledge(self) -> Iterator[Output]:
+        for output in super()._acknowledge():
+            if isinstance(output, Send) and isinstance(output.message, Pushed | Pulled):
+                output = Send(output.to, output.message._replace(version=self.version))
+            yield output
 
 
 class AcknowledgesRepeats(ShardMachine):
@@ -240,8 +251,8 @@ class Plant(NamedTuple):
 
 def _plants() -> Iterator[Plant]:
     for shard in (
-        KnowsBatchesByWorker, AcknowledgesFirst, AcknowledgesRepeats, BackupKnowsNoViews, BackupSkipsGaps, AlwaysInSync,
-        CopiesOnce, FeedsOnce, WaitsForEver, EntersOlderViews, ComparesViewsOfShards,
+        KnowsBatchesByWorker, AcknowledgesFirst, ShowsTheNewest, AcknowledgesRepeats, BackupKnowsNoViews,
+        BackupSkipsGaps, AlwaysInSync, CopiesOnce, FeedsOnce, WaitsForEver, EntersOlderViews, ComparesViewsOfShards,
         AcknowledgesWhatItInherited, ComparesVersionsOnly,
     ):  # fmt: skip
         lasting = {"lasting": True} if shard in (CopiesOnce, FeedsOnce, ComparesViewsOfShards) else {}

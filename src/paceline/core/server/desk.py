@@ -170,5 +170,9 @@ class Desk:
     def finished(self, state: State) -> int:
         return state[1]
 
+    def all_out(self, state: State) -> bool:
+        """Return whether every batch is with a worker or finished: no worker gets one before a death or the end."""
+        return state[0] == self.batches and not state[2] and state[1] < self.batches
+
     def key(self, state: State) -> tuple[int, ...]:
         return tuple(state[: self.ints])

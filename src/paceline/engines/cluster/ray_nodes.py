@@ -163,7 +163,7 @@ class RayNodes:
         if needed > there:
             warnings.warn(
                 f"the Ray cluster has {there:g} CPUs, and {plan.workers} workers need {needed}: the run begins if more "
-                f"nodes come within {self._mission.deadline:g} s (deadline=..., --deadline)",
+                f"nodes come within {self._mission.deadline:g} s (timeout=..., --timeout)",
                 JobWarning,
                 stacklevel=2,
             )

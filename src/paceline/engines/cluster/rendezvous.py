@@ -194,7 +194,7 @@ def _missing(roster: Roster, nodes: dict[int, Node], deadline: float) -> str:
     who = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(missing)} have"
     return (
         f"{who} not come to {roster.head} within {deadline:g} s, of {roster.nodes} that {roster.launcher} says there "
-        "are; look at what they printed, or give a longer deadline (deadline=..., --deadline)"
+        "are; look at what they printed, or give a longer timeout (timeout=..., --timeout)"
     )
 
 

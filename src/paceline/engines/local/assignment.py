@@ -14,6 +14,7 @@ from paceline.errors import JobError
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan
+from paceline.splits.gradients import SplitBlueprint
 from paceline.stages.segment import Blueprint
 
 
@@ -38,6 +39,8 @@ class Assignment:
     resume_point: ResumePoint
     #: The blueprint of a pipeline; `job.model` is then a skeleton with the parts that this worker holds.
     blueprint: Blueprint | None = None
+    #: The blueprint of split layers; `job.model` then has this worker's parts in place of its tensors.
+    split: SplitBlueprint | None = None
 
     def open_data(self) -> Source:
         """Make the source of the data that are not shared tensors. A stream's samples have been counted before."""

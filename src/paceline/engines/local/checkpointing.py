@@ -33,6 +33,7 @@ from paceline.parameters.replicas import mean_of
 from paceline.parameters.shard_version import ShardVersion
 from paceline.parameters.worker_state import WorkerState, copied
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
+from paceline.splits.planning import whole_of
 
 MARGIN = 2  # updates from the furthest worker to the update after which all write their state
 
@@ -105,7 +106,7 @@ class CheckpointCoordinator:
             arena.control[TAKEN] = update  # taken, or skipped: a worker was already past this update
         wanted = arena.control[WANTED]
         if found is None and self.signals.requested and (wanted <= arena.control[TAKEN] or min(doing) >= wanted):
-            arena.control[WANTED] = max(self.last, *doing) + self.margin
+            arena.control[WANTED] = max(self.last, *doing, *arena.reach) + self.margin
             self.margin *= 2  # a worker may pass that update before it sees the request; then a later one is tried
         return found
 
@@ -241,6 +242,9 @@ def result_of(setup: Setup, checkpoint: Checkpoint) -> list[Tensor]:
     if setup.blueprint is not None:
         named = {name: value for mine in checkpoint.workers() for name, value in mine.tensors.items()}
         return [named[name] for name in setup.names]
+    if setup.split is not None:
+        parts = [mine.many("values") for mine in checkpoint.workers()[: setup.split.program.workers]]
+        return [whole_of(setup.split, name, [mine[n] for mine in parts]) for n, name in enumerate(setup.names)]
     if checkpoint.cut is None:
         workers = checkpoint.workers()[: plan.results]
         return mean_of([_result(setup, mine) for mine in workers])

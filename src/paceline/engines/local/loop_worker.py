@@ -46,6 +46,8 @@ PATIENCE = 0.05  # seconds between two checks whether every rank has left
 class LoopWorker:
     """A rank in a loop of the user's own, and the `Host` of its runner."""
 
+    snapshots_every = 0
+
     def __init__(
         self, arena: Arena, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer,
         followers: list[Optimizer], others: LocalProcesses, deadline: float,

@@ -50,7 +50,7 @@ class PipelineWorker(WorkerContext):
         self.blueprint, self.snapshots = given.blueprint, snapshots
         job = given.job
         self.reader = Reader(
-            source, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts), job.loader_workers, die_with_parent
+            source, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts), job.num_workers, die_with_parent
         )
         self.segment = Segment(given.number, job, job.model, given.blueprint, self.reader)  # type: ignore[arg-type]
         self.state_writer = StateWriter(self)

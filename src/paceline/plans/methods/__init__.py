@@ -12,6 +12,7 @@
     Hogwild           one memory that all write without locks   every worker                  hogwild
     Coordinated       vectors, as a coordinator commands        the coordinator               sandblaster
     Pipeline          activations and their gradients           the worker of each stage      layers, gpipe, ...
+    SplitLayers       parts of activations and gradients        every worker, for its parts   tensor, per_layer, ...
     NativeDdp         what PyTorch decides                      every worker                  ddp
 
 A method is pure data: it holds members of `core` (a collective, a gate, a rule, a schedule, ...) and implements the
@@ -28,7 +29,7 @@ from typing import Literal, Protocol
 from paceline.core.collectives import Collective
 from paceline.core.rules import Averaging
 
-Devices = Literal["alone", "summed", "shared", "stages", "native"]
+Devices = Literal["alone", "summed", "shared", "stages", "parts", "native"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Traits:
     not_replayable: str = ""
     #: Why the method cannot follow a loop of the user's own (`paceline.parallel`); empty where it can.
     needs_train: str = ""
-    #: Why `clip_norm=` cannot be honoured; empty where it can.
+    #: Why `gradient_clip_norm=` cannot be honoured; empty where it can.
     cannot_clip: str = ""
     #: Why `on_nan="skip"` cannot be honoured; empty where it can.
     cannot_skip: str = ""

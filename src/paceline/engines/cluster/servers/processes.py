@@ -50,6 +50,7 @@ class NoGroup:
     """`Group` of a worker that keeps step with no other: under a plan with servers nothing asks it."""
 
     leads = True
+    part = None
 
     def chunks(self, update: int) -> list[Chunk]:
         raise NotImplementedError
@@ -103,7 +104,7 @@ def run_desk(
         lambda server: server % given.plan.workers,
     )
     first = [number for each in members for number in each]
-    DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener), first).run()
+    DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener), first, given.deadline).run()
 
 
 def run_server(ticket: ServerTicket, number: int, shard: int, box: list[bytes], layout: Layout, pipe: Pipe) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -103,10 +103,11 @@ class VectorPool:
             found.bytes[:] = body
         return found
 
-    def release(self, vector: GradientVector) -> None:
-        """Let a vector be used for another gradient."""
-        if self._used.pop(vector.raw.data_ptr(), None) is not None:
-            self._free.append(vector)
+    def keep(self, needed: Iterable[GradientVector]) -> None:
+        """Let all vectors but these be used for other gradients."""
+        used = {vector.raw.data_ptr(): vector for vector in needed}
+        self._free += [vector for address, vector in self._used.items() if address not in used]
+        self._used = used
 
 
 class ShardState:
@@ -123,7 +124,7 @@ class ShardState:
         self.number, self.rule = number, rule
         self.version = ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8))
         self.version.start(mine, [buffers[b.name].to(layout.dtype) for b in shard.buffers], rule)
-        self.store = ShardStore(mine, own, job.schedule, [self.version])
+        self.store = ShardStore(mine, own, job.lr_scheduler, [self.version])
         self.store.look(0)
         self.vectors = VectorPool(shard, layout.dtype, rule.looks_back, len(layout.shards))
 

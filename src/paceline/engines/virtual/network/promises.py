@@ -4,8 +4,9 @@
 - What a backup confirms is what its primary has, batch by batch.
 - A server that becomes a primary has every push whose acknowledgement the desk still trusts: what is missing was
   declared lost, so that it is computed again.
-- It has every acknowledged push, whatever the desk knows, as long as each shard lost one server at most between two
-  completed re-replications (`Scenario.gentle`).
+- What a primary shows to a worker is on every backup of its view, so that no failure of the primary loses it.
+- A server that becomes a primary has every acknowledged push, whatever the desk knows, as long as each shard lost one
+  server at most between two completed re-replications (`Scenario.gentle`).
 - A batch that all shards had acknowledged, and that one has lost, is computed again; and the run says so.
 - The history ends with every batch in every shard.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.core.cluster.messages import NONE, Process, Pushed, Replicated, Role
+from paceline.core.cluster.messages import NONE, Process, Pulled, Pushed, Replicated, Role
 from paceline.core.cluster.outputs import Again, Apply, Changed
 from paceline.core.cluster.views import EPOCH_BITS, Trust
 from paceline.engines.virtual.network.actor import Actor
@@ -71,6 +72,14 @@ class Promises:
         view, primary = self._primaries[message.shard]
         if primary is not None and message.view < view:
             self._check_trusted(view, primary, message.shard, message.batch)
+
+    def shows(self, server: Actor, message: Pushed | Pulled) -> None:
+        """A primary sends parameters of a version to a worker."""
+        for number in server.machine.members[1:]:
+            backup = self.actors[Process(Role.SERVER, number)]
+            held, shown = backup.content[: message.version], server.content[: message.version]
+            if backup.machine.view == message.view and held != shown:
+                self.break_(f"{server.process} shows version {message.version}, which {backup.process} lacks")
 
     def changes(self, changed: Changed, trust: Trust, replaced: bool) -> None:
         """A desk has made a view."""
