@@ -18,7 +18,9 @@ from torchmetrics.text import Perplexity
 
 import paceline as pl
 
-PLANS = ("sequential", "ring:workers=2", "downpour:workers=2", "local_sgd:workers=2", "gpipe:workers=2")
+# Processes take a second each: one plan of the five is tried in every run of the tests, all of them in the soak.
+REST = ("ring:workers=2", "downpour:workers=2", "local_sgd:workers=2", "gpipe:workers=2")
+PLANS = ("sequential", *(pytest.param(plan, marks=pytest.mark.soak) for plan in REST))
 CHANCE = torch.Generator().manual_seed(0)
 X = torch.randn(453, 6, generator=CHANCE)  # a number that no batch size divides
 ADAM = partial(torch.optim.Adam, lr=0.02)
