@@ -75,7 +75,8 @@ def test_train_prints_one_object_and_leaves_a_run_folder(trained: tuple[Path, di
     assert set(wanted.split()) <= set(summary)
     assert summary["updates"] == 30
     assert {"mean", "p95", "max"} <= set(summary["staleness"])
-    assert sorted(p.name for p in run.iterdir()) == ["job.pickle", "model.pt", "run.json", "source.py", "trace.arrow"]
+    left = ["checkpoints", "job.pickle", "model.pt", "run.json", "source.py", "trace.arrow"]
+    assert sorted(p.name for p in run.iterdir()) == left
 
 
 def test_replay_ends_in_the_same_bits_or_stops_on_the_way(

@@ -11,8 +11,8 @@ from torch import nn
 
 from paceline.core.agenda import Agenda
 from paceline.core.splits.proof import prove_program
+from paceline.data.opening import open_source
 from paceline.data.order import Order
-from paceline.data.source import open_source
 from paceline.errors import PlanError
 from paceline.jobs.job import Job
 from paceline.stages.rehearsal import Example

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.api.train import train
+from paceline.data.opening import open_source
 from paceline.data.order import Order
-from paceline.data.source import open_source
 from paceline.gradients.randomness import Chance
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan

@@ -21,8 +21,9 @@ from paceline.api.calibration_jobs import calibration_job
 from paceline.core.agenda import Chunk
 from paceline.core.rules import Arrival
 from paceline.core.rules.plain import Plain
+from paceline.data.opening import open_source
 from paceline.data.order import Order
-from paceline.data.source import Reader, open_source
+from paceline.data.source import Reader
 from paceline.engines.local.forkserver import interrupts_wait, nameless_main, prepare
 from paceline.engines.local.process_main import become_worker
 from paceline.errors import RunFailed

@@ -123,7 +123,7 @@ def _with_arithmetic(
 
 
 def _samples(job: Job) -> int:
-    from paceline.data.source import open_source
+    from paceline.data.opening import open_source
 
     return len(open_source(job.data, job.seed))
 

@@ -137,6 +137,31 @@ TimedSeconds = Annotated[
     float | None, typer.Option(help="Seconds to time each plan, divided over interleaved rounds of about three.")
 ]
 
+Loggers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--logger",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="Log while it runs: csv, tensorboard, wandb or mlflow, as in wandb:project=digits. May be repeated.",
+    ),
+]
+EarlyStop = Annotated[
+    str | None,
+    typer.Option(
+        "--early-stopping",
+        metavar="METRIC[:OPTION=VALUE,...]",
+        help="Stop when a figure of the evaluations no longer improves, as in test_loss:patience=5.",
+    ),
+]
+KeepBest = Annotated[
+    str | None,
+    typer.Option(
+        "--best-checkpoint",
+        metavar="METRIC[:OPTION=VALUE,...]",
+        help="Keep the model of the best evaluation as best.pt, as in test_accuracy or f1:mode=max.",
+    ),
+]
+
 # --- replay, draw, report, bench ---
 Until = Annotated[
     str | None,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.data.shards import Shards
+from paceline.data.traits import SourceTraits
 from paceline.errors import DataError
 
 #: The largest common denominator of the weights: the proportions repeat after so many samples.
@@ -33,6 +34,7 @@ class Mix:
     """
 
     arranged = True
+    traits = SourceTraits()
 
     def __init__(self, weights: Mapping[Shards, float], samples: int | None = None, seed: int = 0) -> None:
         self.sources, self.seed = list(weights), seed

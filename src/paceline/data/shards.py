@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.data.traits import SourceTraits
 from paceline.errors import DataError, suggest
 from paceline.shards.manifest import Column, read_manifest
 from paceline.shards.mapping import map_ragged, map_rows
@@ -73,6 +74,8 @@ class Shards:
     A ragged column gives two tensors, the rows padded with zeros and their lengths. Words are numbers; `words(column)`
     lists them.
     """
+
+    traits = SourceTraits()
 
     def __init__(
         self,

@@ -21,7 +21,8 @@ from torch import nn
 from paceline.errors import JobError
 from paceline.gradients.device_gradients import DeviceGradients
 from paceline.gradients.fused_replica import FusedGradients
-from paceline.gradients.replica import AUTOGRAD, CPU, Replica
+from paceline.gradients.loss_scaling import ScaledAutograd
+from paceline.gradients.replica import AUTOGRAD, CPU, GradientMethod, Replica
 from paceline.jobs.job import Job
 from paceline.parameters.layout import trainable
 from paceline.plans.plan import Plan
@@ -58,8 +59,15 @@ class Placement:
 
 def _replica_on(device: torch.device, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
     module = module.to(device)
-    gradients = FusedGradients(job, module) if job.compute == "fused" else AUTOGRAD
-    return Replica(job, module, moving, device, gradients)
+    gradients: GradientMethod = AUTOGRAD
+    if job.compute == "fused":
+        gradients = FusedGradients(job, module)
+    elif job.precision == "16-mixed":
+        gradients = ScaledAutograd()
+    replica = Replica(job, module, moving, device, gradients)
+    if job.compile_options is not None:
+        replica.compile(job.compile_options)
+    return replica
 
 
 ON_CPU = {"stages": "stages of a pipeline", "parts": "parts of a layer"}

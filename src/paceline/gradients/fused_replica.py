@@ -14,7 +14,8 @@ from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
 from paceline.data.source import Reader, Source, TensorSource
 from paceline.errors import JobError, JobWarning, users_code
-from paceline.gradients.replica import Replica, split_batch, take_gradients
+from paceline.gradients.loss import split_batch
+from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch, Job
 from paceline.kernels import CannotFuse, Fused, NoCompiler, fuse, fuse_ranks
 from paceline.kernels.cpu import Cpu

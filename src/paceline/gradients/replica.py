@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
 from paceline.core.rules import Averaging, Rule
 from paceline.data.source import Reader
-from paceline.errors import JobError
+from paceline.gradients.loss import loss_function
 from paceline.gradients.randomness import Chance
 from paceline.jobs.job import PRECISIONS, Batch, Job, seeded_elsewhere
 from paceline.parameters.layout import trainable
@@ -83,11 +83,17 @@ class Replica:
         self.autocast = PRECISIONS[job.precision]
         buffers = dict(module.named_buffers())
         self.moving = [buffers[name] for name in moving]
+        self._compiled = False
+
+    def compile(self, options: Mapping[str, Any]) -> None:
+        """Let `torch.compile` compile the module, in place: its parameters keep their names."""
+        self.module.compile(**options)
+        self._compiled = True
 
     @cached_property
     def chance(self) -> Chance:
         """The module's randomness, tied to chunks on first use: a module that computes nothing here keeps its own."""
-        return Chance(self.module, self.job.seed, self.device)
+        return Chance(self.module, self.job.seed, self.device, by_module=not self._compiled)
 
     @cached_property
     def loss(self) -> Callable[[nn.Module, Batch], Tensor]:
@@ -154,39 +160,21 @@ def take_gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:
     return gradients
 
 
-def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
-    """Return the job's `step(model, batch)`, made from `loss` where the job gives that."""
-    if job.step is not None:
-        return job.step
-    loss = job.loss
-    assert loss is not None
-
-    def step(module: nn.Module, batch: Batch) -> Tensor:
-        inputs, target = split_batch(batch)
-        result: Tensor = loss(module(*inputs), target)
-        return result
-
-    return step
-
-
-def split_batch(batch: Batch) -> tuple[tuple[Any, ...], Any]:
-    """Return a batch's inputs and its target."""
-    if not isinstance(batch, tuple | list) or len(batch) < 2:
-        raise JobError(
-            "loss=f(output, target) needs batches (*inputs, target); for batches of another shape give "
-            "step=f(model, batch) -> loss instead"
-        )
-    return tuple(batch[:-1]), batch[-1]
-
-
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Copy a batch from pinned memory, so that the copy runs while the host does other things."""
+    """Copy a batch from pinned memory, so that the copy runs while the host does other things.
+
+    Lists, tuples and dictionaries are copied with what is in them, and objects with a method `to` (packed sequences,
+    the batches of a tokenizer) by it. Anything else stays as it is.
+    """
     if isinstance(batch, Tensor):
         return (batch.pin_memory() if device.type == "cuda" else batch).to(device, non_blocking=True)
-    if isinstance(batch, dict):
+    if callable(move := getattr(batch, "to", None)):
+        return move(device)
+    if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return tuple(to_device(value, device) for value in batch)
+        moved = [to_device(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     return batch
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -61,14 +62,20 @@ def state_of_store(store: LocalStore) -> WorkerState:
     return (
         state_of_memories("rule", store.memory)
         | state_of_optimizer(store.optimizer, store.parameters)
-        | WorkerState(facts={"pace": store.schedule.count, "updates": store.updates})
+        | WorkerState(facts={"pace": store.schedule.count, "updates": store.updates} | _state_of_schedule(store))
     )
+
+
+def _state_of_schedule(store: LocalStore) -> dict[str, Any]:
+    """Return the state of a schedule that follows losses; most have none but the count."""
+    state = store.schedule.state()
+    return {} if state is None else {"schedule": state}
 
 
 def restore_store(store: LocalStore, worker_state: WorkerState) -> None:
     """Restore what `state_of_store` returned."""
     restore_memories(store.memory, worker_state, "rule")
-    store.schedule.advance(worker_state.facts["pace"])  # a schedule has no state but the count
+    store.schedule.restore(worker_state.facts["pace"], worker_state.facts.get("schedule"))
     restore_optimizer(store.optimizer, store.parameters, worker_state)
     store.updates = worker_state.facts["updates"]
 

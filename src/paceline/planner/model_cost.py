@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
-from paceline.data.source import open_source
-from paceline.gradients.replica import loss_function
+from paceline.data.opening import open_source
+from paceline.gradients.loss import loss_function
 from paceline.jobs.job import PRECISIONS, Job
 from paceline.parameters.layout import trainable
 from paceline.planner.operations import BACKWARD, FORWARD, UPDATE, Operation, figures

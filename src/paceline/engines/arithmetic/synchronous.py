@@ -49,6 +49,7 @@ class SharedParameters:
         """Add the shares of all ranks up, then let the optimizer apply the whole batch's gradient."""
         whole = shares[0] if self.payloads is None else self.payloads.sum(shares)
         Plain().update(self.store, Arrival(self.learner.settle(whole)))
+        self.store.schedule.hear(whole.mean)
 
     def values(self) -> list[Tensor]:
         return [value.clone() for value in self.learner.replica.values()]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.agenda import Agenda
+from paceline.data.opening import open_source
+from paceline.data.source import Source
 from paceline.engines.devices import Placement
 from paceline.engines.local.state_buffers import ResumePoint
 from paceline.errors import JobError
@@ -39,6 +41,10 @@ class Assignment:
     blueprint: Blueprint | None = None
     #: The blueprint of split layers; `job.model` then has this worker's parts in place of its tensors.
     split: SplitBlueprint | None = None
+
+    def open_data(self) -> Source:
+        """Make the source of the data that are not shared tensors. A stream's samples have been counted before."""
+        return open_source(self.data, self.job.seed, length=self.samples)
 
     def pack(self) -> bytes:
         """Pickle the assignment; JobError if something in the job belongs to this process only."""

@@ -83,6 +83,12 @@ class CheckpointCoordinator:
             self.last, self.taken_at = found.updates, time.monotonic()
         return found
 
+    def take_last(self, finished: set[int]) -> Checkpoint | None:
+        """Take the checkpoint of a run that is done, from which it can go on with more epochs."""
+        if self.arena.desk is not None:
+            return self._cut(self.arena.desk)
+        return self._take_in_step(finished)
+
     def _take_in_step(self, finished: set[int]) -> Checkpoint | None:
         """Take a checkpoint after the newest update at which every worker has written its state."""
         arena, found = self.arena, None
@@ -105,12 +111,17 @@ class CheckpointCoordinator:
         return found
 
     def _take_at_server(self, desk: DeskMemory) -> Checkpoint | None:
-        """Take a checkpoint of a plan with a server, under all locks."""
-        setup, shards, every = self.setup, self.arena.shards, self.request.interval.updates
+        """Take a checkpoint of a plan with a server, if one is due before the end."""
+        setup, every = self.setup, self.request.interval.updates
         done = setup.agenda.done_by(desk.finished)
         due = self.signals.requested or (every and done // every > self.last // every)
         if not due or self.writer.busy or done >= setup.agenda.updates:
             return None
+        return self._cut(desk)
+
+    def _cut(self, desk: DeskMemory) -> Checkpoint:
+        """Copy the state of a plan with a server, under all locks."""
+        setup, shards = self.setup, self.arena.shards
         with contextlib.ExitStack() as held:
             for lock in self.locks:
                 held.enter_context(lock)

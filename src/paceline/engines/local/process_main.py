@@ -13,7 +13,7 @@ from time import perf_counter_ns as now
 
 import torch
 
-from paceline.data.source import TensorSource, open_source
+from paceline.data.source import TensorSource
 from paceline.engines.local.arena import GO, Arena
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.messages import Failed, FailureReport, Finished, Ready, StateLeft
@@ -54,7 +54,7 @@ def main(
         torch.set_num_threads(assignment.plan.threads)
         if assignment.scratch is not None:
             multiprocessing.current_process()._config["tempdir"] = str(assignment.scratch)  # type: ignore[attr-defined]
-        source = TensorSource(tensors.open()) if tensors else open_source(assignment.data, assignment.job.seed)
+        source = TensorSource(tensors.open()) if tensors else assignment.open_data()
         worker = _kind(assignment)(assignment, arena, source, snapshots, state_buffer, lambda: pipe.send(StateLeft()))
         trim_heap()  # from here on the peak of memory is that of the training
         pipe.send(Ready())

@@ -129,3 +129,5 @@ class ResumePoint:
     state_buffer: StateBuffer | None = None
     #: Notifies the parent that a state was written, or many rows of the trace.
     notify: Callable[[], None] | None = None
+    #: Whether the state after the last update is written, too, so that a run that is done can go on.
+    at_end: bool = False

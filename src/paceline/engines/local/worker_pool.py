@@ -172,6 +172,10 @@ class WorkerPool:
                     self._write_checkpoint(due)
             if not self.finished:
                 raise RunFailed("every worker died; nothing was left to finish the run")
+            if self.checkpoints is not None and self.observer.writer is not None:
+                last = self.checkpoints.take_last(self.finished)
+                if last is not None:
+                    self.checkpoints.writer.offer(last, self.observer.writer.sync)
         finally:
             trace = self.observer.close()
         return trace
@@ -250,7 +254,7 @@ class WorkerPool:
             Path(self.scratch.name) if self.scratch else None, self.deadline,
             ResumePoint(
                 self.begin.updates if self.begin else 0, self.begin is not None,
-                self.request.interval.updates if self.request else 0,
+                self.request.interval.updates if self.request else 0, at_end=True,
             ),
             setup.blueprint, setup.split,
         )  # fmt: skip

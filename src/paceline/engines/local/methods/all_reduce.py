@@ -34,6 +34,7 @@ def all_reduce(runner: PlanRunner, method: AllReduce) -> Walk:
         runner.exchanged(update, start, waited, sent)
         start, base = now(), store.updates
         rule.update(store, Arrival(runner.learner.settle(whole)))  # 6, 7
+        store.schedule.hear(whole.mean)
         runner.applied(update, base, store.updates, start)
         if runner.group.leads:
             runner.snapshot(update + 1, runner.values)

@@ -25,6 +25,7 @@ def alone(runner: PlanRunner, method: Alone) -> Walk:
                 break
             start, base = now(), store.updates
             Plain().update(store, Arrival(runner.learner.settle(computed)))
+            store.schedule.hear(computed.mean)
             runner.applied(update, base, store.updates, start)
         if runner.group.leads:
             runner.snapshot(made[-1] + 1, runner.values)
