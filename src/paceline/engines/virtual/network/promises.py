@@ -126,8 +126,11 @@ class Promises:
         """A worker computes a batch."""
         if batch in self._again or not all(batch in each for each in self._acknowledged):
             return
+        # A primary that was dismissed has forgotten everything: a stray desk has made another one.
         lacking = [
-            shard for shard, (_, primary) in enumerate(self._primaries) if primary and batch not in primary.content
+            shard
+            for shard, (_, primary) in enumerate(self._primaries)
+            if primary and primary.shard == shard and batch not in primary.content
         ]
         if lacking:
             self.break_(
