@@ -22,7 +22,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
-from local_speed.run import plain  # noqa: E402
+from local_speed.run import plain  # noqa: E402, I001
 from record import write  # noqa: E402
 
 
@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "server, TLS": ([*ALONE, "--keys", "KEYS"], 100),
     "ring": (["--plan", "ring"], 200),
 }
-PEERS = {"DDP over gloo": "ddp.py", "Ray parameter server": "ray_server.py", "TensorFlow": "tensorflow_server.py"}
+PEERS = {"DDP over gloo": "ddp.py", "Ray parameter server": "ray_server.py"}
 
 
 def trained(command: list[str], hidden: int, batch: int) -> Callable[[int], float]:
