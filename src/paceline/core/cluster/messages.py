@@ -91,7 +91,7 @@ class Leased(NamedTuple):
     sequence: int
     #: The first one, and how many.
     batch: int
-    count: int
+    length: int
 
 
 class AllDone(NamedTuple):

@@ -167,7 +167,7 @@ class WorkerMachine:
             self.finished = NONE
             self.acknowledged.clear()
             if isinstance(message, Leased):
-                self.block = range(message.batch, message.batch + message.count)
+                self.block = range(message.batch, message.batch + message.length)
                 self.stage, self.batch = Stage.COMPUTING, message.batch
                 yield Compute(message.batch)
             else:
