@@ -9,6 +9,7 @@ from paceline.core.cluster.applied import Applied
 from paceline.core.cluster.desk import DeskMachine
 from paceline.core.cluster.messages import (
     NONE,
+    Acknowledged,
     Dismiss,
     Enrol,
     InSync,
@@ -168,8 +169,8 @@ class _OtherViews(DeskMachine):
 
     Views: type[ShardViews]
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         self.views = [self.Views(view.shard, view.copies, view.since) for view in self.views]
 
 
@@ -237,7 +238,7 @@ class ForgetsItsBatch(WorkerMachine):
     def _new_views(self, now: float, message: Any) -> Iterator[Output]:
         if self.stage is Stage.PUSHING and any(v.number > self.views[v.shard].number for v in message.views):
             self.awaited.clear()
-            self.acknowledged = [view.number for view in sorted(message.views)]
+            self.acknowledged = {Acknowledged(view.shard, view.number) for view in message.views}
             yield from self._exchanged(now, 0, self.base[0])
         yield from super()._new_views(now, message)
 

@@ -75,6 +75,8 @@ class MutualTls:
 class TlsStream:
     """An encrypted socket. OpenSSL bears one thread at a time, so receiving and sending share a lock."""
 
+    short_is_all = False  # a record is returned at a time
+
     def __init__(self, raw: ssl.SSLSocket) -> None:
         self._raw, self._lock = raw, threading.Lock()
 

@@ -130,9 +130,8 @@ class DeskProcess:
 
     def _progress(self) -> None:
         """Tell the head how far the training is."""
-        desk = self.machine
-        finished = desk.desk.finished(desk.state)
-        self._tell_heads(Other.PROGRESS, (finished, len(desk.seats), int(self.finished), self.lost), b"")
+        finished, workers = self.machine.finished, len(self.machine.seats)
+        self._tell_heads(Other.PROGRESS, (finished, workers, int(self.finished), self.lost), b"")
 
     def _tell_heads(self, kind: int, ints: tuple[int, ...], body: bytes) -> None:
         for peer in self.hub.peers:

@@ -84,7 +84,7 @@ class ServerTicket:
 
 def run_desk(
     ticket: ServerTicket, listener: socket.socket, epoch: int, box: list[bytes], copies: int,
-    members: Sequence[tuple[int, ...]], expected: frozenset[int], pipe: Pipe,
+    members: Sequence[tuple[int, ...]], expected: frozenset[int], block: int, pipe: Pipe,
 ) -> None:  # fmt: skip
     """Run the desk of an epoch at a socket that listens already, until the agent ends this process."""
     become_worker(scarce=False)
@@ -102,6 +102,7 @@ def run_desk(
         monotonic(),
         expected,
         lambda server: server % given.plan.workers,
+        block,
     )
     first = [number for each in members for number in each]
     DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener), first, given.deadline).run()

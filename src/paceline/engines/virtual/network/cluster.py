@@ -85,7 +85,16 @@ class Cluster:
         slots, copies = scenario.workers + len(scenario.faults), 1 + scenario.backups
         expected = [p.number for p, a in self.actors.items() if p.role is Role.SERVER and a.alive]
         machine = self.machines.desk(
-            epoch, slots, scenario.batches, scenario.gate, copies, self.timing, members, now, expected
+            epoch,
+            slots,
+            scenario.batches,
+            scenario.gate,
+            copies,
+            self.timing,
+            members,
+            now,
+            expected,
+            block=scenario.block,
         )
         actor = Actor(DESK, machine, 0)
         self._enter(actor)

@@ -45,6 +45,8 @@ class Scenario:
     lasting: bool = False
     #: Entries that a primary keeps for a spare.
     log_limit: int = LOG_LIMIT
+    #: Batches that are leased at once.
+    block: int = 1
 
     @staticmethod
     def draw(
@@ -74,6 +76,7 @@ class Scenario:
             gentle=chance.random() < 0.6,
             lasting=chance.random() < 0.1,
             log_limit=chance.choice((2, LOG_LIMIT)),
+            block=chance.choice((1, 1, 2, 5)),
         )
         fixed: dict[str, Any] = {
             "nodes": nodes, "workers": workers, "shards": shards, "backups": backups, "gate": gate, "lasting": lasting,
