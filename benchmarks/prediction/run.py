@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from jobs import JOBS
-
 from paceline.api.choose import open_card, planner_for
 from paceline.api.validate import measured_in_rounds
 from paceline.planner.candidates import Candidate, same_learning
@@ -27,7 +26,7 @@ PLANS = (
     "sequential", "sequential:threads=2", "ring:workers=2", "central:workers=2", "ddp:workers=2", "downpour:workers=2",
     "local_sgd:workers=2", "gpipe:workers=2", "ring:workers=4", "downpour:workers=4",
 )  # fmt: skip
-ROUNDS, SECONDS = 4, 0.25
+ROUNDS, SECONDS = 4, 0.2
 
 
 def measure(name: str) -> dict[str, Any]:

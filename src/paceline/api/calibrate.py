@@ -47,10 +47,10 @@ def calibrate(seconds: float = SECONDS, file: Path | None = None, say: Say = lam
     say(f"{cores} core{'s' * (cores > 1)}: steps of small networks, with 1 to {cores} busy ...")
     operations = measure_operations(cores, seconds * SHARE)
     say("exchanges between workers ...")
-    exchanges, between, base = measure_exchanges(seconds)
+    exchanges, between = measure_exchanges(seconds)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     card = Card(
-        machine.processor, cores, memory, operations, exchanges, between, base, torch.__version__,
+        machine.processor, cores, memory, operations, exchanges, between, torch.__version__,
         datetime.date.today().isoformat(),
     )  # fmt: skip
     card.write(file or default_file())
@@ -96,8 +96,8 @@ def _operations(
     )
 
 
-def measure_exchanges(seconds: float) -> tuple[tuple[Exchange, ...], float, int]:
-    """Measure meetings, pushes and PyTorch's all-reduce; also Python in each update, and a worker's own memory."""
+def measure_exchanges(seconds: float) -> tuple[tuple[Exchange, ...], float]:
+    """Measure meetings, pushes and PyTorch's all-reduce; also the Python of one process in each update."""
     alone = {length: measure(vector_job(length), Plan.parse("sequential"), UPDATES) for length in LENGTHS}
     updates = {length: statistics.median(found.update) for length, found in alone.items()}
     computes = {length: statistics.median(found.compute) for length, found in alone.items()}
@@ -110,8 +110,7 @@ def measure_exchanges(seconds: float) -> tuple[tuple[Exchange, ...], float, int]
         if seconds >= 10 and workers != 3:
             ddp = [measure(vector_job(length), Plan.parse("ddp", workers), UPDATES) for length in lengths]
             found.append(_fit_ddp(workers, lengths, ddp, computes))
-    least = min(LENGTHS)
-    return tuple(found), alone[least].between, max(0, alone[least].memory - 16 * least)
+    return tuple(found), alone[min(LENGTHS)].between
 
 
 def _fit_meetings(kind: str, workers: int, lengths: Sequence[int], found: Sequence[Measured], ring: Ring) -> Exchange:

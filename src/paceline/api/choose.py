@@ -172,16 +172,15 @@ def _anchor(job: Job, costs: Profiled, facts: Facts, workers: int) -> None:
             runs = [measure_for(job, plan, PROFILE_SECONDS, predicted.seconds) for _ in range(ROUNDS)]
         except PacelineError:
             continue  # this plan cannot train the job; others of its kind cannot either
-        measured = statistics.median(run.seconds for run in runs)
         if kind == "meeting":
-            rest = predicted.seconds - predicted.terms.exchange
             card = meeting(costs, Ring(), workers, facts.payload).seconds
-            costs.factors[kind] = anchored(measured - rest, card)
+            took = min(statistics.median(run.meetings) for run in runs)
+            costs.factors[kind] = anchored(took - predicted.terms.wait, card)
         else:
             card = single(costs, kind, workers, facts.served).seconds
             update = costs.update(workers, 1).seconds
-            pushes = [value for run in runs for value in run.update]
-            costs.factors[kind] = anchored(statistics.median(pushes) - update, card)
+            took = min(statistics.median(run.update) for run in runs)
+            costs.factors[kind] = anchored(took - update, card)
 
 
 # --- the choice ---

@@ -1,7 +1,7 @@
 """Choosing: candidates ranked by their predictions, and why. Pure.
 
-A plan of several workers is chosen only if it is faster than one process by more than `PAYS`: a second process that
-gains nothing is not worth its memory.
+A plan that keeps several cores busy is chosen only if it is faster than one process with one thread by `PAYS`: a
+second core that gains nothing is better left to others.
 """
 
 from __future__ import annotations
@@ -101,9 +101,10 @@ def _fits(each: Prediction, memory: int) -> Prediction:
 
 
 def _unless_it_pays(ranking: list[Prediction]) -> list[Prediction]:
-    """Put one process first where no plan of several workers is faster than it by `PAYS`."""
-    single = next((p for p in ranking if p.plan.workers == 1), None)
-    if single is not None and ranking[0].plan.workers > 1 and single.seconds < PAYS * ranking[0].seconds:
+    """Put one process with one thread first where nothing that keeps more cores busy is faster by `PAYS`."""
+    single = next((p for p in ranking if p.plan.workers * p.plan.threads == 1), None)
+    first = ranking[0].plan
+    if single is not None and first.workers * first.threads > 1 and single.seconds < PAYS * ranking[0].seconds:
         ranking = [single, *(p for p in ranking if p is not single)]
     return ranking
 
