@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -41,14 +42,14 @@ def _job(name: str, model: Callable[[], nn.Module], x: Tensor, batch: int, **res
 
 def _dense(*widths: int, act: type[nn.Module] = nn.ReLU) -> nn.Module:
     layers: list[nn.Module] = []
-    for first, second in zip(widths[:-1], widths[1:], strict=True):
+    for first, second in pairwise(widths):
         layers += [nn.Linear(first, second), act()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
 
 
 def _conv(channels: tuple[int, ...], image: int, norm: bool = False) -> nn.Module:
     layers: list[nn.Module] = []
-    for first, second in zip(channels[:-1], channels[1:], strict=True):
+    for first, second in pairwise(channels):
         layers.append(nn.Conv2d(first, second, 3, padding=1))
         layers += [nn.BatchNorm2d(second)] if norm else []
         layers += [nn.ReLU(), nn.MaxPool2d(2)]

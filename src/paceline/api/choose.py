@@ -236,14 +236,16 @@ def _on_cluster(job: Job, cluster: Cluster, goal: str, learning: str, workers: i
     counts = [n for n in numbers_of_workers(cluster.machines, workers) if n <= cluster.machines]
     if cluster.machines == 1 or workers == 1:
         counts = []
-    first = rank(planner.predictions(counts, learning), "time", planner.card.memory, planner.updates_per_epoch)
+    each = min(node.card.memory for node in cluster.nodes)
+    memory, updates = planner.card.memory, planner.updates_per_epoch
+    first = rank(planner.predictions(counts, learning), "time", memory, updates, each_memory=each)
     kept = [p for place, p in enumerate(first.ranking) if place < BEST or p.plan.workers == 1]
-    best = [simulated(each, planner.costs["autograd"], planner.facts, cluster) for each in kept]
+    best = [simulated(one, planner.costs["autograd"], planner.facts, cluster) for one in kept]
     priced = cluster.price(1) is not None
     price = (lambda p: cluster.price(p.plan.workers) or 0.0) if priced else None
     if goal == "cost" and not priced:
         raise UsageError("goal cost needs a price= or sku= of every kind of node in the cluster file")
-    return rank([*best, *first.ruled_out], goal, planner.card.memory, planner.updates_per_epoch, price)
+    return rank([*best, *first.ruled_out], goal, memory, updates, price, each)
 
 
 def with_command(choice: Choice, command: str) -> Choice:

@@ -63,7 +63,10 @@ Script = Annotated[
 PlanOption = Annotated[
     str | None,
     typer.Option(
-        "--plan", "-p", help="A plan's name and options, as in downpour:workers=4.", show_default="sequential"
+        "--plan",
+        "-p",
+        help="A plan's name and options, as in downpour:workers=4; auto: what `paceline choose` chooses.",
+        show_default="sequential",
     ),
 ]
 Plans = Annotated[str, typer.Option(help="Plans to compare, separated by commas.")]

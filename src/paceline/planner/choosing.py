@@ -64,14 +64,15 @@ class Choice:
 
 def choose(
     predictions: Sequence[Prediction], goal: str, memory: int, updates_per_epoch: int = 1,
-    price: Callable[[Prediction], float] | None = None,
+    price: Callable[[Prediction], float] | None = None, each_memory: int | None = None,
 ) -> Choice:  # fmt: skip
     """Rank predictions by a goal.
 
-    memory   bytes of the machine, of which a plan's workers may take 90%
+    memory   bytes of all machines, of which a plan's workers may take 90%
+    each_memory  bytes of one machine, where each worker has its own
     price    the dollars of a second of a plan, where prices are known
     """
-    checked = [_fits(each, memory) for each in predictions]
+    checked = [_fits(each, memory, each_memory or memory) for each in predictions]
     usable = [each for each in checked if not each.ruled_out]
 
     def dollars(each: Prediction) -> float:
@@ -93,10 +94,13 @@ def choose(
     return replace(found, sentences=tuple(explain(found))) if ranking else found
 
 
-def _fits(each: Prediction, memory: int) -> Prediction:
+def _fits(each: Prediction, memory: int, machine: int) -> Prediction:
     needed = each.memory * each.plan.workers
-    if each.ruled_out or needed <= 0.9 * memory:
+    if each.ruled_out or (needed <= 0.9 * memory and each.memory <= 0.9 * machine):
         return each
+    if each.memory > 0.9 * machine:
+        why = f"a worker needs {each.memory / 2**20:,.0f} MiB, and a machine has {machine / 2**20:,.0f}"
+        return replace(each, ruled_out=why)
     return replace(each, ruled_out=f"its workers need {needed / 2**30:.1f} GiB, and there are {memory / 2**30:.1f}")
 
 
