@@ -153,7 +153,7 @@ def _profile_run(job: Job, base: Costs, case: tuple[int, int, int], before: Sequ
     busy, threads, samples = case
     plan = make("sequential", threads=threads) if busy == 1 else make("ceiling", workers=busy, threads=threads)
     guess = before[0].seconds if before else base.compute(samples, busy, threads).seconds / busy
-    return measure_for(job.with_(batch_size=samples, accumulate=1), plan, PROFILE_SECONDS, guess)
+    return measure_for(job.with_(batch_size=samples, accumulate=1), plan, PROFILE_SECONDS, guess, bool(before))
 
 
 def _profile(case: tuple[int, int, int], runs: Sequence[Measured]) -> Profile:
@@ -169,7 +169,8 @@ def _anchor(job: Job, costs: Profiled, facts: Facts, workers: int) -> None:
         plan = make(name, workers=workers)
         predicted = predict(plan, costs, facts)
         try:
-            runs = [measure_for(job, plan, PROFILE_SECONDS, predicted.seconds) for _ in range(ROUNDS)]
+            runs = [measure_for(job, plan, PROFILE_SECONDS, predicted.seconds, measured=False)]
+            runs += [measure_for(job, plan, PROFILE_SECONDS, runs[0].seconds) for _ in range(ROUNDS - 1)]
         except PacelineError:
             continue  # this plan cannot train the job; others of its kind cannot either
         if kind == "meeting":
