@@ -30,7 +30,9 @@ def test_one_process_stays_where_two_hardly_gain() -> None:
 def test_what_does_not_fit_is_ruled_out_with_its_reason() -> None:
     found = choose([ONE, _of("ring:workers=2", 1e-4, memory=1 << 30)], "time", 1 << 30)
     assert found.plan == "sequential"
-    assert "GiB" in found.ruled_out[0].ruled_out
+    assert "1,024 MiB" in found.ruled_out[0].ruled_out
+    both = choose([ONE, _of("ring:workers=2", 1e-4, memory=6 << 28)], "time", 2 << 30)
+    assert "GiB" in both.ruled_out[0].ruled_out
 
 
 def test_goals() -> None:

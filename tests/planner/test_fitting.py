@@ -32,6 +32,14 @@ def test_a_few_disturbed_steps_do_not_spoil_a_fit() -> None:
     assert found.coefficients == pytest.approx({"call": 1e-5, "far": 1e-10}, rel=0.05)
 
 
+def test_figures_that_measurements_do_not_tell_apart_keep_their_usual_ratio() -> None:
+    rows = [{"call": float(n), "view": float(n)} for n in range(1, 30)]
+    times = [3e-5 * n for n in range(1, 30)]
+    found = fitting.fit(rows, times, {"call": 1e-5, "view": 0.5e-5}, 0.1).coefficients
+    assert found["call"] == pytest.approx(2 * found["view"], rel=0.01)
+    assert found["call"] + found["view"] == pytest.approx(3e-5, rel=0.01)
+
+
 def test_no_coefficient_is_negative() -> None:
     found = fitting.fit([{"call": 1.0, "far": float(n)} for n in range(1, 20)], [1.0 / n for n in range(1, 20)])
     assert all(value >= 0 for value in found.coefficients.values())

@@ -10,7 +10,7 @@ import datetime
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from paceline.errors import UsageError
 from paceline.planner import fitting
 from paceline.planner.card import Card, Exchange, Operations, default_file
 from paceline.planner.model_cost import cost_of
-from paceline.planner.operations import BACKWARD, FORWARD, UPDATE
+from paceline.planner.operations import BACKWARD, FORWARD, UPDATE, USUAL
 from paceline.plans.plan import Plan
 from paceline.runs.machine import this_machine
 
@@ -33,6 +33,7 @@ JOBS = 63
 LENGTHS = (1_000, 10_000, 55_000, 200_000, 600_000, 2_000_000)  # floats
 EVERY = {2: LENGTHS, 3: LENGTHS[1:5:3], 4: LENGTHS[1:5:3]}  # at how many workers, at which lengths
 UPDATES = 60
+DRAWN = 0.1  # weight of usual coefficients in a fit
 
 
 def calibrate(seconds: float = SECONDS, file: Path | None = None, say: Say = lambda line: None) -> Card:
@@ -46,10 +47,10 @@ def calibrate(seconds: float = SECONDS, file: Path | None = None, say: Say = lam
     say(f"{cores} core{'s' * (cores > 1)}: steps of small networks, with 1 to {cores} busy ...")
     operations = measure_operations(cores, seconds * SHARE)
     say("exchanges between workers ...")
-    exchanges, between, base = measure_exchanges(seconds)
+    exchanges, between = measure_exchanges(seconds)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     card = Card(
-        machine.processor, cores, memory, operations, exchanges, between, base, torch.__version__,
+        machine.processor, cores, memory, operations, exchanges, between, torch.__version__,
         datetime.date.today().isoformat(),
     )  # fmt: skip
     card.write(file or default_file())
@@ -77,23 +78,26 @@ def measure_operations(cores: int, seconds: float, jobs: int = JOBS) -> tuple[Op
             pool.prepare_job(number)
             for case in wanted if number % 2 else reversed(wanted):
                 steps[case].append(pool.steps(case, each))
-    return tuple(_operations(case, steps[case], compute, update) for case in wanted)
+    first = _operations(wanted[0], steps[wanted[0]], compute, update, USUAL, USUAL, DRAWN)
+    rest = wanted[1:]
+    return first, *(_operations(c, steps[c], compute, update, first.compute, first.update, 2 * DRAWN) for c in rest)
 
 
 def _operations(
-    case: Case, steps: Sequence[Steps], compute: list[dict[str, float]], update: list[dict[str, float]]
-) -> Operations:
-    """Fit one case."""
-    fitted = fitting.fit(compute, [statistics.median(each.compute) for each in steps])
-    updated = fitting.fit(update, [statistics.median(each.update) for each in steps])
+    case: Case, steps: Sequence[Steps], compute: list[dict[str, float]], update: list[dict[str, float]],
+    usual: Mapping[str, float], usual_update: Mapping[str, float], weight: float,
+) -> Operations:  # fmt: skip
+    """Fit one case; coefficients are drawn towards usual ones, or towards those of the first case."""
+    fitted = fitting.fit(compute, [statistics.median(each.compute) for each in steps], usual, weight)
+    updated = fitting.fit(update, [statistics.median(each.update) for each in steps], usual_update, weight)
     shares = [t / statistics.median(each.compute) for each in steps for t in each.compute if len(each.compute) >= 5]
     return Operations(
         case.busy, case.threads, fitted.coefficients, updated.coefficients, fitted.error, fitting.quantiles(shares)
     )
 
 
-def measure_exchanges(seconds: float) -> tuple[tuple[Exchange, ...], float, int]:
-    """Measure meetings, pushes and PyTorch's all-reduce; also Python in each update, and a worker's own memory."""
+def measure_exchanges(seconds: float) -> tuple[tuple[Exchange, ...], float]:
+    """Measure meetings, pushes and PyTorch's all-reduce; also the Python of one process in each update."""
     alone = {length: measure(vector_job(length), Plan.parse("sequential"), UPDATES) for length in LENGTHS}
     updates = {length: statistics.median(found.update) for length, found in alone.items()}
     computes = {length: statistics.median(found.compute) for length, found in alone.items()}
@@ -106,8 +110,7 @@ def measure_exchanges(seconds: float) -> tuple[tuple[Exchange, ...], float, int]
         if seconds >= 10 and workers != 3:
             ddp = [measure(vector_job(length), Plan.parse("ddp", workers), UPDATES) for length in lengths]
             found.append(_fit_ddp(workers, lengths, ddp, computes))
-    least = min(LENGTHS)
-    return tuple(found), alone[least].between, max(0, alone[least].memory - 16 * least)
+    return tuple(found), alone[min(LENGTHS)].between
 
 
 def _fit_meetings(kind: str, workers: int, lengths: Sequence[int], found: Sequence[Measured], ring: Ring) -> Exchange:

@@ -153,7 +153,8 @@ def _profile_run(job: Job, base: Costs, case: tuple[int, int, int], before: Sequ
     busy, threads, samples = case
     plan = make("sequential", threads=threads) if busy == 1 else make("ceiling", workers=busy, threads=threads)
     guess = before[0].seconds if before else base.compute(samples, busy, threads).seconds / busy
-    return measure_for(job.with_(batch_size=samples, accumulate_grad_batches=1), plan, PROFILE_SECONDS, guess)
+    one = job.with_(batch_size=samples, accumulate_grad_batches=1)
+    return measure_for(one, plan, PROFILE_SECONDS, guess, bool(before))
 
 
 def _profile(case: tuple[int, int, int], runs: Sequence[Measured]) -> Profile:
@@ -169,19 +170,19 @@ def _anchor(job: Job, costs: Profiled, facts: Facts, workers: int) -> None:
         plan = make(name, workers=workers)
         predicted = predict(plan, costs, facts)
         try:
-            runs = [measure_for(job, plan, PROFILE_SECONDS, predicted.seconds) for _ in range(ROUNDS)]
+            runs = [measure_for(job, plan, PROFILE_SECONDS, predicted.seconds, measured=False)]
+            runs += [measure_for(job, plan, PROFILE_SECONDS, runs[0].seconds) for _ in range(ROUNDS - 1)]
         except PacelineError:
             continue  # this plan cannot train the job; others of its kind cannot either
-        measured = statistics.median(run.seconds for run in runs)
         if kind == "meeting":
-            rest = predicted.seconds - predicted.terms.exchange
             card = meeting(costs, Ring(), workers, facts.payload).seconds
-            costs.factors[kind] = anchored(measured - rest, card)
+            took = min(statistics.median(run.meetings) for run in runs)
+            costs.factors[kind] = anchored(took - predicted.terms.wait, card)
         else:
             card = single(costs, kind, workers, facts.served).seconds
             update = costs.update(workers, 1).seconds
-            pushes = [value for run in runs for value in run.update]
-            costs.factors[kind] = anchored(statistics.median(pushes) - update, card)
+            took = min(statistics.median(run.update) for run in runs)
+            costs.factors[kind] = anchored(took - update, card)
 
 
 # --- the choice ---
@@ -237,14 +238,16 @@ def _on_cluster(job: Job, cluster: Cluster, goal: str, learning: str, workers: i
     counts = [n for n in numbers_of_workers(cluster.machines, workers) if n <= cluster.machines]
     if cluster.machines == 1 or workers == 1:
         counts = []
-    first = rank(planner.predictions(counts, learning), "time", planner.card.memory, planner.updates_per_epoch)
+    each = min(node.card.memory for node in cluster.nodes)
+    memory, updates = planner.card.memory, planner.updates_per_epoch
+    first = rank(planner.predictions(counts, learning), "time", memory, updates, each_memory=each)
     kept = [p for place, p in enumerate(first.ranking) if place < BEST or p.plan.workers == 1]
-    best = [simulated(each, planner.costs["autograd"], planner.facts, cluster) for each in kept]
+    best = [simulated(one, planner.costs["autograd"], planner.facts, cluster) for one in kept]
     priced = cluster.price(1) is not None
     price = (lambda p: cluster.price(p.plan.workers) or 0.0) if priced else None
     if goal == "cost" and not priced:
         raise UsageError("goal cost needs a price= or sku= of every kind of node in the cluster file")
-    return rank([*best, *first.ruled_out], goal, planner.card.memory, planner.updates_per_epoch, price)
+    return rank([*best, *first.ruled_out], goal, memory, updates, price, each)
 
 
 def with_command(choice: Choice, command: str) -> Choice:

@@ -63,10 +63,13 @@ def measure(job: Job, plan: Plan, updates: int) -> Measured:
             return _measured(setup.plan, samples, updates, each, rows, max(outcome.peak_memory, default=0))
 
 
-def measure_for(job: Job, plan: Plan, seconds: float, guess: float) -> Measured:
-    """Train for about so many seconds; `guess` is the seconds of an update, as far as they are known."""
-    least = 8 * plan.workers
-    return measure(job, plan, max(least, min(5000, round(seconds / max(guess, 1e-5)))))
+def measure_for(job: Job, plan: Plan, seconds: float, guess: float, measured: bool = True) -> Measured:
+    """Train for about so many seconds; `guess` is the seconds of an update, `measured` or only predicted.
+
+    On a busy machine several threads may be a hundred times slower than predicted, so a prediction buys few updates.
+    """
+    least, most = 8 * plan.workers, 5000 if measured else 24 * plan.workers
+    return measure(job, plan, max(least, min(most, round(seconds / max(guess, 1e-5)))))
 
 
 def _measured(plan: Plan, samples: int, updates: int, seconds: float, rows: Columns, memory: int) -> Measured:

@@ -95,7 +95,9 @@ def measured_in_rounds(
             each = predictions[place]
             guess = runs[place][-1].seconds if runs[place] else each.seconds
             try:
-                runs[place].append(measure_for(job.with_(compute=each.compute), each.plan, seconds, guess))
+                runs[place].append(
+                    measure_for(job.with_(compute=each.compute), each.plan, seconds, guess, bool(runs[place]))
+                )
             except PacelineError as error:
                 say(f"{each.name} is left out: {str(error).splitlines()[0]}")
                 failed.add(place)

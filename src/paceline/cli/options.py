@@ -68,7 +68,8 @@ PlanOption = Annotated[
         "-p",
         envvar="PACELINE_PLAN",
         show_default="sequential",
-        help="A plan's name and options, as in downpour:workers=4; `paceline plans` lists all.",
+        help="A plan's name and options, as in downpour:workers=4; `paceline plans` lists all. auto: what `paceline "
+        "choose` chooses.",
     ),
 ]
 Plans = Annotated[str, typer.Option(help="Plans to compare, separated by commas.")]

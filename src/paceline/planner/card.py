@@ -66,8 +66,6 @@ class Card:
     exchanges: tuple[Exchange, ...] = ()
     #: Seconds of Python in each update of one process, besides computing and updating.
     between: float = 0.0
-    #: Bytes that a worker takes besides tensors.
-    base_memory: int = 0
     torch: str = ""
     date: str = ""
     #: "card" where two figures of a data sheet stand for all operations, else "calibrated".

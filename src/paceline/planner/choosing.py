@@ -1,7 +1,7 @@
 """Choosing: candidates ranked by their predictions, and why. Pure.
 
-A plan of several workers is chosen only if it is faster than one process by more than `PAYS`: a second process that
-gains nothing is not worth its memory.
+A plan that keeps several cores busy is chosen only if it is faster than one process with one thread by `PAYS`: a
+second core that gains nothing is better left to others.
 """
 
 from __future__ import annotations
@@ -64,14 +64,15 @@ class Choice:
 
 def choose(
     predictions: Sequence[Prediction], goal: str, memory: int, updates_per_epoch: int = 1,
-    price: Callable[[Prediction], float] | None = None,
+    price: Callable[[Prediction], float] | None = None, each_memory: int | None = None,
 ) -> Choice:  # fmt: skip
     """Rank predictions by a goal.
 
-    memory   bytes of the machine, of which a plan's workers may take 90%
+    memory   bytes of all machines, of which a plan's workers may take 90%
+    each_memory  bytes of one machine, where each worker has its own
     price    the dollars of a second of a plan, where prices are known
     """
-    checked = [_fits(each, memory) for each in predictions]
+    checked = [_fits(each, memory, each_memory or memory) for each in predictions]
     usable = [each for each in checked if not each.ruled_out]
 
     def dollars(each: Prediction) -> float:
@@ -93,17 +94,21 @@ def choose(
     return replace(found, sentences=tuple(explain(found))) if ranking else found
 
 
-def _fits(each: Prediction, memory: int) -> Prediction:
+def _fits(each: Prediction, memory: int, machine: int) -> Prediction:
     needed = each.memory * each.plan.workers
-    if each.ruled_out or needed <= 0.9 * memory:
+    if each.ruled_out or (needed <= 0.9 * memory and each.memory <= 0.9 * machine):
         return each
+    if each.memory > 0.9 * machine:
+        why = f"a worker needs {each.memory / 2**20:,.0f} MiB, and a machine has {machine / 2**20:,.0f}"
+        return replace(each, ruled_out=why)
     return replace(each, ruled_out=f"its workers need {needed / 2**30:.1f} GiB, and there are {memory / 2**30:.1f}")
 
 
 def _unless_it_pays(ranking: list[Prediction]) -> list[Prediction]:
-    """Put one process first where no plan of several workers is faster than it by `PAYS`."""
-    single = next((p for p in ranking if p.plan.workers == 1), None)
-    if single is not None and ranking[0].plan.workers > 1 and single.seconds < PAYS * ranking[0].seconds:
+    """Put one process with one thread first where nothing that keeps more cores busy is faster by `PAYS`."""
+    single = next((p for p in ranking if p.plan.workers * p.plan.threads == 1), None)
+    first = ranking[0].plan
+    if single is not None and first.workers * first.threads > 1 and single.seconds < PAYS * ranking[0].seconds:
         ranking = [single, *(p for p in ranking if p is not single)]
     return ranking
 

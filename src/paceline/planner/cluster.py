@@ -209,7 +209,8 @@ def _node(row: Mapping[str, Any], file: Path, number: int, table: Mapping[str, p
         card = Card.read(file.parent / row["card"])
     elif "gflops" in row and "gigabytes" in row:
         gflops, gigabytes = (_number(row[name], name, where, positive=True) for name in ("gflops", "gigabytes"))
-        card = of_data_sheet(gflops, gigabytes, int(row.get("cores", 1)), _bytes(row.get("memory", "16 GiB"), where))
+        cores = max(1, int(_number(row.get("cores", 1), "cores", where, positive=True)))
+        card = of_data_sheet(gflops, gigabytes, cores, _bytes(row.get("memory", "16 GiB"), where))
     else:
         raise UsageError(f"{where}: give card=, a file of `paceline calibrate`, or gflops= and gigabytes=")
     card = replace(card, slowness=card.slowness * _number(row.get("slowness", 1.0), "slowness", where, positive=True))

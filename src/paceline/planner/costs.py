@@ -21,9 +21,9 @@ from paceline.planner.card import Card
 from paceline.planner.model_cost import ModelCost
 from paceline.planner.operations import BACKWARD, FORWARD, UPDATE, seconds
 
-ANCHOR = 0.15  # error of an exchange that was measured with this very model
-PROFILED = 0.08  # error of a part that was measured with this very model
-SPEED_LIMITS = 0.2, 8.0  # of an exchange measured over predicted
+ANCHOR = 0.35  # error of an exchange that was measured with this very model
+PROFILED = 0.15  # error of a part that was measured with this very model
+SPEED_LIMITS = 0.4, 2.5  # of an exchange measured over predicted; more is a busy machine and not the model
 
 
 class Guess(NamedTuple):
@@ -228,6 +228,6 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _trimmed(values: Sequence[float]) -> list[float]:
-    """The values without the largest twentieth."""
+    """The values without the largest fifth, which other programs on the machine have made."""
     ordered = sorted(values)
-    return ordered[: max(1, len(ordered) - len(ordered) // 20)]
+    return ordered[: max(1, len(ordered) - len(ordered) // 5)]

@@ -5,6 +5,9 @@
 Each measured step counts alike, whether it takes a hundred microseconds or a second. Steps that the first fit misses by
 much weigh less in the next one, since a busy machine makes some steps slow. The interval comes from steps that were
 left out of the fit: the 90% quantile of their errors.
+
+Measurements do not tell all figures apart, so each coefficient is also drawn towards a usual value, times the median
+speed of the machine: a ridge penalty, as if that value had been measured with a small weight.
 """
 
 from __future__ import annotations
@@ -38,22 +41,28 @@ class Fitted:
     ratios: tuple[float, ...]
 
 
-def fit(rows: Sequence[Mapping[str, float]], seconds: Sequence[float]) -> Fitted:
-    """Fit coefficients to the figures of steps and their seconds."""
+def fit(
+    rows: Sequence[Mapping[str, float]], seconds: Sequence[float], usual: Mapping[str, float] | None = None,
+    weight: float = 0.0,
+) -> Fitted:  # fmt: skip
+    """Fit coefficients to the figures of steps and their seconds; `weight` draws them towards `usual` ones."""
     names = [name for name in FIGURES if any(row.get(name) for row in rows)]
     figures = np.array([[row.get(name, 0.0) for name in names] for row in rows])
     times = np.array(seconds)
+    prior = np.array([(usual or {}).get(name, 0.0) for name in names])
+    if weight and prior.any():
+        prior = prior * np.median(times / np.maximum(figures @ prior, LEAST))
     ratios = np.ones(len(times))
     folds = np.arange(len(times)) % FOLDS
     for fold in range(FOLDS) if len(times) >= 2 * FOLDS else ():
         out = folds == fold
-        found = _solve(figures[~out], times[~out])
+        found = _solve(figures[~out], times[~out], prior, weight)
         ratios[out] = times[out] / np.maximum(figures[out] @ found, LEAST)
-    coefficients = _solve(figures, times)
+    coefficients = _solve(figures, times, prior, weight)
     return Fitted(dict(zip(names, coefficients.tolist(), strict=True)), spread(ratios), tuple(ratios.tolist()))
 
 
-def _solve(figures: Matrix, seconds: Matrix) -> Matrix:
+def _solve(figures: Matrix, seconds: Matrix, prior: Matrix | None = None, weight: float = 0.0) -> Matrix:
     """Minimise the relative errors by nonnegative least squares, reweighted towards their median."""
     from scipy.optimize import nnls  # type: ignore[import-untyped]
 
@@ -61,9 +70,11 @@ def _solve(figures: Matrix, seconds: Matrix) -> Matrix:
     scale = np.maximum(relative.max(axis=0), 1e-30)  # columns of one size, or the solver stops early
     relative = relative / scale
     weights = np.ones(len(seconds))
-    found = np.zeros(figures.shape[1])
+    found, count = np.zeros(figures.shape[1]), figures.shape[1]
+    drawn = np.diag(weight / np.maximum(prior * scale, LEAST)) if prior is not None and weight else np.empty((0, count))
     for _ in range(ROUNDS):
-        found, _ = nnls(relative * weights[:, None], weights, maxiter=200 * figures.shape[1])
+        rows, wanted = np.vstack([relative * weights[:, None], drawn]), [*weights, *[weight] * len(drawn)]
+        found, _ = nnls(rows, np.array(wanted), maxiter=200 * count)
         errors = np.abs(relative @ found - 1.0)
         weights = 1.0 / np.sqrt(np.maximum(errors, 0.02))
         weights /= weights.max()

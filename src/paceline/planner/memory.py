@@ -13,6 +13,8 @@ from paceline.planner.costs import Costs
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
 
+BESIDES = 3 << 19  # bytes for the workspace of libraries and small objects, as measured for stages of pipelines
+
 
 def worker_memory(plan: Plan, costs: Costs, batch: int, payload: int) -> int:
     """Return the bytes that the largest worker needs."""
@@ -22,10 +24,10 @@ def worker_memory(plan: Plan, costs: Costs, batch: int, payload: int) -> int:
     if isinstance(plan.method, Pipeline):
         stages = plan.method.stages(plan.workers)
         kept = cost.activation_bytes * min(plan.method.micro_batches, stages)
-        return round((3 * cost.parameter_bytes + cost.state_bytes + kept) / stages) + cost.batch_bytes
+        return round((3 * cost.parameter_bytes + cost.state_bytes + kept) / stages) + cost.batch_bytes + BESIDES
     state = 0 if plan.traits.optimizer_at_server else cost.state_bytes
     replica = 2 * cost.parameter_bytes + state
-    return replica + cost.activation_bytes + 2 * cost.batch_bytes + costs.card.base_memory
+    return replica + cost.activation_bytes + 2 * cost.batch_bytes + BESIDES
 
 
 def shared_memory(plan: Plan, payload: int, served: int) -> int:

@@ -30,6 +30,16 @@ FIGURES = (
     "recurrent.backward", "near", "far", "slow", "norm", "pool", "random", "gather",
 )  # fmt: skip
 
+#: Seconds of each figure on a usual core: what a fit falls back to where measurements do not tell figures apart.
+USUAL = {
+    "step": 5e-5, "call": 8e-6, "view": 1e-6, "matmul.call": 3e-6, "matmul.small": 2.4e-11, "matmul.middle": 1e-11,
+    "matmul.large": 6e-12, "convolution.call": 1e-4, "convolution.elements": 1e-9, "convolution.forward": 1.5e-11,
+    "convolution.backward": 1.5e-11, "convolution.forward.thin": 3e-11, "convolution.backward.thin": 3e-11,
+    "recurrent.call": 1.5e-4, "recurrent.steps": 4e-6, "recurrent.cells": 1e-9, "recurrent.forward": 2e-11,
+    "recurrent.backward": 2e-11, "near": 4e-11, "far": 8e-11, "slow": 1e-9, "norm": 1e-9, "pool": 1e-9,
+    "random": 4e-9, "gather": 1.5e-10,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Operation:

@@ -23,7 +23,6 @@ from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
 
 FREE_RUNNING = 8  # updates of a table that never flushes that are timed
-PIECE = 4e-5  # seconds of Python for each piece of work and for each message
 ERROR = 0.35  # of a stage's seconds: where the model is cut is not known before it is traced
 
 
@@ -53,7 +52,10 @@ def pipeline(plan: Plan, method: Pipeline, costs: Costs, batch: int) -> Timed:
     stages = cut(costs, samples, count, workers, plan.threads)
     updates = 1 if method.flushes else FREE_RUNNING
     table = method.table(workers, [micro] * updates)
-    message = [single(costs, "message", workers, stage.made).seconds or PIECE for stage in stages]
+    # A message between neighbours is one step of a meeting, and each piece of work has an update's Python.
+    piece = costs.between("meeting", workers)
+    kind = "message" if costs.card.exchange("message", workers) else "meeting"
+    message = [single(costs, kind, workers, stage.made).seconds for stage in stages]
     update = costs.update(workers, plan.threads).seconds / count
     again = set(method.recomputing(workers))
 
@@ -62,13 +64,13 @@ def pipeline(plan: Plan, method: Pipeline, costs: Costs, batch: int) -> Timed:
         if sends(work):
             return message[work.stage if work.what == "S>" else work.stage - 1]
         if work.what == ALL_REDUCE:
-            return PIECE
+            return piece
         if work.what == UPDATE:
             return update
         half = stage.backward / 2
         share = {FORWARD: stage.forward, BACKWARD: stage.backward, INPUTS: half, WEIGHTS: half}
         more = stage.forward if work.what in (BACKWARD, INPUTS) and work.stage in again else 0.0
-        return share[work.what] + more + PIECE
+        return share[work.what] + more + piece
 
     computed, updated, end = 0.0, 0.0, 0.0
     for _, work, start, stop, _ in clocked(table, lasts):
