@@ -160,7 +160,7 @@ def _apart(case: Case, mutant: Mutant) -> float:
         for model in part.models.values():
             model.steps = tuple(mutant.lines[place])
         parts.append(part)
-    found = run_together([part.walk(*fresh(case.example), 1.0) for part in parts])
+    found = run_together([part.walk(*fresh(case.example), 1.0) for part in parts])[0]
     worst = abs(found - float(loss.detach()))
     mine = [part.replica.take() for part in parts]
     for number, (name, expected) in enumerate(zip(trainable(case.module), whole.take(), strict=True)):

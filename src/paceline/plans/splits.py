@@ -6,6 +6,7 @@ from paceline.core.collectives.ring import Ring
 from paceline.core.splits.recipes.one_weird_trick import OneWeirdTrick
 from paceline.core.splits.recipes.per_layer import PerLayer
 from paceline.core.splits.recipes.tensor import Tensor
+from paceline.core.splits.recipes.zero import Zero
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.recipe import TEAM, Kind, Recipe
 
@@ -21,6 +22,11 @@ SPLIT: dict[str, Recipe] = {
         "each layer split in the way that your table says",
         lambda ways, data: SplitLayers(PerLayer.parse(ways), Ring(), data),
         {**REPLICAS, "ways": Kind("")},
+    ),
+    "zero": Recipe(
+        "replicas whose optimizer state, gradients and parameters lie in shares",
+        lambda stage, data: SplitLayers(Zero(), Ring(), data, stage),
+        {**REPLICAS, "stage": Kind(3, least=1, most=3)},
     ),
     "one_weird_trick": Recipe(
         "convolutions split by samples, dense layers by their outputs",

@@ -96,8 +96,9 @@ class Program:
         return (*self.forward, *back)
 
     def gathers(self, step: Step) -> list[Step]:
-        """Return the movements of parameters that a step's operations use."""
+        """Return the gathers whose results a step's layers use. What code reads by name may have been handed on."""
         used = {PARAMETER + held.name for name in step.nodes for held in self.nodes[name].held}
+        used -= {PARAMETER + held.name for node in self.nodes.values() if node.kind == "read" for held in node.held}
         return [move for move in self.forward if move.value in used and move.source.is_split]
 
     def placed(self, value: str) -> Placement:
