@@ -63,9 +63,9 @@ class SplitModel:
         self.pieces = {node.name: node for node in traced.graph.nodes}
         self.parameters = dict(traced.module.named_parameters()) | dict(traced.module.named_buffers())
         #: The last step that uses a gathered parameter, forward.
-        self.last_use = {move.value: step.nodes for step in self.steps if not step.back for move in program.gathers(step)}
+        self.last_use = {(move.value, move.target): step.nodes for step in self.steps if not step.back for move in program.gathers(step)}
         self.operations = {
-            name: Operation(traced, self.pieces[name], node, program.layouts[name], program.ways[name], place)
+            name: Operation(traced, self.pieces[name.partition("#")[0]], node, program.layouts[name], program.ways[name], place)
             for name, node in program.nodes.items()
         }
 
@@ -137,15 +137,21 @@ class _Walk:
                 self._operate(name)
         if self.program.drops:
             for move in self.program.gathers(step):
-                if self.model.last_use[move.value] == step.nodes:
-                    self.has[move.value, move.target].untyped_storage().resize_(0)
+                key = move.value, move.target
+                if self.model.last_use[key] == step.nodes:
+                    self.has[key].untyped_storage().resize_(0)
 
     def _operate(self, name: str) -> None:
-        node, layout, piece = self.program.nodes[name], self.program.layouts[name], self.model.pieces[name]
+        node, layout = self.program.nodes[name], self.program.layouts[name]
+        piece = self.model.operations[name].piece
         if piece.op == "get_attr":
             result = self._read(node, layout) if node.held else self._constant(piece)
         elif node.kind == "size":
             result = node.facts["value"]
+        elif node.kind == "block_product":
+            blocks = [self._value(key) for key in zip(node.takes, layout.takes, strict=True)]
+            with self._parameters(name):
+                result = self.model.operations[name](blocks, {})
         else:
             placed = dict(zip(node.takes, layout.takes, strict=True))
             changes = bool(node.facts.get("changes"))
