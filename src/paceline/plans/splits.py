@@ -17,7 +17,6 @@ from paceline.plans.recipe import TEAM, Kind, Recipe
 REPLICAS = {**TEAM, "data": Kind(1)}
 
 
-
 def _square(workers: int, data: int) -> Cannon:
     """Make the recipe of `cannon`, whose replicas are square grids."""
     grid = workers // data

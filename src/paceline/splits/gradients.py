@@ -48,12 +48,13 @@ class SplitBlueprint:
         return next(iter(self.programs.values()))
 
     def bytes_sent(self, layout: Layout) -> int:
-        """Return the most bytes that a worker sends in one exchange, of chunks and of what is gathered at the end."""
-        found, size = 0, max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
+        """Return the most bytes that a worker sends in one exchange: of a chunk, of totals, or of what is gathered."""
+        size = max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
+        totals = {TOTALS: (2 + sum(prod(self.shapes[name]) for name in self.moving),)}
+        found = largest([Step((), TOTALS, PARTIAL, WHOLE)], totals, self.program.workers, size)
         for program in self.programs.values():
-            gathers = [
-                Step((), PARAMETER + n, placed, WHOLE) for n, placed in program.stored.items() if placed.is_split
-            ]
+            stored = ((PARAMETER + name, placed) for name, placed in program.stored.items())
+            gathers = [Step((), value, placed, WHOLE) for value, placed in stored if placed.is_split]
             found = max(found, largest([*program.steps, *gathers], program.shapes, program.workers, size))
         return found
 

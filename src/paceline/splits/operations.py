@@ -135,14 +135,14 @@ def _headed(x: Tensor, width: int, batch_first: bool) -> Tensor:
 def _block_product(op: Operation, args: Any, kwargs: Any) -> Tensor:
     """Multiply the blocks that this worker has in this step, and add what it made in the steps before."""
     (x, *before), module = args, op.module
-    made = F.linear(x, module.weight)
+    made: Tensor = F.linear(x, module.weight)
     if before:
         made = before[0] + made
     if module.bias is None or not any(held.role == "bias" for held in op.node.held):
         return made
     assert op.node.shape is not None
     first, stop = op.layout.gives.box(op.node.shape, op.place)[-1]
-    return made + module.bias[first:stop]
+    return made.add(module.bias[first:stop])
 
 
 def _reshape(op: Operation, args: Any, kwargs: Any) -> Tensor:
@@ -158,6 +158,7 @@ COMPUTE: dict[tuple[str, str], Callable[[Operation, Any, Any], Any]] = {
     ("convolution", "rows"): _rows,
     ("embedding", "vocabulary"): _words,
     ("attention", "heads"): _heads,
+    ("dealt_blocks", "cannon"): lambda op, args, kwargs: args[0],
     ("block_product", "cannon"): _block_product,
     ("dropout", ""): _dropout,
     ("reshape", ""): _reshape,

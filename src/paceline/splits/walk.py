@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_version
 from torch.utils._pytree import tree_map
 
 from paceline.core.splits import WHOLE, Placement
+from paceline.core.splits.cannon import KINDS
 from paceline.core.splits.derivation import PARAMETER, Program, Step
 from paceline.core.splits.nodes import Layout, Node
 from paceline.gradients.replica import Replica
@@ -63,9 +65,16 @@ class SplitModel:
         self.pieces = {node.name: node for node in traced.graph.nodes}
         self.parameters = dict(traced.module.named_parameters()) | dict(traced.module.named_buffers())
         #: The last step that uses a gathered parameter, forward.
-        self.last_use = {(move.value, move.target): step.nodes for step in self.steps if not step.back for move in program.gathers(step)}
+        self.last_use = {
+            (move.value, move.target): step.nodes
+            for step in self.steps
+            if not step.back
+            for move in program.gathers(step)
+        }
         self.operations = {
-            name: Operation(traced, self.pieces[name.partition("#")[0]], node, program.layouts[name], program.ways[name], place)
+            name: Operation(
+                traced, self.pieces[name.partition("#")[0]], node, program.layouts[name], program.ways[name], place
+            )
             for name, node in program.nodes.items()
         }
 
@@ -148,7 +157,7 @@ class _Walk:
             result = self._read(node, layout) if node.held else self._constant(piece)
         elif node.kind == "size":
             result = node.facts["value"]
-        elif node.kind == "block_product":
+        elif node.kind in KINDS:
             blocks = [self._value(key) for key in zip(node.takes, layout.takes, strict=True)]
             with self._parameters(name):
                 result = self.model.operations[name](blocks, {})
@@ -238,7 +247,7 @@ class _Walk:
         dropped = self.has[step.value, step.target]
         source = self._held(step.value, step.source)
         moved = yield Request(step, self.program.shapes[step.value], source, self.model.shapes[step.value])
-        with torch.autograd._unsafe_preserve_version_counter(dropped):
+        with preserve_version(dropped):
             dropped.untyped_storage().resize_(dropped.numel() * dropped.element_size())
             dropped.copy_(moved)
         return 0.0

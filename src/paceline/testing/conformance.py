@@ -88,6 +88,7 @@ PLANS = (
     Member("zero:stage=2", (2,)),
     Member("zero", (2, 5)),
     Member("zero:data=2", (4,)),
+    Member("cannon", (4,)),
     Member("one_weird_trick", (2,)),
     Member("per_layer:ways=*:whole", (3,)),
 )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.core.splits import WHOLE, Placement, flat
-from paceline.core.splits.cannon import Cannon, steps
+from paceline.core.splits.cannon import KINDS, PRODUCT, Cannon, steps
 from paceline.core.splits.catalogue import SPLITS
 from paceline.core.splits.following import follow
 from paceline.core.splits.movements import Movement, kind_of
@@ -105,7 +105,7 @@ class Program:
         for name in step.nodes:
             node, layout = self.nodes[name], self.layouts[name]
             used |= {(PARAMETER + held.name, layout.uses.get(held.role, WHOLE)) for held in node.held}
-            if node.kind == "block_product":
+            if node.kind == PRODUCT:
                 used.add((node.takes[0], layout.takes[0]))
         read = {PARAMETER + held.name for node in self.nodes.values() if node.kind == "read" for held in node.held}
         return [
@@ -214,8 +214,9 @@ def derive(
         found.add(node, choose)
     for value in outputs:
         found.move(None, value, WHOLE)
-    needs = {*needs, *(name for name, node in found.nodes.items() if "#" in name and node.kind == "block_product")}
-    drops = drops or any(node.kind == "block_product" for node in found.nodes.values())
+    blocks = {name: node for name, node in found.nodes.items() if node.kind in KINDS}
+    needs = {*needs, *(name for name, node in blocks.items() if node.kind == PRODUCT or node.takes[0] in needs)}
+    drops = drops or bool(blocks)
     return Program(
         workers, found.nodes, found.ways, found.layouts, found.stored, found.shapes, tuple(inputs), tuple(outputs),
         frozenset(needs), tuple(found.steps), drops,

@@ -14,7 +14,9 @@ def example_program(recipe: SplitRecipe, workers: int, stage: int = 0) -> Progra
     nodes = _nodes(width=8 * workers)
     recipe.check(nodes)
     needs = {node.name for node in nodes} | {PARAMETER + held.name for node in nodes for held in node.held}
-    return derive(nodes, {"images": (SAMPLES, 3, 8, 8)}, ["dense2"], needs, workers, recipe.choose, stage > 0, stage == 3)
+    return derive(
+        nodes, {"images": (SAMPLES, 3, 8, 8)}, ["dense2"], needs, workers, recipe.choose, stage > 0, stage == 3
+    )
 
 
 def _nodes(width: int) -> list[Node]:

@@ -99,9 +99,7 @@ class SplitWorker:
         computed = self.part.drive(self.part.finish(computed))
         waited, sent = self.link.waited - waited, self.mover.sent - sent
         ends, samples = now(), computed.samples if self.method.stage or not self.place else 0
-        runner.record(
-            Kind.COMPUTE, update, -1, version, -1, start, ends - waited, runner.waited, samples, 0, mean
-        )
+        runner.record(Kind.COMPUTE, update, -1, version, -1, start, ends - waited, runner.waited, samples, 0, mean)
         runner.record(Kind.COLLECTIVE, update, -1, update, -1, ends - waited, ends, waited, 0, sent, 0.0)
         return computed
 

@@ -1,8 +1,8 @@
 """SplitLayers: every worker of a group holds a part of each layer, and they compute a chunk together.
 
 Workers are coordinates of a mesh. Along `inside` they share the layers of one replica; along `data` there are replicas,
-which compute a chunk each and add their gradients up. Under ZeRO the workers along `inside` compute chunks of their own,
-and share what is stored of a replica.
+which compute a chunk each and add their gradients up. Under ZeRO the workers along `inside` compute chunks of their
+own, and share what is stored of a replica.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SplitLayers:
     collective: Collective
     #: Replicas, each of which is split over as many workers as there are for it.
     data: int = 1
-    #: The stage of ZeRO, where workers along `inside` compute chunks of their own and share what is stored of a replica.
+    #: The stage of ZeRO, where workers along `inside` compute chunks of their own; 0 for all other splits.
     stage: int = 0
 
     traits = Traits(
