@@ -186,6 +186,8 @@ def test_killed_twice_where_there_is_a_server(job_file: Path, tmp_path: Path) ->
         "ddp",
         "backup:backups=0",
         "one_f_one_b",
+        "tensor",
+        "zero",
     ],
 )
 @pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.errors.JobWarning")

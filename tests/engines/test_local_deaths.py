@@ -95,7 +95,7 @@ def test_the_last_one_goes_on_when_all_others_are_killed(tmp_path: Path, plan: s
 
 
 @pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.errors.JobWarning")
-@pytest.mark.parametrize("plan", ["ring", "sandblaster", "one_f_one_b", "pipedream"])
+@pytest.mark.parametrize("plan", ["ring", "sandblaster", "one_f_one_b", "pipedream", "tensor", "zero"])
 def test_a_plan_that_keeps_step_ends_at_once_and_names_the_dead(plan: str) -> None:
     killed_at: list[float] = []
 

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from paceline.core.splits import COPIED, PARTIAL, WHOLE, Placement, even, split
 from paceline.core.splits.derivation import PARAMETER, Program, Step
 from paceline.core.splits.recipes import SplitRecipe
+from paceline.core.splits.recipes.cannon import Cannon
 from paceline.core.splits.recipes.one_weird_trick import OneWeirdTrick
 from paceline.core.splits.recipes.tensor import Tensor as TensorRecipe
+from paceline.core.splits.recipes.zero import Zero
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.parameters.layout import trainable
@@ -38,12 +40,14 @@ class Case:
 
 
 def cases(examples: dict[str, tuple[Job, nn.Module, Example, tuple[str, ...]]]) -> list[Case]:
-    recipes: list[SplitRecipe] = [TensorRecipe(), OneWeirdTrick()]
+    recipes: list[tuple[SplitRecipe, int, int]] = [
+        (TensorRecipe(), 2, 0), (TensorRecipe(), 3, 0), (OneWeirdTrick(), 2, 0), (OneWeirdTrick(), 3, 0),
+        (Cannon(), 4, 0), (Zero(), 3, 3),
+    ]  # fmt: skip
     return [
-        Case(job, module, split_blueprint(job, module, [example], moving, workers, recipe), example)
+        Case(job, module, split_blueprint(job, module, [example], moving, workers, recipe, stage), example)
         for job, module, example, moving in examples.values()
-        for recipe in recipes
-        for workers in (2, 3)
+        for recipe, workers, stage in recipes
     ]
 
 
@@ -123,7 +127,7 @@ def _layout(program: Program, chance: random.Random) -> Mutant:
 
 def _way(program: Program, chance: random.Random) -> Mutant:
     name = chance.choice([n for n, node in program.nodes.items() if node.held])
-    way = chance.choice(["columns", "rows", "channels", "samples", "whole", ""])
+    way = chance.choice(["columns", "rows", "channels", "samples", "replica", "whole", ""])
     return _all(f"way of {name}: {way}", replace(program, ways={**program.ways, name: way}))
 
 
@@ -160,7 +164,8 @@ def _apart(case: Case, mutant: Mutant) -> float:
         for model in part.models.values():
             model.steps = tuple(mutant.lines[place])
         parts.append(part)
-    found = run_together([part.walk(*fresh(case.example), 1.0) for part in parts])
+    share = len(parts) if case.made.stage else 1
+    found = run_together([part.walk(*fresh(case.example), 1.0 / share) for part in parts])[0]
     worst = abs(found - float(loss.detach()))
     mine = [part.replica.take() for part in parts]
     for number, (name, expected) in enumerate(zip(trainable(case.module), whole.take(), strict=True)):

@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from paceline.api.train import train
+from paceline.engines.arithmetic.splits import SplitArithmetic
 from paceline.engines.setup import set_up
 from paceline.errors import JobError, PlanError
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan, make
 from paceline.runs.trace import Kind
+from paceline.splits.slicing import sliced
 from paceline.testing.conformance import PLANS, difference, same_numbers
 from paceline.testing.jobs import JOBS, OPTIMIZERS
 from tests.splits.networks import random_job, random_plan
@@ -89,8 +91,6 @@ def test_what_a_worker_holds_is_its_part() -> None:
     job = JOBS["mlp"]().with_(
         model=module, data=(torch.randn(40, 64), torch.randint(5, (40,))), optimizer=OPTIMIZERS["adam"]
     )
-    from paceline.splits.slicing import sliced
-
     setup = set_up(job, make("tensor", workers=4), "virtual")
     assert setup.split is not None
     whole = sum(p.numel() for p in setup.module.parameters())
@@ -177,3 +177,37 @@ def test_the_whole_table_of_equalities(plan: str, job: str, optimizer: str) -> N
             raise
         return
     assert difference(oracle.model, run.model) <= 1e-9
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_keeps_a_share_of_what_its_stage_says(stage: int) -> None:
+    """Optimizer state, and in stage 3 gradients and parameters, as they lie between updates."""
+    module = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)).double()
+    x = torch.randn(40, 64, dtype=torch.float64)
+    job = JOBS["mlp"]().with_(model=module, data=(x, torch.randint(5, (40,))), optimizer=OPTIMIZERS["adam"])
+    setup = set_up(job, make("zero", workers=4, stage=stage), "virtual")
+    assert isinstance(setup.plan.method, SplitLayers)
+    sums = SplitArithmetic(setup, setup.plan.method)
+    shares = sums.compute(0, 0)
+    whole = sum(p.nbytes for p in module.parameters())
+    for place, part in enumerate(sums.parts):
+        assert part.shares is not None
+        assert not part.shares.gathered, "nothing is gathered between updates"
+        assert not part.shares.unscattered
+        gradients = sum(g.nbytes for g in shares[place].gradients if g is not None)
+        assert gradients / whole == pytest.approx(1 / 4, rel=0.1)
+    sums.apply(0, [shares])
+    for part, store in zip(sums.parts, sums.stores, strict=True):
+        state = sum(v.nbytes for each in store.optimizer.state.values() for v in each.values() if v.dim())
+        assert state / (2 * whole) == pytest.approx(1 / 4, rel=0.1)
+        assert sum(p.nbytes for p in part.replica.parameters) / whole == pytest.approx(1 / 4, rel=0.1)
+
+
+@pytest.mark.parametrize("plan", ["zero", "zero:stage=2", "zero:stage=1"])
+def test_zero_sends_what_the_paper_says(plan: str) -> None:
+    """2 N (P-1)/P numbers for an update in stages 1 and 2, 3 N (P-1)/P in stage 3."""
+    setup = set_up(JOBS["mlp"](), Plan.parse(plan, 4), "virtual")
+    assert setup.split is not None
+    program, count = setup.split.program, sum(p.numel() for p in setup.module.parameters())
+    sent = sum(sum(program.numbers(place).values()) for place in range(4))
+    assert sent == (3 if setup.split.stage == 3 else 2) * count * 3

@@ -160,7 +160,7 @@ def _split(
     examples = _examples(job, source, agenda)
     workers = method.mesh(plan.workers).size("inside")
     with threads(plan.threads):
-        return split_blueprint(job, module, examples, found.moving, workers, method.recipe)
+        return split_blueprint(job, module, examples, found.moving, workers, method.recipe, method.stage)
 
 
 def _cut(

@@ -55,7 +55,7 @@ def _body(plan: Plan, colours: bool) -> list[str]:
             return draw_table(shown_table(pipeline, plan.workers), colours)
         case SplitLayers() as split:
             mesh = split.mesh(plan.workers)
-            return draw_split(example_program(split.recipe, mesh.size(INSIDE)), mesh.size(DATA))
+            return draw_split(example_program(split.recipe, mesh.size(INSIDE), split.stage), mesh.size(DATA))
         case NativeDdp():
             return ["What its workers do is decided inside PyTorch: there is nothing of Paceline's to draw."]
         case _:

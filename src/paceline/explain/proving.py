@@ -121,7 +121,7 @@ def _pipeline(plan: Plan, pipeline: Pipeline) -> Proved:
 def _split(plan: Plan, split: SplitLayers) -> Proved:
     """Prove the program of a small net; that of a model is proved before it starts."""
     split.prove(plan.workers)
-    program = example_program(split.recipe, split.mesh(plan.workers).size(INSIDE))
+    program = example_program(split.recipe, split.mesh(plan.workers).size(INSIDE), split.stage)
     try:
         found = prove_program(program)
     except PlanError as wrong:

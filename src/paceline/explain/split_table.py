@@ -17,7 +17,9 @@ def draw_split(program: Program, replicas: int) -> list[str]:
     for step in program.forward:
         if step.value:
             lines.append(([], _movement(program, step)))
-        lines += [(_row(program, program.nodes[name], shown), "") for name in step.nodes]
+        lines += [
+            (_row(program, program.nodes[name], shown), "") for name in step.nodes if not name.endswith("#blocks")
+        ]
     table += [cells for cells, _ in lines if cells]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
 

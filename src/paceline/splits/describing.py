@@ -72,7 +72,7 @@ def _parameter(node: fx.Node, value: Any, names: dict[int, str]) -> Node:
     """Describe what reads a parameter or a buffer by name: it is used whole."""
     shape = tuple(value.shape) if isinstance(value, Tensor) else None
     held = (Held("value", names[id(value)], tuple(value.shape), value.requires_grad),) if id(value) in names else ()
-    return Node(node.name, "any", shape=shape, held=held)
+    return Node(node.name, "read", shape=shape, held=held)
 
 
 def _node(

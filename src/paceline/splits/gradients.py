@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.core.agenda import Chunk
-from paceline.core.splits import WHOLE
+from paceline.core.splits import PARTIAL, WHOLE
 from paceline.core.splits.derivation import PARAMETER, Program, Step
 from paceline.data.source import Reader
 from paceline.errors import JobError
+from paceline.gradients.payload import GradientSum
 from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch, Job
 from paceline.parameters.layout import Layout
 from paceline.splits.exchanging import Request, largest
+from paceline.splits.shares import TOTALS, Shares
 from paceline.splits.slicing import outline
 from paceline.splits.walk import SplitModel, Walk
 from paceline.stages.exporting import ExportedGraph
 from paceline.stages.tracing import Call, retrace
 
+T = TypeVar("T")
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -36,6 +41,8 @@ class SplitBlueprint:
     #: The shapes of the model's whole parameters and buffers.
     shapes: Mapping[str, tuple[int, ...]]
     moving: tuple[str, ...]
+    #: The stage of ZeRO; 0 where no worker stores shares of parameters.
+    stage: int = 0
 
     @property
     def program(self) -> Program:
@@ -43,12 +50,13 @@ class SplitBlueprint:
         return next(iter(self.programs.values()))
 
     def bytes_sent(self, layout: Layout) -> int:
-        """Return the most bytes that a worker sends in one exchange, of chunks and of what is gathered at the end."""
-        found, size = 0, max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
+        """Return the most bytes that a worker sends in one exchange: of a chunk, of totals, or of what is gathered."""
+        size = max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
+        totals = {TOTALS: (2 + sum(prod(self.shapes[name]) for name in self.moving),)}
+        found = largest([Step((), TOTALS, PARTIAL, WHOLE)], totals, self.program.workers, size)
         for program in self.programs.values():
-            gathers = [
-                Step((), PARAMETER + n, placed, WHOLE) for n, placed in program.stored.items() if placed.is_split
-            ]
+            stored = ((PARAMETER + name, placed) for name, placed in program.stored.items())
+            gathers = [Step((), value, placed, WHOLE) for value, placed in stored if placed.is_split]
             found = max(found, largest([*program.steps, *gathers], program.shapes, program.workers, size))
         return found
 
@@ -65,8 +73,9 @@ class SplitReplica:
         outer = outline(module, blueprint.shapes).train()
         traced = retrace(outer, blueprint.call, blueprint.exported)
         traced.module = module.train()
+        self.shares = Shares(blueprint.stage) if blueprint.stage else None
         self.models = {
-            shapes: SplitModel(traced, program, place, blueprint.shapes)
+            shapes: SplitModel(traced, program, place, blueprint.shapes, self.shares)
             for shapes, program in blueprint.programs.items()
         }
         self.moving = blueprint.moving
@@ -87,20 +96,36 @@ class SplitReplica:
                 f"the model was split for inputs of {sizes}, and some are {' and '.join(map(str, shapes))}; make all "
                 "samples of one size, or take a plan that does not split layers"
             )
-        return self.models[shapes].walk(replica, chunk, seen, tensors, weight)
+        return self.models[shapes].walk(replica, seen, tensors, weight)
+
+    def idle(self) -> Walk:
+        """Take part in the movements of a chunk for which this worker has no samples."""
+        return next(iter(self.models.values())).idle()
+
+    def finish(self, computed: GradientSum) -> Generator[Request, Tensor, GradientSum]:
+        """End an update: add up what this worker has computed with what others have, where chunks are its own."""
+        if self.shares is None:
+            return computed
+        model = next(iter(self.models.values()))
+        named = {PARAMETER + name: tensor for name, tensor in model.parameters.items()}
+        return (yield from self.shares.finish(self.replica, model.program, named, computed))
 
     def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
         return reader.batch(chunk)
 
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Compute a chunk together with the other workers of the group; return its mean loss."""
-        walk = self.walk(chunk, batch, weight)
+        return self.drive(self.walk(chunk, batch, weight))
+
+    def drive(self, walk: Generator[Request, Tensor, T]) -> T:
+        """Run a walk to its end together with the other workers of the group."""
         try:
             request = next(walk)
             while True:
                 request = walk.send(self.move(request))
         except StopIteration as ended:
-            return float(ended.value)
+            found: T = ended.value
+            return found
 
     def take(self, replica: Replica) -> list[Tensor | None]:
         return take_gradients(replica.parameters)

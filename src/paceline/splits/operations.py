@@ -132,6 +132,19 @@ def _headed(x: Tensor, width: int, batch_first: bool) -> Tensor:
     return apart.transpose(1, 2) if batch_first else apart.permute(1, 2, 0, 3)
 
 
+def _block_product(op: Operation, args: Any, kwargs: Any) -> Tensor:
+    """Multiply the blocks that this worker has in this step, and add what it made in the steps before."""
+    (x, *before), module = args, op.module
+    made: Tensor = F.linear(x, module.weight)
+    if before:
+        made = before[0] + made
+    if module.bias is None or not any(held.role == "bias" for held in op.node.held):
+        return made
+    assert op.node.shape is not None
+    first, stop = op.layout.gives.box(op.node.shape, op.place)[-1]
+    return made.add(module.bias[first:stop])
+
+
 def _reshape(op: Operation, args: Any, kwargs: Any) -> Tensor:
     assert op.node.shape is not None
     box = op.layout.gives.box(op.node.shape, op.place)
@@ -145,6 +158,8 @@ COMPUTE: dict[tuple[str, str], Callable[[Operation, Any, Any], Any]] = {
     ("convolution", "rows"): _rows,
     ("embedding", "vocabulary"): _words,
     ("attention", "heads"): _heads,
+    ("dealt_blocks", "cannon"): lambda op, args, kwargs: args[0],
+    ("block_product", "cannon"): _block_product,
     ("dropout", ""): _dropout,
     ("reshape", ""): _reshape,
 }

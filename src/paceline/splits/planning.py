@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from paceline.core.splits.derivation import PARAMETER, Program, derive
 from paceline.core.splits.proof import prove_program
 from paceline.core.splits.recipes import SplitRecipe
 from paceline.errors import JobError
+from paceline.gradients.payload import GradientSum
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
 from paceline.parameters.layout import trainable
@@ -25,18 +27,18 @@ from paceline.splits.describing import describe
 from paceline.splits.exchanging import Request, kept, move_together
 from paceline.splits.gradients import Shapes, SplitBlueprint, SplitReplica
 from paceline.splits.slicing import assembled, shapes_of, sliced
-from paceline.splits.walk import Walk
 from paceline.stages.exporting import CannotExport, ExportedGraph
 from paceline.stages.rehearsal import Example, fresh
 from paceline.stages.tracing import Call, Traced, export, retrace, trace
 
+T = TypeVar("T")
 #: By how much losses and gradients of the rehearsal may differ, relative to their size.
 APART = {torch.float64: 1e-9, torch.float32: 2e-4}
 
 
 def split_blueprint(
     job: Job, module: nn.Module, examples: Sequence[Example], moving: tuple[str, ...], workers: int,
-    recipe: SplitRecipe, shards_parameters: bool = False,
+    recipe: SplitRecipe, stage: int = 0,
 ) -> SplitBlueprint:  # fmt: skip
     """Return the blueprint; `examples` are chunks of every size, a full one first."""
     programs: dict[Shapes, Program] = {}
@@ -56,12 +58,12 @@ def split_blueprint(
         recipe.check(described.nodes)
         program = derive(
             described.nodes, described.inputs, described.outputs, described.needs, workers, recipe.choose,
-            shards_parameters,
+            stage > 0, stage == 3,
         )  # fmt: skip
         prove_program(program)
         programs[tuple(tuple(t.shape) for t in tensors)] = program
     assert call is not None
-    made = SplitBlueprint(call, exported, programs, shapes_of(module), moving)
+    made = SplitBlueprint(call, exported, programs, shapes_of(module), moving, stage)
     _rehearse(job, module, made, examples)
     return made
 
@@ -77,33 +79,33 @@ def _traced(twin: nn.Module, call: Call, tensors: Sequence[Tensor]) -> Traced:
             raise JobError(f"{error}\ntorch.export does not help: {why}") from error
 
 
-def run_together(walks: Sequence[Walk], draws: bool = False) -> float:
-    """Run the walks of all workers of a group in one process; return the loss.
+def run_together(walks: Sequence[Generator[Request, Tensor, T]], draws: bool = False) -> list[T]:
+    """Run the walks of all workers of a group in one process; return what each of them returns.
 
     With `draws` the workers draw chance outside of modules that are seeded one by one, so each goes on from where the
     default generator was at its own last movement.
     """
-    start = torch.get_rng_state() if draws else None
-    states = [start] * len(walks)
+    states = [torch.get_rng_state()] * len(walks) if draws else []
     answers: list[Tensor | None] = [None] * len(walks)
     while True:
-        requests = []
+        requests, results = [], list[T]()
         for place, walk in enumerate(walks):
-            if start is not None:
-                torch.set_rng_state(states[place])  # type: ignore[arg-type]
+            if draws:
+                torch.set_rng_state(states[place])
             try:
                 requests.append(_next(walk, answers[place], place))
             except StopIteration as ended:
-                loss = float(ended.value)
-            states[place] = torch.get_rng_state() if draws else None
+                results.append(ended.value)
+            if draws:
+                states[place] = torch.get_rng_state()
         if not requests:
-            return loss
+            return results
         if len({request.step for request in requests}) > 1 or len(requests) < len(walks):
             raise AssertionError("workers have come to different movements")
         answers = list(move_together(requests))
 
 
-def _next(walk: Walk, answer: Tensor | None, place: int) -> Request:
+def _next(walk: Generator[Request, Tensor, T], answer: Tensor | None, place: int) -> Request:
     """Let one worker go on to the next movement in which something travels."""
     request = walk.send(answer)  # type: ignore[arg-type]
     while (alone := kept(request, place)) is not None:
@@ -120,13 +122,25 @@ def _rehearse(job: Job, module: nn.Module, made: SplitBlueprint, examples: Seque
         loss = whole.forward(whole.module, *fresh(example))
         loss.backward()
         expected = float(loss.detach())
-        found = run_together([each.walk(*fresh(example), 1.0) for each in parts], draws)
+        weight = 1.0 / len(parts) if made.stage else 1.0  # each has a chunk of its own
+        found = run_together([each.walk(*fresh(example), weight) for each in parts], draws)[0]
+        if made.stage:
+            _scatter(parts)
         apart = APART.get(loss.dtype, 1e-2)
         if not math.isfinite(expected):
             return
         if abs(found - expected) > apart * max(1.0, abs(expected)):
             raise _difference(module, f"a loss of {found}, not {expected}")
         _compare(module, made, whole, parts, apart)
+
+
+def _scatter(parts: Sequence[SplitReplica]) -> None:
+    """End the update of the rehearsal, as stage 1 scatters gradients at its end; the gradients stay where they are."""
+    none = [GradientSum([], [b.clone() for b in part.replica.moving], 0.0, 1.0 / len(parts), 0) for part in parts]
+    ended = run_together([part.finish(each) for part, each in zip(parts, none, strict=True)])
+    for part, whole in zip(parts, ended, strict=True):
+        for parameter, gradient in zip(part.replica.parameters, whole.gradients, strict=False):
+            parameter.grad = gradient
 
 
 def _compare(

@@ -22,7 +22,7 @@ def part(tensor: Tensor, placed: Placement, shape: Sequence[int], place: int) ->
 def window(tensor: Tensor, box: Box, origin: Box | None = None) -> Tensor:
     """Return a box of a tensor; with `origin`, of a tensor that is itself this box of the whole."""
     for dim, (first, stop) in enumerate(box):
-        start = first - (origin[dim][0] if origin else 0)
+        start = first - (origin[dim][0] if origin else 0) if stop > first else 0  # an empty box may lie outside
         if start or stop - first != tensor.shape[dim]:
             tensor = tensor.narrow(dim, start, stop - first)
     return tensor

@@ -18,15 +18,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_version
 from torch.utils._pytree import tree_map
 
-from paceline.core.agenda import Chunk
 from paceline.core.splits import WHOLE, Placement
+from paceline.core.splits.cannon import KINDS
 from paceline.core.splits.derivation import PARAMETER, Program, Step
+from paceline.core.splits.nodes import Layout, Node
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Batch
 from paceline.splits.exchanging import Request
 from paceline.splits.operations import Operation
+from paceline.splits.shares import Shares
 from paceline.stages.following import tensors_of
 from paceline.stages.tracing import KnownResult, Traced
 
@@ -46,25 +49,63 @@ class Segment:
 class SplitModel:
     """A worker's part of a model, with the program that it follows."""
 
-    def __init__(self, traced: Traced, program: Program, place: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, traced: Traced, program: Program, place: int, shapes: Mapping[str, tuple[int, ...]],
+        shares: Shares | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
             traced: the graph of the whole model, over the modules that hold this worker's parts.
             shapes: of the model's whole parameters.
+            shares: what is kept of gathered parameters, where a worker stores shares of them.
         """
-        self.traced, self.program, self.place = traced, program, place
+        self.traced, self.program, self.place, self.shares = traced, program, place, shares
         self.shapes = {value: shapes.get(value.removeprefix(PARAMETER), s) for value, s in program.shapes.items()}
         self.steps = program.steps
         self.pieces = {node.name: node for node in traced.graph.nodes}
         self.parameters = dict(traced.module.named_parameters()) | dict(traced.module.named_buffers())
+        #: The last step that uses a gathered parameter, forward.
+        self.last_use = {
+            (move.value, move.target): step.nodes
+            for step in self.steps
+            if not step.back
+            for move in program.gathers(step)
+        }
         self.operations = {
-            name: Operation(traced, self.pieces[name], node, program.layouts[name], program.ways[name], place)
+            name: Operation(
+                traced, self.pieces[name.partition("#")[0]], node, program.layouts[name], program.ways[name], place
+            )
             for name, node in program.nodes.items()
         }
 
-    def walk(self, replica: Replica, chunk: Chunk, batch: Batch, tensors: list[Tensor], weight: float) -> Walk:
+    def walk(self, replica: Replica, batch: Batch, tensors: list[Tensor], weight: float) -> Walk:
         """Compute the loss of a chunk and add its gradient, times the weight, to the gradients of the parameters."""
         return _Walk(self, replica, batch, tensors, weight).run()
+
+    def idle(self) -> Walk:
+        """Take part in the movements of a chunk for which this worker has no samples."""
+        for step in self.steps:
+            if not step.value:
+                continue
+            shape, whole = self.program.shapes[step.value], self.shapes[step.value]
+            mine = self.parameters[step.value.removeprefix(PARAMETER)]
+            given = torch.zeros(shape, dtype=mine.dtype) if step.back else mine.detach()
+            if self._shared_already(step, given):
+                continue
+            moved = yield Request(step, shape, given, whole)
+            if step.back:
+                add_gradient(mine, moved)
+            elif self.shares is not None and self.shares.stage < 3:
+                self.shares.gathered[step.value, step.target] = moved
+        return 0.0
+
+    def _shared_already(self, step: Step, given: Tensor) -> bool:
+        """Whether a movement is left out, since its result is known or it waits for the end of the update."""
+        if self.shares is None or self.shares.stage == 3:
+            return False
+        if step.back and self.shares.stage == 1:
+            return True
+        return not step.back and (step.value, step.target) in self.shares.gathered
 
 
 class _Walk:
@@ -84,10 +125,12 @@ class _Walk:
         loss = 0.0
         turned = False
         for step in self.model.steps:
-            if step.back and not turned:
+            if (step.back or step.again) and not turned:
                 loss, turned = self._turn(), True
             if step.nodes:
                 self._compute_back(step) if step.back else self._compute(step)
+            elif step.again:
+                yield from self._gather_again(step)
             elif step.back:
                 yield from self._move_back(step)
             else:
@@ -101,13 +144,23 @@ class _Walk:
         with self.replica.precision():
             for name in step.nodes:
                 self._operate(name)
+        if self.program.drops:
+            for move in self.program.gathers(step):
+                key = move.value, move.target
+                if self.model.last_use[key] == step.nodes:
+                    self.has[key].untyped_storage().resize_(0)
 
     def _operate(self, name: str) -> None:
-        node, layout, piece = self.program.nodes[name], self.program.layouts[name], self.model.pieces[name]
+        node, layout = self.program.nodes[name], self.program.layouts[name]
+        piece = self.model.operations[name].piece
         if piece.op == "get_attr":
-            result = self._stored(node.held[0].name, WHOLE) if node.held else self._constant(piece)
+            result = self._read(node, layout) if node.held else self._constant(piece)
         elif node.kind == "size":
             result = node.facts["value"]
+        elif node.kind in KINDS:
+            blocks = [self._value(key) for key in zip(node.takes, layout.takes, strict=True)]
+            with self._parameters(name):
+                result = self.model.operations[name](blocks, {})
         else:
             placed = dict(zip(node.takes, layout.takes, strict=True))
             changes = bool(node.facts.get("changes"))
@@ -144,6 +197,10 @@ class _Walk:
         found: Tensor = self._value((PARAMETER + name, wanted))
         return found
 
+    def _read(self, node: Node, layout: Layout) -> Tensor:
+        (held,) = node.held
+        return self._stored(held.name, layout.uses.get(held.role, WHOLE))
+
     def _constant(self, piece: fx.Node) -> Any:
         found: Any = self.model.traced.module
         for word in str(piece.target).split("."):
@@ -170,13 +227,29 @@ class _Walk:
                 where[attribute] = own
 
     def _move(self, step: Step) -> Walk:
+        shares, key = self.model.shares, (step.value, step.target)
+        if shares is not None and key in shares.gathered:
+            self.has[key] = shares.gathered[key]
+            return 0.0
         source = self._held(step.value, step.source)
         moved = yield Request(step, self.program.shapes[step.value], source, self.model.shapes[step.value])
         node = self.program.nodes.get(step.value)
         if node is not None and not step.target.is_split and (order := node.numbers("lies")):
             # What draws chance later does it in the order in which the value lies in memory.
             moved = moved.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
-        self.has[step.value, step.target] = moved
+        self.has[key] = moved
+        if shares is not None and shares.stage < 3:
+            shares.gathered[key] = moved
+        return 0.0
+
+    def _gather_again(self, step: Step) -> Walk:
+        """Gather a parameter into the memory that was dropped: autograd's views of it are valid again."""
+        dropped = self.has[step.value, step.target]
+        source = self._held(step.value, step.source)
+        moved = yield Request(step, self.program.shapes[step.value], source, self.model.shapes[step.value])
+        with preserve_version(dropped):
+            dropped.untyped_storage().resize_(dropped.numel() * dropped.element_size())
+            dropped.copy_(moved)
         return 0.0
 
     def _held(self, value: str, placed: Placement) -> Tensor:
@@ -235,18 +308,25 @@ class _Walk:
         gradient = gradients[0] if gradients else None
         if gradient is None:  # nothing was computed from it, and the others wait all the same
             gradient = torch.zeros_like(self.has[step.value, step.target])
+        shares = self.model.shares
+        if shares is not None and shares.stage == 1:
+            self.has.pop((step.value, step.target))
+            shares.add(step.value, gradient)
+            return 0.0
         shape, whole = self.program.shapes[step.value], self.model.shapes[step.value]
         back = yield Request(step, shape, gradient.contiguous(), whole)
         self.has.pop((step.value, step.target), None)
         if step.value.startswith(PARAMETER):
-            self._to_parameter(self.model.parameters[step.value.removeprefix(PARAMETER)], back)
+            add_gradient(self.model.parameters[step.value.removeprefix(PARAMETER)], back)
         else:
             self._add((step.value, step.source), [back])
         return 0.0
 
-    def _to_parameter(self, parameter: Tensor, gradient: Tensor) -> None:
-        gradient = gradient.reshape(parameter.shape)
-        parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+
+def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Add a gradient to that of what a worker stores of a parameter."""
+    gradient = gradient.reshape(parameter.shape)
+    parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
 
 
 def _apart(value: Any) -> Any:

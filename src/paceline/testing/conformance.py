@@ -84,6 +84,11 @@ PLANS = (
     Member("table", (2,)),
     Member("tensor", (2, 3)),
     Member("tensor:data=2", (4,)),
+    Member("zero:stage=1", (3,)),
+    Member("zero:stage=2", (2,)),
+    Member("zero", (2, 5)),
+    Member("zero:data=2", (4,)),
+    Member("cannon", (4,)),
     Member("one_weird_trick", (2,)),
     Member("per_layer:ways=*:whole", (3,)),
 )

@@ -38,10 +38,15 @@ class Cut(NamedTuple):
     bounds: tuple[int, ...]
     #: By how much the places of two workers with neighbouring parts differ.
     stride: int = 1
+    #: On a grid: parts are turned by where a worker lies in the other direction, whose stride this is; 0: they are not.
+    skew: int = 0
+    #: And by so many parts for all workers.
+    turn: int = 0
 
     def part(self, place: int) -> tuple[int, int]:
         """Return (first, stop) of the part of the worker at this place of its group."""
-        number = place // self.stride % (len(self.bounds) - 1)
+        number = place // self.stride + (place // self.skew if self.skew else 0) + self.turn
+        number %= len(self.bounds) - 1
         return self.bounds[number], self.bounds[number + 1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.core.splits.cannon import Cannon
 from paceline.core.splits.channels import Channels
 from paceline.core.splits.columns import Columns
 from paceline.core.splits.heads import Heads
@@ -12,7 +13,7 @@ from paceline.core.splits.samples import Samples
 from paceline.core.splits.vocabulary import Vocabulary
 from paceline.core.splits.whole import Whole
 
-_ALL: tuple[Split, ...] = (Columns(), Rows(), Heads(), Channels(), Samples(), Vocabulary(), Whole())
+_ALL: tuple[Split, ...] = (Columns(), Rows(), Heads(), Channels(), Samples(), Vocabulary(), Cannon(), Whole())
 #: The ways that a user may name for a layer.
 WAYS: dict[str, Split] = {each.name: each for each in _ALL}
 SPLITS: dict[str, Split] = {**WAYS, Replica.name: Replica()}

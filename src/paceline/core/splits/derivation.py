@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.core.splits import WHOLE, Placement, flat
+from paceline.core.splits.cannon import KINDS, PRODUCT, Cannon, steps
 from paceline.core.splits.catalogue import SPLITS
 from paceline.core.splits.following import follow
 from paceline.core.splits.movements import Movement, kind_of
@@ -85,20 +86,33 @@ class Program:
     def steps(self) -> tuple[Step, ...]:
         """The whole line: forward, then backward."""
         back: list[Step] = []
-        gathered: set[str] = set()
+        gathered: set[tuple[str, Placement]] = set()
         for step in reversed(self.forward):
             if step.nodes and self.drops:
-                again = [move for move in self.gathers(step) if move.value not in gathered]
-                gathered |= {move.value for move in again}
+                again = [move for move in self.gathers(step) if (move.value, move.target) not in gathered]
+                gathered |= {(move.value, move.target) for move in again}
                 back += [move._replace(again=True) for move in again]
             if step.nodes or step.value in self.needs:
                 back.append(step._replace(back=True))
         return (*self.forward, *back)
 
     def gathers(self, step: Step) -> list[Step]:
-        """Return the movements of parameters that a step's operations use."""
-        used = {PARAMETER + held.name for name in step.nodes for held in self.nodes[name].held}
-        return [move for move in self.forward if move.value in used and move.source.is_split]
+        """Return the movements whose results a step's layers use, and may drop afterwards.
+
+        They are those of parameters, and of blocks. What code reads by name may have been handed on, and stays.
+        """
+        used: set[tuple[str, Placement]] = set()
+        for name in step.nodes:
+            node, layout = self.nodes[name], self.layouts[name]
+            used |= {(PARAMETER + held.name, layout.uses.get(held.role, WHOLE)) for held in node.held}
+            if node.kind == PRODUCT:
+                used.add((node.takes[0], layout.takes[0]))
+        read = {PARAMETER + held.name for node in self.nodes.values() if node.kind == "read" for held in node.held}
+        return [
+            move
+            for move in self.forward
+            if (move.value, move.target) in used and move.source.is_split and move.value not in read
+        ]
 
     def placed(self, value: str) -> Placement:
         """Return how a value is placed where it is made."""
@@ -120,7 +134,7 @@ class Program:
 class _Derivation:
     """The program so far."""
 
-    nodes: Mapping[str, Node]
+    nodes: dict[str, Node]
     workers: int
     shards_parameters: bool
     placed: dict[str, Placement]
@@ -136,7 +150,13 @@ class _Derivation:
         way = choose(node, found, self.workers)
         if way and (why := SPLITS[way].refusal(node, self.workers)):
             raise PlanError(f"{node.layer or node.name} cannot be split by {way}: {why}")
-        layout = SPLITS[way].layout(node, self.workers) if way else follow(node, found, self.workers)
+        for each in steps(node, self.workers) if way == Cannon.name else (node,):
+            layout = SPLITS[way].layout(each, self.workers) if way else follow(node, found, self.workers)
+            self.compute(each, way, layout)
+
+    def compute(self, node: Node, way: str, layout: Layout) -> None:
+        """Add an operation, with the movements that it needs."""
+        self.nodes[node.name] = node
         self.ways[node.name], self.layouts[node.name] = way, layout
         for held in node.held:
             self.hold(node, held, layout.uses.get(held.role, WHOLE))
@@ -189,13 +209,15 @@ def derive(
         shards_parameters: whether every worker stores a share of each parameter, and gathers it.
         drops: whether it drops what it gathered after the forward pass of the layer, and gathers it again.
     """
-    named = {node.name: node for node in nodes}
-    found = _Derivation(named, workers, shards_parameters, dict.fromkeys(inputs, WHOLE), dict(inputs))
+    found = _Derivation({}, workers, shards_parameters, dict.fromkeys(inputs, WHOLE), dict(inputs))
     for node in nodes:
         found.add(node, choose)
     for value in outputs:
         found.move(None, value, WHOLE)
+    blocks = {name: node for name, node in found.nodes.items() if node.kind in KINDS}
+    needs = {*needs, *(name for name, node in blocks.items() if node.kind == PRODUCT or node.takes[0] in needs)}
+    drops = drops or bool(blocks)
     return Program(
-        workers, named, found.ways, found.layouts, found.stored, found.shapes, tuple(inputs), tuple(outputs),
+        workers, found.nodes, found.ways, found.layouts, found.stored, found.shapes, tuple(inputs), tuple(outputs),
         frozenset(needs), tuple(found.steps), drops,
     )  # fmt: skip

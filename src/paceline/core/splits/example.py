@@ -9,12 +9,14 @@ from paceline.core.splits.recipes import SplitRecipe
 SAMPLES = 64
 
 
-def example_program(recipe: SplitRecipe, workers: int) -> Program:
+def example_program(recipe: SplitRecipe, workers: int, stage: int = 0) -> Program:
     """Return the program of a batch of 64 images of 8 x 8 points: two convolutions, two dense layers."""
     nodes = _nodes(width=8 * workers)
     recipe.check(nodes)
     needs = {node.name for node in nodes} | {PARAMETER + held.name for node in nodes for held in node.held}
-    return derive(nodes, {"images": (SAMPLES, 3, 8, 8)}, ["dense2"], needs, workers, recipe.choose)
+    return derive(
+        nodes, {"images": (SAMPLES, 3, 8, 8)}, ["dense2"], needs, workers, recipe.choose, stage > 0, stage == 3
+    )
 
 
 def _nodes(width: int) -> list[Node]:

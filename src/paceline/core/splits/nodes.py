@@ -26,7 +26,8 @@ class Node:
     """One operation of the graph."""
 
     name: str
-    #: What it computes, as far as splits care: "linear", "elementwise", "reshape", ...; "any" for what is not known.
+    #: What it computes, as far as splits care: "linear", "elementwise", "reshape", ...; "read" where it only reads a
+    #: parameter by name; "any" for what is not known.
     kind: str
     #: The values that it takes, and the shape of each; None where it is not a tensor.
     takes: tuple[str, ...] = ()

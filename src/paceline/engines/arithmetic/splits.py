@@ -27,6 +27,7 @@ from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
 from paceline.splits.gradients import SplitReplica
 from paceline.splits.planning import run_together, whole_of
 from paceline.splits.slicing import sliced
+from paceline.splits.walk import Walk
 
 
 class SplitArithmetic:
@@ -37,8 +38,8 @@ class SplitArithmetic:
         blueprint, job = setup.split, setup.job
         assert blueprint is not None
         self.blueprint = blueprint
-        mesh = method.mesh(setup.plan.workers)
-        self.data, places = mesh.size(DATA), mesh.size(INSIDE)
+        self.method, self.mesh = method, method.mesh(setup.plan.workers)
+        self.data, places = self.mesh.size(DATA), self.mesh.size(INSIDE)
         self.parts = [
             SplitReplica(job, sliced(setup.module, blueprint.program, place), blueprint, place)
             for place in range(places)
@@ -54,39 +55,30 @@ class SplitArithmetic:
 
     def compute(self, replica: int, update: int) -> list[GradientSum]:
         """Compute one replica's chunks of an update; return what each place has of the gradient."""
-        chunks = self.setup.agenda.mine(update, replica)
-        start = [[b.clone() for b in part.replica.moving] for part in self.parts]
-        loss = total = 0.0
-        buffers: list[list[Tensor]] = [[] for _ in self.parts]
-        for chunk in chunks:
-            weight, mean = self._chunk(chunk, start)
-            loss += weight * mean
-            total += weight
-            for place, part in enumerate(self.parts):
-                dtype = part.replica.parameters[0].dtype
-                mine = [b.to(dtype, copy=True).mul_(weight) for b in part.replica.moving]
-                before = buffers[place]
-                buffers[place] = [a.add_(b) for a, b in zip(before, mine, strict=True)] if before else mine
-        for place, part in enumerate(self.parts):
-            _put_back(part, start[place])
-        if self.setup.job.on_nan == "stop" and not math.isfinite(loss):
-            samples = [n for c in chunks for n in self.reader.order.indices(c).tolist()]
-            raise NotFinite(loss, update, samples)
-        samples_seen = sum(chunk.samples for chunk in chunks)
-        return [
-            GradientSum(part.replica.take(), buffers[place], loss, total, samples_seen)
-            for place, part in enumerate(self.parts)
-        ]
+        group = self.mesh.groups(INSIDE)[replica]
+        chunks = [self.method.chunks(self.mesh, self.setup.agenda, update, worker) for worker in group]
+        sums = [PlaceSums(part, [b.clone() for b in part.replica.moving]) for part in self.parts]
+        for together in zip(*chunks, strict=True):
+            walks = [self._walk(place, chunk, sums[place]) for place, chunk in enumerate(together)]
+            for each, loss in zip(sums, run_together(walks, self.draws), strict=True):
+                each.add(loss)
+        found = []
+        for each, mine in zip(sums, chunks, strict=True):
+            if self.setup.job.on_nan == "stop" and not math.isfinite(each.loss):
+                raise NotFinite(each.loss, update, [n for c in mine for n in self.reader.order.indices(c).tolist()])
+            found.append(each.taken(sum(chunk.samples for chunk in mine)))
+        return run_together([part.finish(each) for part, each in zip(self.parts, found, strict=True)])
 
-    def _chunk(self, chunk: Chunk, start: list[list[Tensor]]) -> tuple[float, float]:
-        """Compute a chunk; return its weight and its mean loss."""
-        walks, weight = [], 1.0
-        for place, part in enumerate(self.parts):
-            _put_back(part, start[place])
-            batch = self.reader.batch(chunk)
-            weight = part.replica.chunk_weight(chunk, batch)
-            walks.append(part.walk(chunk, batch, weight))
-        return weight, run_together(walks, self.draws)
+    def _walk(self, place: int, chunk: Chunk, sums: PlaceSums) -> Walk:
+        """Begin a chunk at one place."""
+        part = self.parts[place]
+        if not chunk.samples:
+            sums.begin(0.0)
+            return part.idle()
+        batch = self.reader.batch(chunk)
+        weight = part.replica.chunk_weight(chunk, batch)
+        sums.begin(weight)
+        return part.walk(chunk, batch, weight)
 
     def apply(self, update: int, shares: list[list[GradientSum]]) -> None:
         """Add the gradients of all replicas up, and let each place step its own part."""
@@ -101,6 +93,34 @@ class SplitArithmetic:
 
     def finite(self) -> bool:
         return all(bool(p.isfinite().all()) for part in self.parts for p in part.replica.parameters)
+
+
+class PlaceSums:
+    """The sums over one place's chunks of an update. Each chunk begins from the same buffers, as under a learner."""
+
+    def __init__(self, part: SplitReplica, start: list[Tensor]) -> None:
+        self.part, self.start = part, start
+        self.loss = self.total = self.weight = 0.0
+        self.buffers: list[Tensor] = []
+
+    def begin(self, weight: float) -> None:
+        self.weight = weight
+        _put_back(self.part, self.start)
+
+    def add(self, loss: float) -> None:
+        """Add a chunk's loss and what it made of the moving buffers."""
+        replica, weight = self.part.replica, self.weight
+        if not weight:
+            return
+        self.loss += weight * loss
+        self.total += weight
+        mine = [b.to(replica.parameters[0].dtype, copy=True).mul_(weight) for b in replica.moving]
+        self.buffers = [a.add_(b) for a, b in zip(self.buffers, mine, strict=True)] if self.buffers else mine
+
+    def taken(self, samples: int) -> GradientSum:
+        """Return the sums, with the gradients, which now belong to the caller."""
+        _put_back(self.part, self.start)
+        return GradientSum(self.part.replica.take(), self.buffers, self.loss, self.total, samples)
 
 
 class ReplicaSums:

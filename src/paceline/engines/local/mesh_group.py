@@ -15,7 +15,7 @@ from paceline.engines.local.collectives import Means, PayloadReduction, Reductio
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.links import Link, Span
 from paceline.parameters.layout import Layout
-from paceline.plans.methods.split_layers import DATA
+from paceline.plans.methods.split_layers import DATA, SplitLayers
 
 if TYPE_CHECKING:
     from paceline.engines.local.collectives import Sums
@@ -47,9 +47,11 @@ class GroupLink:
 class MeshGroup:
     """`Group` of the workers of a mesh; `layout` is that of this worker's own parts."""
 
-    def __init__(self, number: int, mesh: Mesh, agenda: Agenda, link: Link, layout: Layout) -> None:
-        self.number, self.mesh, self.agenda, self.link, self.layout = number, mesh, agenda, link, layout
-        self.replica = mesh.coordinate(number, DATA)
+    def __init__(
+        self, number: int, method: SplitLayers, mesh: Mesh, agenda: Agenda, link: Link, layout: Layout
+    ) -> None:
+        self.number, self.method, self.mesh, self.agenda = number, method, mesh, agenda
+        self.link, self.layout = link, layout
 
     @property
     def leads(self) -> bool:
@@ -60,10 +62,10 @@ class MeshGroup:
         return self.replica
 
     def chunks(self, update: int) -> list[Chunk]:
-        return self.agenda.mine(update, self.replica)
+        return self.method.chunks(self.mesh, self.agenda, update, self.number)
 
     def coming(self, update: int) -> list[Chunk]:
-        return self.agenda.mine(update, self.replica)
+        return [chunk for chunk in self.chunks(update) if chunk.samples]
 
     def sums(self, collective: Collective) -> Sums:
         peers = self.mesh.group(self.number, DATA)

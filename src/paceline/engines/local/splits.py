@@ -57,7 +57,7 @@ class SplitWorker:
         replica, order = self.part.replica, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
         self.reader = Reader(source, order, job.num_workers, die_with_parent)
         layout = lay_out(replica.module, 1, given.moving)
-        group = MeshGroup(number, mesh, given.agenda, arena.link(arena.payloads, number, waiter), layout)
+        group = MeshGroup(number, method, mesh, given.agenda, arena.link(arena.payloads, number, waiter), layout)
         self.runner = PlanRunner(
             number, arena.of_worker(number), waiter, given.plan, given.agenda,
             replace(given.resume_point, state_buffer=state_buffer, notify=notify), host,
@@ -92,12 +92,14 @@ class SplitWorker:
         runner.doing(update)
         self.due = GradientRequest(update, chunks, version)
         waited, sent = self.link.waited, self.mover.sent
-        computed = runner.learner.compute(chunks)
+        for _ in range(sum(not chunk.samples for chunk in chunks)):
+            self.part.drive(self.part.idle())  # others have samples in theirs
+        computed = runner.learner.compute([chunk for chunk in chunks if chunk.samples])
+        mean = computed.mean
+        computed = self.part.drive(self.part.finish(computed))
         waited, sent = self.link.waited - waited, self.mover.sent - sent
-        ends, samples = now(), 0 if self.place else computed.samples
-        runner.record(
-            Kind.COMPUTE, update, -1, version, -1, start, ends - waited, runner.waited, samples, 0, computed.mean
-        )
+        ends, samples = now(), computed.samples if self.method.stage or not self.place else 0
+        runner.record(Kind.COMPUTE, update, -1, version, -1, start, ends - waited, runner.waited, samples, 0, mean)
         runner.record(Kind.COLLECTIVE, update, -1, update, -1, ends - waited, ends, waited, 0, sent, 0.0)
         return computed
 

@@ -6,8 +6,9 @@ The workers of a group take equal parts of a chunk's seconds, and meet in every 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from paceline.core.agenda import Agenda
+from paceline.core.agenda import Agenda, Chunk
 from paceline.core.splits.derivation import Program
 from paceline.engines.arithmetic.splits import SplitArithmetic
 from paceline.engines.virtual.exchange import exchange
@@ -52,7 +53,7 @@ class _Run:
             if self.sums is not None:
                 shares.append(self.sums.compute(replica, update))
                 loss = shares[-1][0].mean
-            self._chunks(update, replica, group, loss)
+            self._chunks(update, group, loss)
         if self.mesh.size(DATA) > 1:
             for group in self.mesh.groups(DATA):
                 self._add_up(update, group)
@@ -65,32 +66,39 @@ class _Run:
             times = nanoseconds(start), nanoseconds(self.ready[worker])
             self.rows.add(Row(Kind.APPLY, worker, update, 0, update, update + 1, *times))
 
-    def _chunks(self, update: int, replica: int, group: tuple[int, ...], loss: float) -> None:
+    def _chunks(self, update: int, group: tuple[int, ...], loss: float) -> None:
         """Time the chunks of one replica: all of its workers wait for the slowest in every movement."""
-        chunks = self.agenda.mine(update, replica)
-        samples = sum(chunk.samples for chunk in chunks)
-        starts = {worker: self.ready[worker] for worker in group}
-        ends = {w: starts[w] + self.compute_times.draw(w, samples) / len(group) for w in group}
-        for worker, end in ends.items():
-            if self.world.deaths.get(worker, math.inf) < end:
+        own, shared = self.method.stage > 0, len(group) > 1
+        chunks = [self.method.chunks(self.mesh, self.agenda, update, worker) for worker in group]
+        samples = [sum(chunk.samples for chunk in mine) for mine in chunks]
+        starts = [self.ready[worker] for worker in group]
+        ends = []
+        for worker, start, seen in zip(group, starts, samples, strict=True):
+            ends.append(start + self.compute_times.draw(worker, seen) / (1 if own else len(group)))
+            if self.world.deaths.get(worker, math.inf) < ends[-1]:
                 advice = "the plan cannot continue without it"
                 raise WorkerDied(Failure(worker, "died, as its world says", Position(update), advice=advice))
-        sent = [sum(self._bytes(place, len(group), chunk.samples) for chunk in chunks) for place in range(len(group))]
-        exchanges = sum(self._exchanges(chunk.samples) for chunk in chunks) if len(group) > 1 else 0
-        together = max(ends.values()) + exchanges * self.world.latency + max(sent) / self.world.bandwidth
+        sent = [self._sent(place, mine) if shared else 0 for place, mine in enumerate(chunks)]
+        exchanges = sum(self._exchanges(chunk.samples) for chunk in chunks[0]) if shared else 0
+        together = max(ends) + exchanges * self.world.latency + max(sent) / self.world.bandwidth
         for place, worker in enumerate(group):
-            times = nanoseconds(starts[worker]), nanoseconds(ends[worker])
-            counted = 0 if place else samples
+            times = nanoseconds(starts[place]), nanoseconds(ends[place])
+            counted = samples[place] if own or not place else 0
             self.rows.add(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, samples=counted, value=loss))
-            if len(group) > 1:
-                waited = nanoseconds(max(ends.values()) - ends[worker])
+            if shared:
+                waited = nanoseconds(max(ends) - ends[place])
                 times = times[1], nanoseconds(together)
-                self.rows.add(Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, waited, 0, sent[place], 0.0))
+                row = Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, waited, 0, sent[place], 0.0)
+                self.rows.add(row)
             self.ready[worker] = together
+
+    def _sent(self, place: int, chunks: Sequence[Chunk]) -> int:
+        return sum(self._bytes(place, self.mesh.size(INSIDE), chunk.samples) for chunk in chunks)
 
     def _program(self, samples: int) -> Program | None:
         programs = self.sums.blueprint.programs if self.sums is not None else {}
-        return next((each for each in programs.values() if _samples(each) == samples), None)
+        same = (each for each in programs.values() if self.method.stage or _samples(each) == samples)
+        return next(same, None)
 
     def _bytes(self, place: int, workers: int, samples: int) -> int:
         program = self._program(samples)

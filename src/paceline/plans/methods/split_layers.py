@@ -1,13 +1,15 @@
 """SplitLayers: every worker of a group holds a part of each layer, and they compute a chunk together.
 
 Workers are coordinates of a mesh. Along `inside` they share the layers of one replica; along `data` there are replicas,
-which compute a chunk each and add their gradients up.
+which compute a chunk each and add their gradients up. Under ZeRO the workers along `inside` compute chunks of their
+own, and share what is stored of a replica.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.core.agenda import Agenda, Chunk
 from paceline.core.collectives import Collective
 from paceline.core.collectives.proof import prove
 from paceline.core.mesh import Mesh
@@ -28,6 +30,8 @@ class SplitLayers:
     collective: Collective
     #: Replicas, each of which is split over as many workers as there are for it.
     data: int = 1
+    #: The stage of ZeRO, where workers along `inside` compute chunks of their own; 0 for all other splits.
+    stage: int = 0
 
     traits = Traits(
         shares_parameters=True,
@@ -44,7 +48,19 @@ class SplitLayers:
         return Mesh(((DATA, self.data), (INSIDE, workers // self.data)))
 
     def division(self, workers: int, chunks: int) -> Division:
-        return Division(self.data)
+        return Division(workers if self.stage else self.data)
+
+    def part(self, mesh: Mesh, worker: int) -> int:
+        """Return which part of every batch a worker computes: its own, or that of its replica."""
+        return worker if self.stage else mesh.coordinate(worker, DATA)
+
+    def chunks(self, mesh: Mesh, agenda: Agenda, update: int, worker: int) -> list[Chunk]:
+        """Return the chunks of an update that a worker takes part in; as many for all workers of a group.
+
+        A chunk of its own may be empty in a batch that is smaller than there are workers.
+        """
+        part = self.part(mesh, worker)
+        return agenda.chunks(update)[part :: agenda.parts] if self.stage else agenda.mine(update, part)
 
     def prove(self, workers: int) -> None:
         """Prove what does not depend on the model; `engines.setup` proves the program of the model itself."""

@@ -8,7 +8,7 @@
 
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020; PyTorch's FSDP is
 its third stage. Every worker computes a chunk of its own. A gradient is scattered, summed, to the worker with the
-share; that one's optimizer steps it; and parameters are gathered: for an update, or in stage 3 for every layer, forward
+share, whose optimizer steps it; and parameters are gathered: for an update, or in stage 3 for every layer, forward
 and again back, and dropped after it. Not to be confused with splits inside layers, where workers compute a layer
 together.
 """
