@@ -65,7 +65,7 @@ def train(
     engine    "local": processes of this machine; "virtual": a clock that jumps; "mpi": the ranks that mpiexec started;
               "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this;
               "ray": nodes that Ray places, starts and replaces; this process leads them
-    compute   "autograd" or "fused" instead of the job's
+    compute   "autograd", "fused" or "auto" instead of the job's
     folder    where run folders go; None writes nothing to disk
     progress  a function that the local engine calls about ten times a second with a `pl.Progress`:
               updates, seconds, loss, which workers have finished or died, the newest rows of the trace. It runs in the

@@ -27,7 +27,8 @@ def open_run(
     if limit is not None and limit != record.limit:
         raise UsageError(f"the run was begun with updates={record.limit}; it cannot be resumed with updates={limit}")
     plan = next_plan(Plan.recorded(record.plan, record.table), given, workers)
-    return job or load_job_file(path, resumable=True), plan, record
+    job = job or load_job_file(path, resumable=True)
+    return job.with_(compute=record.compute) if job.compute == "auto" else job, plan, record
 
 
 def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Plan:

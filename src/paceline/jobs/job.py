@@ -19,7 +19,7 @@ from paceline.jobs.metrics import RESERVED, by_name, goes_by_batches
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 ON_NAN = ("stop", "skip", "ignore")
-COMPUTES = ("autograd", "fused")
+COMPUTES = ("autograd", "fused", "auto")
 
 
 @dataclass
@@ -49,7 +49,8 @@ class Job:
     evaluate    evaluate(model, batch) -> (output, target): what metrics see of a test batch. Needed beside `step`;
                 beside `loss` it takes the place of (model(*inputs), target)
     transform   augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
-    compute     how a gradient is made: "autograd" (PyTorch), or "fused" (one piece of machine code; small networks)
+    compute     how a gradient is made: "autograd" (PyTorch), "fused" (one piece of machine code; small networks), or
+                "auto": fused where the network has kernels and a measurement on the first batch says that it pays
     on_nan      when a loss is not finite: "stop" the run, "skip" the batch (looks at gradients too), or "ignore" it
     evaluate_every  evaluate on `test` from a snapshot every so many updates; default: once per epoch
     """
