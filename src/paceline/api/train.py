@@ -82,7 +82,7 @@ def train(
     engine    "local": processes of this machine; "virtual": a simulated clock; "mpi": the ranks that mpiexec started;
               "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this;
               "ray": nodes that Ray places, starts and replaces; this process leads them
-    compute   "autograd" or "fused" instead of the job's
+    compute   "autograd", "fused" or "auto" instead of the job's
     folder    where run folders go; None writes nothing to disk
     progress  a function that is called about ten times a second with a Progress, in this process; may end it by raising
     max_updates  stop after so many updates instead of `job.epochs`

@@ -93,7 +93,7 @@ Engine = Annotated[
 ]
 Compute = Annotated[
     str | None,
-    typer.Option(help="How gradients are computed: autograd (PyTorch) or fused (generated code; small networks)."),
+    typer.Option(help="How gradients are computed: autograd (PyTorch), fused (generated code), or auto: the faster."),
 ]
 Device = Annotated[
     str | None,

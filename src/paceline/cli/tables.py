@@ -28,6 +28,8 @@ def show_summary(summary: dict[str, Any]) -> None:
         "parameters": summary["parameters_sha256"][:16],
         "run": str(summary["run"]),
     }
+    if summary["compute"] == "fused":
+        lines["compute"] = "fused: generated code"
     if summary["stragglers"]:
         slow = (f"worker {w} computes at {of:.0%} of the others' speed" for w, of in summary["stragglers"].items())
         lines["straggler"] = "; ".join(slow)

@@ -33,7 +33,7 @@ def first_record(setup: Setup, kept: bool) -> RunRecord:
         ),
         data_fingerprint=setup.source.fingerprint(),
         initial_sha256=setup.initial_sha256,
-        notes=tuple(setup.probe.notes),
+        notes=(*setup.probe.notes, *([str(setup.choice)] if setup.choice else [])),
         machine=this_machine(),
         model=tuple(outline(job, setup.module, setup.source)) if kept else (),
     )

@@ -39,6 +39,8 @@ def open_run(
         )
     plan = next_plan(Plan.recorded(record.plan, record.table), given, workers)
     job = job or load_job_file(path, resumable=True)
+    if job.compute == "auto":
+        job = job.with_(compute=record.compute)
     return job if epochs is None else job.with_(epochs=epochs), plan, record
 
 

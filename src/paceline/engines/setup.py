@@ -21,6 +21,7 @@ from paceline.engines.devices import Placement, place
 from paceline.engines.memory_check import check_fit, peaks_of
 from paceline.engines.threads import threads
 from paceline.errors import JobError, JobWarning, PlanError, users_code
+from paceline.gradients.choice import Choice, choose
 from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
@@ -60,6 +61,7 @@ class Setup:
     limit: int | None = None
     blueprint: Blueprint | None = None  # only under plans that cut the model into stages
     split: SplitBlueprint | None = None  # only under plans that split layers
+    choice: Choice | None = None  # only where compute="auto" has made one
 
     @property
     def snapshots_every(self) -> int:
@@ -112,7 +114,12 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     module = job.make_model()
     check_trainable(module)
     optimizer = job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
-    if job.compute == "fused":
+    choice = None
+    if job.compute == "auto":
+        with threads(plan.threads):
+            choice = choose(job, module, source, _refused(plan, engine, placement))
+        job = job.with_(compute=choice.compute)
+    elif job.compute == "fused":
         job = fused_if_possible(job, module, source, not plan.traits.traced)
     with users_code("the first batch"):
         by_rows = traits.takes_sparse and traits.optimizer_at_server
@@ -147,8 +154,10 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     if isinstance(plan.method, SplitLayers):
         check_parts(optimizer, module)
         split = _split(job, plan, plan.method, module, source, agenda, found)
-    digest = sha256(module)
-    return Setup(job, plan, source, test, module, found, agenda, layout, placement, digest, engine, limit, made, split)
+    return Setup(
+        job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit, made, split,
+        choice,
+    )  # fmt: skip
 
 
 def _split(
@@ -161,6 +170,17 @@ def _split(
     workers = method.mesh(plan.workers).size("inside")
     with threads(plan.threads):
         return split_blueprint(job, module, examples, found.moving, workers, method.recipe, method.stage)
+
+
+def _refused(plan: Plan, engine: str, placement: Placement) -> str:
+    """Return why compute="auto" leaves a plan to PyTorch; empty where it depends on the job."""
+    if not plan.traits.traced or isinstance(plan.method, Pipeline | SplitLayers):
+        return f"plan {plan.name} computes by PyTorch's autograd"
+    if placement.devices[0].type != "cpu":
+        return "it is measured on the CPU only; compute='fused' takes generated code on a GPU, too"
+    if engine not in ("local", "virtual"):
+        return f"nodes of engine {engine} could come to different results; compute='fused' takes it on all of them"
+    return ""
 
 
 def _cut(

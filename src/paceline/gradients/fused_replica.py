@@ -134,13 +134,22 @@ def by_ranks(job: Job, module: nn.Module) -> FusedNetwork:
 
 
 def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool) -> Job:
-    """Return the job where its network has kernels; without a compiler, a job whose gradients PyTorch computes.
-
-    Raise `JobError` for a network without kernels, before anything is started. The kernels are compiled here, so that
-    workers find them in the cache.
-    """
+    """Return the job where its network has kernels; without a compiler, a job whose gradients PyTorch computes."""
     if native:
         raise JobError("plan ddp is PyTorch's own, autograd included; compute='fused' goes with every other plan")
+    try:
+        check_fusible(job, module, source)
+    except NoCompiler as error:
+        warnings.warn(f"{error}; this run does", JobWarning, stacklevel=4)
+        return job.with_(compute="autograd")
+    return job
+
+
+def check_fusible(job: Job, module: nn.Module, source: Source) -> None:
+    """Raise `JobError` for a network without kernels, before anything is started.
+
+    The kernels are compiled here, so that workers find them in the cache.
+    """
     if job.loss is None:
         raise JobError(
             "compute='fused' needs loss=, since it reads it instead of running it; step= is compute='autograd'"
@@ -157,10 +166,5 @@ def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool)
     if job.device != "cpu":  # whose kernels the workers make, since this process keeps away from the GPU
         loss_kind(job.loss)
         describe(module, tuple(inputs[0].shape[1:]), not inputs[0].is_floating_point())
-        return job
-    try:
-        network(job, module).prepare(inputs[0])
-    except NoCompiler as error:
-        warnings.warn(f"{error}; this run does", JobWarning, stacklevel=4)
-        return job.with_(compute="autograd")
-    return job
+        return
+    network(job, module).prepare(inputs[0])

@@ -22,7 +22,7 @@ from paceline.jobs.metrics import RESERVED, by_name, goes_by_batches
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
 PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 ON_NAN = ("stop", "skip", "ignore")
-COMPUTES = ("autograd", "fused")
+COMPUTES = ("autograd", "fused", "auto")
 INTERVALS = ("update", "epoch")
 
 
@@ -58,7 +58,8 @@ class Job:
     evaluate    evaluate(model, batch) -> (output, target): what metrics see of a test batch. Needed beside `step`;
                 beside `loss` it takes the place of (model(*inputs), target)
     batch_transform  augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
-    compute     how a gradient is made: "autograd" (PyTorch), or "fused" (one compiled program; small networks)
+    compute     how a gradient is made: "autograd" (PyTorch), "fused" (one compiled program; small networks), or "auto":
+                fused where the network has kernels and a measurement on the first batch says that it pays
     compile_options  keywords of torch.compile, by which every worker compiles the model; {} for none. A model that went
                 through torch.compile brings its own
     on_nan      when a loss is not finite: "stop" the run, "skip" the batch (looks at gradients too), or "ignore" it
