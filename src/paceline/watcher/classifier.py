@@ -1,0 +1,32 @@
+"""From a footprint to a verdict with a probability: a decision tree in tree.json, learned by benchmarks/watcher. Pure."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from paceline.watcher.footprint import Footprint
+
+VERDICTS = ("busy", "waiting", "deadlocked", "livelocked", "starved", "stopped")
+
+
+@cache
+def _tree() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((Path(__file__).parent / "tree.json").read_text())
+    return loaded
+
+
+def probabilities(footprint: Footprint) -> dict[str, float]:
+    """Return how probable each verdict is.
+
+    They are the shares of the verdicts among the recorded footprints in the same leaf, with one more of each counted
+    (Laplace's rule), so that a leaf that few footprints reached is not trusted.
+    """
+    node = _tree()["root"]
+    while "feature" in node:
+        node = node["below" if getattr(footprint, node["feature"]) <= node["threshold"] else "above"]
+    counts = node["counts"]
+    total = sum(counts.values()) + len(VERDICTS)
+    return {verdict: (counts.get(verdict, 0) + 1) / total for verdict in VERDICTS}
