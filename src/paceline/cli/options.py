@@ -42,15 +42,15 @@ WatchedRun = Annotated[Path | None, typer.Option("--run", metavar="RUN", help="W
 OpenSnapshot = Annotated[Path | None, typer.Option("--open", metavar="DIR", help="Show what --save has written.")]
 WatchSeconds = Annotated[
     float | None,
-    typer.Option("--seconds", min=1.0, help="With --pid or --run: watch no longer, then say what it does."),
+    typer.Option("--seconds", min=1.0, help="With --pid or --run: watch no longer than this."),
 ]
 KillAfter = Annotated[
     float | None,
-    typer.Option("--kill-after", min=0.0, metavar="S", help="End a program S seconds after the hang is said."),
+    typer.Option("--kill-after", min=0.0, metavar="S", help="End a program that hangs, S seconds after the report."),
 ]
 ExecOnHang = Annotated[
     str | None,
-    typer.Option("--exec", metavar="CMD", help="Run this in a shell on a hang; it reads the report as JSON."),
+    typer.Option("--exec", metavar="CMD", help="Run this on a hang; it reads the report as JSON."),
 ]
 SaveSnapshot = Annotated[
     Path | None, typer.Option("--save", metavar="DIR", help="On a hang, save what was observed to this folder.")

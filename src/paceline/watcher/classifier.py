@@ -1,4 +1,4 @@
-"""From a footprint to a verdict with a probability: a decision tree in tree.json, learned by benchmarks/watcher. Pure."""
+"""From a footprint to a verdict with a probability: the decision tree of tree.json. Pure."""
 
 from __future__ import annotations
 

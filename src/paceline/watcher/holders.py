@@ -1,4 +1,4 @@
-"""Which processes hold an end of a pipe, a socket or a piece of shared memory: of the whole machine, as far as readable."""
+"""Which processes hold an end of a pipe, a socket or a piece of shared memory, on this machine."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def place_of(process: Process) -> Place | None:
 
 
 def find_divergence(look: Look, still: Callable[[int, int], bool]) -> Divergence | None:
-    """Return the ranks that wait in different collectives; None unless every rank of the job is seen to wait for others.
+    """Return the ranks that wait in different collectives; None unless every rank is seen to wait for others.
 
     A rank that computes, sleeps or waits for the outside world may still join the others. So nothing is said of it.
     """

@@ -18,7 +18,7 @@ _REMEDIES = {
     "shared lock": "let the process that took the lock, semaphore or queue give it back, also when it fails",
     "pipe": "read from a child's pipes while it runs (communicate()), and close the ends that a process does not use: "
     "a reader only sees the end when no writer is left",
-    "socket": "let one side read while the other writes: two peers that both wait to read, or both to write, never move",
+    "socket": "let one side read while the other writes: two that both wait to read, or both to write, never move",
     "child": "read what a child writes before waiting for its end, and end what it waits for",
     "file lock": "take file locks in one order everywhere",
     "stopped": "continue it with `kill -CONT PID`, or find what stopped it: Ctrl-Z, or reading the terminal in the "
