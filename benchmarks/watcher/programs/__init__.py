@@ -27,7 +27,15 @@ RANKS = ("collectives",)
 
 VERDICT = {
     **dict.fromkeys(DEADLOCKED, "deadlocked"), **dict.fromkeys(WAITING, "waiting"), **dict.fromkeys(BUSY, "busy"),
-    **dict.fromkeys(LIVELOCKED, "livelocked"), **dict.fromkeys(STOPPED, "stopped"), **dict.fromkeys(RANKS, "deadlocked"),
+    **dict.fromkeys(LIVELOCKED, "livelocked"),
+    **dict.fromkeys(STOPPED, "stopped"), **dict.fromkeys(RANKS, "deadlocked"),
 }  # fmt: skip
 LEARNED = frozenset({"locks", "pipes", "files", "event_loops", "sleepers", "servers", "signals", "computing",
                      "politeness", "stops"})  # fmt: skip
+
+#: The processes that hold each other: all of the program, but in these programs.
+CAUSE = {
+    "processes.forked_with_a_lock": "children", "shared.circle": "children", "shared.held_by_the_dead": "children",
+    "shared.one_missing": "children", "stops.child": "children", "collectives.skipped": "rank 1",
+    "collectives.receives_first": "ranks",
+}  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 
@@ -13,15 +14,13 @@ def nested() -> None:
         pool.submit(lambda: pool.submit(int).result()).result()
 
 
-def two_wait_for_each_other() -> None:
+def all_wait_for_the_last() -> None:
+    """Both threads of a pool wait for an event that only a third task would set."""
+    event = threading.Event()
     with ThreadPoolExecutor(2) as pool:
-        futures: list[object] = []
-        futures.append(
-            pool.submit(lambda: futures[1].result() if len(futures) > 1 else pool.submit(wait_second).result())
-        )  # type: ignore[attr-defined]
-
-        def wait_second() -> None:
-            futures[0].result()  # type: ignore[attr-defined]
+        pool.submit(event.wait)
+        pool.submit(event.wait)
+        pool.submit(event.set)
 
 
 def ends_itself(_: int) -> None:
@@ -34,4 +33,4 @@ def killed_worker() -> None:
         pool.map(ends_itself, [1])
 
 
-PROGRAMS = {"nested": nested, "two_wait_for_each_other": two_wait_for_each_other, "killed_worker": killed_worker}
+PROGRAMS = {"nested": nested, "all_wait_for_the_last": all_wait_for_the_last, "killed_worker": killed_worker}

@@ -23,8 +23,7 @@ class Footprint(NamedTuple):
     clock: float  # share of processes whose main thread waits for a clock
     outside: float  # ... for the outside world, a disk or something unknown
     stopped: float
-    knotted: float  # share of processes that nothing can wake
-    diverged: float  # share of processes that are ranks in different collectives
+    held: float  # share of processes that nothing can wake, or that are ranks in different collectives
 
 
 def footprint(history: History, look: Look) -> Footprint:
@@ -43,6 +42,7 @@ def footprint(history: History, look: Look) -> Footprint:
     stopped = sum(all(t.wait.kind == "stopped" for t in p.threads) for p in look.processes)
     knot = find_knot(look, history.still)
     divergence = find_divergence(look, history.still)
+    held = {process.pid for process in knot.processes} if knot else set()
     return Footprint(
         processor=sum(new.ran - old.ran for new, old in known) / 1e9 / seconds,
         queued=sum(new.queued - old.queued for new, old in known) / 1e9 / seconds,
@@ -53,6 +53,5 @@ def footprint(history: History, look: Look) -> Footprint:
         clock=mains["clock"] / processes,
         outside=(mains["outside"] + mains["disk"] + mains["unknown"]) / processes,
         stopped=stopped / processes,
-        knotted=len(knot.processes) / processes if knot else 0.0,
-        diverged=len(divergence.places) / processes if divergence else 0.0,
+        held=len(held | set(divergence.places if divergence else ())) / processes,
     )

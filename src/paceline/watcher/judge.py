@@ -9,7 +9,7 @@ from paceline.watcher.footprint import footprint
 from paceline.watcher.graph import Knot, find_knot
 from paceline.watcher.history import History
 from paceline.watcher.ranks import find_divergence
-from paceline.watcher.report import Report, report_divergence, report_knot
+from paceline.watcher.report import Report, Span, report_divergence, report_knot
 from paceline.watcher.samples import Look, Process
 
 #: The seconds between a first look and the second one that has to confirm it.
@@ -68,10 +68,11 @@ def judge(history: History, look: Look, before: Look | None) -> Report | None:
     knot = find_knot(look, history.still) or find_knot(look, history.still, stopped=True)
     if divergence is not None:
         seconds = _seconds(history, divergence.cause + divergence.victims)
-        found = report_divergence(divergence, scores["deadlocked"], seconds)
+        found = report_divergence(divergence, scores["deadlocked"], Span(look.time - seconds, seconds))
     elif knot is not None and _unchanged(knot, before):
         stopped = any(process.main.kind == "stopped" for process in knot.processes)
-        found = report_knot(knot, scores["stopped" if stopped else "deadlocked"], _seconds(history, knot.processes))
+        seconds = _seconds(history, knot.processes)
+        found = report_knot(knot, scores["stopped" if stopped else "deadlocked"], Span(look.time - seconds, seconds))
     else:
         return None
     return found if found.probability >= SAID else None

@@ -56,7 +56,8 @@ def look(pids: Iterable[int]) -> Look:
     """Read what every thread of the processes waits for. Costs some hundred times as much as a glance."""
     tree_pids = tuple(pids)
     waits = Waits(tree_pids)
-    return Look(time.monotonic(), tuple(p for pid in tree_pids if (p := _process(pid, waits)) is not None))
+    processes = tuple(p for pid in tree_pids if (p := _process(pid, waits)) is not None)
+    return Look(time.monotonic(), processes, time.time())
 
 
 def _process(pid: int, waits: Waits) -> Process | None:

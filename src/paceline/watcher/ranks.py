@@ -11,6 +11,8 @@ from paceline.watcher.samples import Frame, Look, Process, Stack
 
 _LIBRARY = ("/torch/", "/mpi4py/", "/accelerate/", "/lightning/", "/pytorch_lightning/", "/deepspeed/")
 _WRAPPERS = frozenset({"wrapper", "__exit__", "decorate_context", "_call_impl", "_wrapped_call_impl", "inner"})
+#: Between two ranks: different ones that never end are a circle, in which no rank is more to blame than another.
+_POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "Send", "Recv", "wait"})
 
 
 class Place(NamedTuple):
@@ -54,6 +56,8 @@ def find_divergence(look: Look, still: Callable[[int, int], bool]) -> Divergence
     counts = Counter(places.values())
     if len(counts) < 2 or not any(place.collective for place in counts):
         return None
+    if all(place.collective in _POINT_TO_POINT for place in counts):
+        return Divergence(places, tuple(ranks), ())
     # Ties: a rank outside every collective is the cause, else the rank of the higher number.
     usual = max(counts, key=lambda place: (counts[place], place.collective != "", -_lowest(ranks, places, place)))
     cause = tuple(process for process in ranks if places[process.pid] != usual)

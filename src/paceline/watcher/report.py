@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from paceline.narrative import Scene, format_story
 from paceline.watcher.graph import Knot
 from paceline.watcher.ranks import Divergence
-from paceline.watcher.samples import CLOSED, Frame, Process
+from paceline.watcher.samples import CLOSED, Frame, Process, Stack
 
 _REMEDIES = {
     "rank": "let every rank call the same collectives in the same order: look for a condition on the rank, on data or "
@@ -24,6 +26,15 @@ _REMEDIES = {
     "stopped": "continue it with `kill -CONT PID`, or find what stopped it: Ctrl-Z, or reading the terminal in the "
     "background",
 }
+#: Further threads of one process whose lines are shown.
+SHOWN_THREADS = 6
+
+
+class Span(NamedTuple):
+    """Since when nothing has moved."""
+
+    since: float  # seconds since 1970
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,19 @@ class Waiting:
     role: str  # "cause" or "victim"
     waits_for: str
     waits_for_pids: tuple[int, ...]
-    at: Frame | None  # the user's line, where stacks can be had
+    collective: str = ""  # that a rank is in
+    lines: tuple[Frame, ...] = ()  # the user's line of each thread, the main thread's first, where stacks can be had
+
+    def scenes(self) -> Iterator[Scene]:
+        """Iterate over what is told of the process and of its further threads."""
+        main, others = self.lines[:1], self.lines[1:]
+        where = f" at {_place(main[0])}" if main else ""
+        if self.collective:
+            yield Scene(self.label, f"is in {self.collective}{where}, waits for {self.waits_for}")
+        else:
+            yield Scene(self.label, f"{'is' if self.waits_for == 'stopped' else 'waits for'} {self.waits_for}{where}")
+        for line in others[:SHOWN_THREADS]:
+            yield Scene("", f"and another thread waits at {_place(line)}")
 
 
 @dataclass(frozen=True)
@@ -44,52 +67,54 @@ class Report:
 
     verdict: str  # "deadlocked" or "stopped"
     probability: float
-    seconds: float  # since when nothing has moved
+    span: Span
     processes: tuple[Waiting, ...]
     remedy: str
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report for JSON."""
-        return asdict(self)
+        told = [{**asdict(each), "lines": [line._asdict() for line in each.lines]} for each in self.processes]
+        found = {"verdict": self.verdict, "probability": self.probability, **self.span._asdict()}
+        return {**found, "processes": told, "remedy": self.remedy}
 
     def text(self) -> str:
         """Return the block that people read."""
         causes = [each for each in self.processes if each.role == "cause"]
         victims = [each for each in self.processes if each.role == "victim"]
         what = "stopped" if self.verdict == "stopped" else "deadlocked: nothing can wake it any more"
-        scenes = [Scene(each.label, _sentence(each)) for each in [*causes, *victims]]
+        clock = datetime.fromtimestamp(self.span.since).strftime("%H:%M:%S")
+        head = f"HUNG since {clock} ({self.span.seconds:.0f} s), {what} (probability {self.probability:.2f})"
         conclusion = "cause: " + ", ".join(each.label for each in causes)
         if victims:
             conclusion += "; victims: " + ", ".join(each.label for each in victims)
-        head = f"HUNG for {self.seconds:.0f} s, {what} (probability {self.probability:.2f})"
+        scenes = [scene for each in [*causes, *victims] for scene in each.scenes()]
         return format_story(head, scenes, conclusion) + f"\n  => {self.remedy}"
 
 
-def _sentence(each: Waiting) -> str:
-    where = f" at {each.at.file}:{each.at.line} in {each.at.function}" if each.at else ""
-    return f"waits for {each.waits_for}{where}" if each.waits_for != "stopped" else f"is stopped{where}"
+def _place(line: Frame) -> str:
+    return f"{line.file}:{line.line} in {line.function}"
 
 
-def report_knot(knot: Knot, probability: float, seconds: float) -> Report:
+def report_knot(knot: Knot, probability: float, span: Span) -> Report:
     """Report processes that nothing can wake; those in the circle are the cause, or the stopped ones."""
     stopped = tuple(p for p in knot.processes if p.main.kind == "stopped")
     causes = stopped or knot.circle or knot.processes
     told = tuple(_told(process, process in causes) for process in knot.processes)
     kind = "stopped" if stopped else _kind(causes)
-    return Report("stopped" if stopped else "deadlocked", probability, seconds, told, _REMEDIES[kind])
+    return Report("stopped" if stopped else "deadlocked", probability, span, told, _REMEDIES[kind])
 
 
-def report_divergence(found: Divergence, probability: float, seconds: float) -> Report:
+def report_divergence(found: Divergence, probability: float, span: Span) -> Report:
     """Report ranks that have come to different collectives."""
-    told = []
-    for process in (*found.cause, *found.victims):
+    ranks, told = (*found.cause, *found.victims), []
+    for process in ranks:
         place = found.places[process.pid]
-        others = found.victims if process in found.cause else found.cause
-        names = ", ".join(f"rank {each.rank}" for each in others)
-        wanted = f"{names} in {place.collective}" if place.collective else process.main.on or "something else"
+        others = tuple(each for each in ranks if found.places[each.pid] != place)
+        wanted = ", ".join(f"rank {each.rank}" for each in others) if place.collective else process.main.on
         role = "cause" if process in found.cause else "victim"
-        told.append(Waiting(process.pid, process.label, role, wanted, tuple(each.pid for each in others), place.at))
-    return Report("deadlocked", probability, seconds, tuple(told), _REMEDIES["rank"])
+        pids = tuple(each.pid for each in others)
+        told.append(Waiting(process.pid, process.label, role, wanted, pids, place.collective, (place.at,)))
+    return Report("deadlocked", probability, span, tuple(told), _REMEDIES["rank"])
 
 
 def _kind(causes: tuple[Process, ...]) -> str:
@@ -98,21 +123,18 @@ def _kind(causes: tuple[Process, ...]) -> str:
 
 
 def _told(process: Process, is_cause: bool) -> Waiting:
-    waits = [thread.wait for thread in process.threads]
-    main = process.main if process.main.kind != "unknown" else waits[0]
-    role = "cause" if is_cause else "victim"
+    main = process.main if process.main.kind != "unknown" else process.threads[0].wait
     on = "stopped" if main.kind == "stopped" else main.on
-    if main.kind == "lock" and len(waits) > 1:
-        on += f", as its {len(waits) - 1} other threads do"
+    if main.kind == "lock" and len(process.threads) > 1:
+        on += f" (as its {len(process.threads) - 1} other threads do)"
     others = [pid for pid in main.by if pid != process.pid]
     if others and main.kind != "child":
         on += ", which needs " + ", ".join(f"pid {pid}" for pid in others[:4])
-    return Waiting(process.pid, process.label, role, on, main.by, _users_line(process))
+    lines = tuple(line for stack in process.stacks if (line := _users_line(stack)) is not None)
+    return Waiting(process.pid, process.label, "cause" if is_cause else "victim", on, main.by, lines=lines)
 
 
-def _users_line(process: Process) -> Frame | None:
-    """Return the innermost line of the main thread that lies outside Python's own library."""
-    if not process.stacks or not process.stacks[0]:
-        return None
-    own = [frame for frame in process.stacks[0] if "/lib/python3" not in frame.file and not frame.file.startswith("<")]
-    return own[0] if own else process.stacks[0][0]
+def _users_line(stack: Stack) -> Frame | None:
+    """Return the innermost line that lies outside Python's own library; the innermost of all if there is none."""
+    own = [frame for frame in stack if "/lib/python3" not in frame.file and not frame.file.startswith("<")]
+    return next(iter(own or stack), None)

@@ -92,8 +92,9 @@ class Process:
 class Look:
     """What every thread of the tree waits for, at one moment."""
 
-    at: float
+    at: float  # seconds of the monotonic clock of the glances
     processes: tuple[Process, ...]
+    time: float = 0.0  # seconds since 1970
 
     def process(self, pid: int) -> Process | None:
         """Return one process of the tree."""
@@ -125,7 +126,7 @@ def glance_from(data: dict[str, Any]) -> Glance:
 
 def look_from(data: dict[str, Any]) -> Look:
     """Read a look that was written as JSON."""
-    return Look(data["at"], tuple(_process_from(each) for each in data["processes"]))
+    return Look(data["at"], tuple(_process_from(each) for each in data["processes"]), data.get("time", 0.0))
 
 
 def _process_from(data: dict[str, Any]) -> Process:

@@ -45,7 +45,7 @@ class Outcome:
 
     @property
     def code(self) -> int:
-        """The exit code of `paceline watch`: the command's own, and 1 for a hang; 128 + N for signal N, as in shells."""
+        """The command's own exit code, but 1 for a hang; 128 + N for signal N, as in shells."""
         if self.reports:
             return 1
         return 128 - self.exit_code if self.exit_code is not None and self.exit_code < 0 else self.exit_code or 0
@@ -80,9 +80,7 @@ def watch_target(target: Target, actions: Actions) -> Outcome:
             "give one of `-- COMMAND`, --pid PID, --run RUN and --open DIR: paceline watch -- python train.py"
         )
     if target.command and target.seconds is not None:
-        raise UsageError(
-            "--seconds goes with --pid or --run; a command is watched until it ends (--kill-after ends it)"
-        )
+        raise UsageError("--seconds goes with --pid or --run; a command is watched until it ends")
     if target.command:
         return watch_command(target.command, actions)
     if target.pid is not None:
@@ -102,21 +100,23 @@ def open_snapshot(folder: Path, actions: Actions) -> Outcome:
 
 def watch_command(command: Sequence[str], actions: Actions) -> Outcome:
     """Start a command and watch it until it ends."""
-    with tempfile.TemporaryDirectory(prefix="paceline-watch-") as name:
-        folder = Path(name)
-        try:
-            process = subprocess.Popen(command, env=environment(folder, os.environ))
-        except OSError as error:
-            raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
-        watch = Watch(process.pid, folder)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    with tempfile.TemporaryDirectory(prefix="paceline-watch-") as folder, _started(command, Path(folder)) as process:
+        watch = Watch(process.pid, Path(folder))
         try:
             outcome = _follow(watch, actions, lambda: process.poll() is None)
             outcome.exit_code = process.wait()
-        except BaseException:  # Ctrl-C reaches the command too; nothing that it started outlives the watcher
+        except BaseException:  # Ctrl-C, SIGTERM: nothing that it started outlives the watcher
             _end(process, watch)
             raise
     return outcome
+
+
+def _started(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, env=environment(folder, os.environ))
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
 def watch_process(pid: int, actions: Actions, seconds: float | None = None) -> Outcome:
@@ -130,9 +130,7 @@ def watch_run(run: Path, actions: Actions, seconds: float | None = None) -> Outc
     """Watch the processes of a run of Paceline until it hangs, ends, or a time is over."""
     live = read_live(run)
     if live is None or not live.process.alive:
-        raise UsageError(
-            f"--run {run}: no run goes on there; name the folder of one that does, as printed at its start"
-        )
+        raise UsageError(f"--run {run}: no run goes on there; name the folder of one that does")
     return _until_hung(Watch(live.process.pid, names=lambda: _workers(run)), actions, seconds)
 
 

@@ -1,4 +1,4 @@
-"""Which socket is connected to which on this machine: TCP by addresses, Unix sockets by asking the kernel's sock_diag."""
+"""Which socket is connected to which on this machine: TCP by addresses, Unix sockets by sock_diag."""
 
 from __future__ import annotations
 

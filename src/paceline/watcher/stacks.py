@@ -68,6 +68,6 @@ def _text(folder: Path, pid: int) -> str:
 
 
 def _complete(folder: Path, pid: int) -> bool:
-    """Whether a process has written its last line, which is the outermost frame of the current thread or a later one."""
+    """Whether a process has written its last line: a frame, of the current thread or a later one."""
     text = _text(folder, pid)
     return "Current thread" in text and text.endswith("\n") and text.rstrip().splitlines()[-1].startswith("  File")

@@ -37,9 +37,7 @@ class Trace:
             data = json.loads(gzip.decompress((folder / FILE).read_bytes()))
             return Trace([look_from(e["look"]) if "look" in e else glance_from(e["glance"]) for e in data], keep=None)
         except FileNotFoundError:
-            raise UsageError(
-                f"{folder} has no {FILE}: name a folder that `paceline watch --save` has written"
-            ) from None
+            raise UsageError(f"{folder} has no {FILE}: name a folder written by `paceline watch --save`") from None
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{folder / FILE} is no trace of the watcher: {error}") from error
 

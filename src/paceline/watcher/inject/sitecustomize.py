@@ -3,6 +3,7 @@
 It must stand alone: the program's interpreter need not have Paceline, and may be of another version.
 """
 
+import contextlib
 import os
 import sys
 
@@ -36,8 +37,6 @@ def _run_the_next() -> None:
         spec.loader.exec_module(module)
 
 
-try:
+with contextlib.suppress(Exception):  # a program must never fail because it is watched
     _register()
-except Exception:  # a program must never fail because it is watched
-    pass
 _run_the_next()
