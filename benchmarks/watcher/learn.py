@@ -12,11 +12,11 @@ from traces import load
 from paceline.watcher.footprint import Footprint
 
 FILE = Path(__file__).parents[2] / "src" / "paceline" / "watcher" / "tree.json"
-DEPTH, SMALLEST_LEAF = 5, 5
+DEPTH, SMALLEST_LEAF = 5, 3
 
 
 def learn() -> DecisionTreeClassifier:
-    """Fit a small tree, in which each program weighs as much as any other of its verdict."""
+    """Fit a small tree."""
     rows: list[Footprint] = []
     verdicts: list[str] = []
     for program in load():

@@ -41,7 +41,7 @@ class Program(NamedTuple):
         return self.verdict in ("deadlocked", "stopped")
 
     def footprints(self) -> Iterator[Footprint]:
-        """Iterate over the footprints of all windows that begin after the start."""
+        """Iterate over the footprints of the windows between the start and the watcher's own signal."""
         history, begin = History(), 0.0
         for each in self.trace.samples:
             if isinstance(each, Glance):
@@ -49,6 +49,8 @@ class Program(NamedTuple):
                 begin = begin or each.at
             elif each.processes and each.at - begin >= STILL + STARTING:
                 yield footprint(history, each)
+            if isinstance(each, Look) and any(process.stacks for process in each.processes):
+                return  # from here on the program has been woken by the watcher's own signal
 
     def cause_is_right(self, report: Report) -> bool:
         """Whether a report blames exactly the processes that hold each other."""

@@ -21,12 +21,12 @@ def _tree() -> dict[str, Any]:
 def probabilities(footprint: Footprint) -> dict[str, float]:
     """Return how probable each verdict is.
 
-    They are the shares of the verdicts among the recorded footprints in the same leaf, with one more of each counted
-    (Laplace's rule), so that a leaf that few footprints reached is not trusted.
+    They are the shares of the verdicts among the recorded footprints in the same leaf. One more footprint is counted, of
+    which every verdict has an equal part, so that a leaf that few footprints reached is trusted less.
     """
     node = _tree()["root"]
     while "feature" in node:
         node = node["below" if getattr(footprint, node["feature"]) <= node["threshold"] else "above"]
     counts = node["counts"]
-    total = sum(counts.values()) + len(VERDICTS)
-    return {verdict: (counts.get(verdict, 0) + 1) / total for verdict in VERDICTS}
+    total = sum(counts.values()) + 1
+    return {verdict: (counts.get(verdict, 0) + 1 / len(VERDICTS)) / total for verdict in VERDICTS}
