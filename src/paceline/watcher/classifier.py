@@ -21,8 +21,8 @@ def _tree() -> dict[str, Any]:
 def probabilities(footprint: Footprint) -> dict[str, float]:
     """Return how probable each verdict is.
 
-    They are the shares of the verdicts among the recorded footprints in the same leaf. One more footprint is counted, of
-    which every verdict has an equal part, so that a leaf that few footprints reached is trusted less.
+    They are the shares of the verdicts among the recorded footprints in the same leaf. One more footprint is counted,
+    of which every verdict has an equal part, so that a leaf that few footprints reached is trusted less.
     """
     node = _tree()["root"]
     while "feature" in node:
