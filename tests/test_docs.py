@@ -127,7 +127,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_environment_variable_is_documented() -> None:
-    private = {"PACELINE_STAND_IN", "PACELINE_STEPS"}  # set by `compare --script` for the script's processes
+    # Set by `compare --script` and by `watch` for the processes that they start.
+    private = {"PACELINE_STAND_IN", "PACELINE_STEPS", "PACELINE_STACKS"}
     used = {name for path in (ROOT / "src").rglob("*.py") for name in re.findall(r"PACELINE_[A-Z_]+", path.read_text())}
     documented = set(re.findall(r"^\| `(PACELINE_\w+)`", (ROOT / "docs" / "environment.md").read_text(), re.M))
     assert documented == used - private

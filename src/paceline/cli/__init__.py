@@ -3,8 +3,8 @@
 Text for people goes to standard error; JSON objects, drawings, the findings of `check` and what `emit` writes go to
 standard output.
 
-Exit codes: 0 done; 1 a run failed, a replay diverged, a proof failed or `check` found something; 2 wrong use;
-130 interrupted; 143 stopped by SIGTERM.
+Exit codes: 0 done; 1 a run failed, a replay diverged, a proof failed, `check` found something or `watch` a hang;
+2 wrong use; 130 interrupted; 143 stopped by SIGTERM.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ COMMANDS = (
     "prove",
     "report",
     "check",
+    "watch",
     "bench",
     "keys",
     "calibrate",
@@ -87,12 +88,13 @@ def main() -> None:
     if not sys.platform.startswith("linux"):
         console.print("Paceline needs Linux: it uses the kernel's memfd, futex and record locks.", style="red")
         sys.exit(2)
-    if "--json" in sys.argv:
+    ours, command = _split(sys.argv[1:])
+    if "--json" in ours:
         from paceline.cli.output import reserve_stdout
 
         reserve_stdout()
     try:
-        sys.argv[1:] = _by_new_names(sys.argv[1:])
+        sys.argv[1:] = [*_by_new_names(ours), *command]
         app()
     except PacelineError as error:
         if _debug:
@@ -111,6 +113,12 @@ def main() -> None:
             f"{error.name} is not installed: training needs `pip install 'paceline[train]'`", style="red", markup=False
         )
         sys.exit(2)
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return Paceline's own words, and those from `--` on, which belong to a command that it starts."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at:]
 
 
 def _by_new_names(words: list[str]) -> list[str]:
