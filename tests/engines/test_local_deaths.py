@@ -130,7 +130,7 @@ def test_a_stopped_worker_is_named_by_the_one_who_waits() -> None:
     with pytest.raises(
         RunFailed, match=r"worker 0 did not come: worker 1 waited 3 s for it. Its process \d+ is stopped"
     ):
-        pl.train(job(epochs=10**4), "ring", workers=2, folder=None, progress=stop, deadline=3.0)
+        pl.train(job(epochs=10**4), "ring", workers=2, folder=None, progress=stop, timeout=3.0)
 
 
 def test_an_exception_in_the_users_model_is_the_message() -> None:

@@ -33,7 +33,7 @@ class Hooks:
         earlier: Sequence[Evaluation] = (),
     ) -> None:  # fmt: skip
         self.callbacks, self.setup, self.progress = callbacks, setup, progress
-        self.training = Training(setup.job.name, str(setup.plan), folder, setup.agenda.updates)
+        self.training = Training(setup.job.name, str(setup.plan), folder, setup.agenda.updates, setup.test is not None)
         if why := checkpoints.unable(setup.plan, setup.engine):
             self.training.cannot_stop = f"plan {setup.plan.name} keeps no checkpoints: {why}"
         #: The evaluations that were made, by earlier lives of a resumed run, too; by their number of updates.

@@ -123,7 +123,7 @@ from tests.engines.cluster.held import job as made
 
 job = made(Path(__file__).parent)
 if __name__ == "__main__":
-    sys.argv[1:] = ["train", __file__, "--plan", "ring", "--updates", "20", "--json", "--quiet"]
+    sys.argv[1:] = ["train", __file__, "--plan", "ring", "--max-updates", "20", "--json", "--quiet"]
     main()
 """
     first, second = nodes(tmp_path, 2, [], text).end()

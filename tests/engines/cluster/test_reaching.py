@@ -37,7 +37,7 @@ def hub() -> Notes:
 
 @pytest.fixture
 def loop(hub: Notes) -> MachineLoop:
-    """A worker's loop that knows where a server listens, and is connected to nobody."""
+    """A worker's loop that knows where a server listens, and is connected to no one."""
     made = MachineLoop(WORKER, WorkerMachine(0, 1, TIMING), hub, Nobody(), TIMING, AT_DESK)  # type: ignore[arg-type]
     assert hub.dialled == [AT_DESK]
     _learn(made, hub)

@@ -8,7 +8,7 @@
        <-- Pushed --------- <-- Replicated(v) --------------
                             only when every backup of the view has v
 
-The invariants, whatever is lost, doubled or late, and whoever is replaced:
+The invariants, whatever is lost, doubled or late, and whatever is replaced:
 
 - a batch is applied once: `applied` knows every batch, and refuses it from any worker;
 - a push is acknowledged by the primary of a view only after every backup of that view has it. A primary that was

@@ -8,7 +8,11 @@ pushes each to every shard.
                                                                                                   by all
 It pushes to all shards at once, and takes the newest parameters of each with the answer. What is not answered is sent
 again, to the primary of the newest view: a shard that has the batch already says so. To a desk that does not know it
+<<<<<<< HEAD
 the worker says which block it holds, named by its first batch, and goes on with it.
+=======
+the worker says which batch it holds, and continues with it.
+>>>>>>> main
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class HeadNode:
     def _late(self, peer: Peer, message: Register | Clock) -> None:
         """Let a node take the place of one that was lost, if it says what that one said."""
         if not isinstance(self.head, ServerHead) or self.living is None:
-            rendezvous.send(self.hub, peer, Refused("the run goes on with the nodes that it began with", 1))
+            rendezvous.send(self.hub, peer, Refused("the run continues with the nodes that it began with", 1))
             return
         if isinstance(message, Register):
             self.registry.nodes.pop(peer.number, None)

@@ -25,7 +25,7 @@ class Stream(Protocol):
         """The descriptor to poll."""
 
     def handshake(self) -> int | None:
-        """Go on with what comes before the first byte: the events of poll to wait for, or None when it is done."""
+        """Continue with what comes before the first byte: the events of poll to wait for, or None when it is done."""
 
     def send(self, buffers: Sequence[memoryview]) -> int | None:
         """Send the beginning of some bytes, and return how many."""

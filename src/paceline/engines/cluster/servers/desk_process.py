@@ -100,7 +100,7 @@ class DeskProcess:
     def departed(self, process: Process, why: str) -> None:
         if process.role is Role.SERVER and process.number in self.addresses:
             del self.addresses[process.number]
-            self._tell_addresses()  # nobody dials it any longer; if it is alive, it says again where it listens
+            self._tell_addresses()  # no one dials it any longer; if it is alive, it says again where it listens
         if process.role in KINDS:
             kind, nodes = KINDS[process.role], self.machine.slots
             self._note(Event(EventKind.LOST, time(), kind, process.number % nodes, process.number, why=why))

@@ -231,7 +231,7 @@ class ServerHead:
             self._deserted = time.monotonic()
         until = " until another takes its place" if self.living else ""
         warnings.warn(
-            f"the worker of rank {rank} {why}; its batch is computed by another one, and the run goes on with "
+            f"the worker of rank {rank} {why}; its batch is computed by another one, and the run continues with "
             f"{len(alive)} of {self.nodes} workers{until}",
             DeathWarning,
             stacklevel=2,

@@ -20,7 +20,7 @@ from paceline.core.cluster.messages import Process, Role
 from paceline.core.cluster.outputs import TIMING, Timing
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
-from paceline.data.source import TensorSource, open_source
+from paceline.data.source import TensorSource
 from paceline.engines.cluster.servers.client import ServerClient
 from paceline.engines.cluster.servers.desk_process import DeskProcess
 from paceline.engines.cluster.servers.shard_process import ShardProcess
@@ -50,6 +50,7 @@ class NoGroup:
     """`Group` of a worker that keeps step with no other: under a plan with servers nothing asks it."""
 
     leads = True
+    part = None
 
     def chunks(self, update: int) -> list[Chunk]:
         raise NotImplementedError
@@ -133,7 +134,7 @@ def run_worker(
     try:
         given: Assignment = pickle.loads(box.pop())
         torch.set_num_threads(given.plan.threads)
-        source = TensorSource(tensors.open()) if tensors else open_source(given.data, given.job.seed)
+        source = TensorSource(tensors.open()) if tensors else given.open_data()
         host, shared = WorkerProcess(arena, None), arena.of_worker(0)
         waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, lambda: "at a server")
         replica = ReplicaWorker(

@@ -130,7 +130,7 @@ class ShardState:
         self.number, self.rule = number, rule
         self.version = ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8))
         self.version.start(mine, [buffers[b.name].to(layout.dtype) for b in shard.buffers], rule)
-        self.store = ShardStore(mine, own, job.schedule, [self.version])
+        self.store = ShardStore(mine, own, job.lr_scheduler, [self.version])
         self.store.look(0)
         self.vectors = VectorPool(shard, layout.dtype, rule.looks_back, len(layout.shards))
 

@@ -5,8 +5,8 @@
 - A server that becomes a primary has every push whose acknowledgement the desk still trusts: what is missing was
   declared lost, so that it is computed again.
 - What a primary shows to a worker is on every backup of its view, so that no failure of the primary loses it.
-- It has every acknowledged push, whatever the desk knows, as long as each shard lost one server at most between two
-  completed re-replications (`Scenario.gentle`).
+- A server that becomes a primary has every acknowledged push, whatever the desk knows, as long as each shard lost one
+  server at most between two completed re-replications (`Scenario.gentle`).
 - A batch that all shards had acknowledged, and that one has lost, is computed again; and the run says so.
 - The history ends with every batch in every shard.
 """
