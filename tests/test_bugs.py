@@ -227,7 +227,7 @@ def test_loader_processes_left_folders_behind_and_sockets_had_too_long_names(
 
 
 def test_nobody_waits_less_than_no_time() -> None:
-    with pytest.raises(UsageError, match="deadline=-1"):
+    with pytest.raises(UsageError, match="timeout=-1"):
         pl.train(job(), "ring", folder=None, timeout=-1)
 
 

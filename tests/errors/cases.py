@@ -141,7 +141,7 @@ PROCESSES = (
          (r"failed first: SystemExit: enough",)),
     Case("SIGSTOP of a worker", falls("os.kill(os.getpid(), signal.SIGSTOP)"), f"{RING} --timeout 1", 1,
          (r"WorkerSilent: worker \d did not come: worker \d waited 1 s for it. Its process \d+ is stopped \(SIGSTOP",
-          "give a longer deadline")),
+          "give a longer timeout")),
     Case("SIGSTOP of a worker under PyTorch's own DDP", falls("os.kill(os.getpid(), signal.SIGSTOP)"),
          "train job.py -p ddp -w 2 --timeout 2", 1,
          (r"WorkerSilent: worker \d did not come: worker \d waited 2 s for it. Its process \d+ is stopped \(SIGSTOP",)),

@@ -150,10 +150,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     if isinstance(plan.method, Pipeline):
         made = _cut(job, plan, plan.method, module, source, agenda, found)
         plan = plan.cut_at(made.names)
-    split = None
-    if isinstance(plan.method, SplitLayers):
-        check_parts(optimizer, module)
-        split = _split(job, plan, plan.method, module, source, agenda, found)
+    split = _split(job, plan, module, optimizer, source, agenda, found)
     return Setup(
         job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit, made, split,
         choice,
@@ -161,9 +158,19 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
 
 
 def _split(
-    job: Job, plan: Plan, method: SplitLayers, module: nn.Module, source: Source, agenda: Agenda, found: Probe
-) -> SplitBlueprint:
-    """Derive, prove and rehearse what the workers of a group compute together."""
+    job: Job,
+    plan: Plan,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    source: Source,
+    agenda: Agenda,
+    found: Probe,
+) -> SplitBlueprint | None:
+    """Derive, prove and rehearse what the workers of a group compute together, if the plan splits layers."""
+    method = plan.method
+    if not isinstance(method, SplitLayers):
+        return None
+    check_parts(optimizer, module)
     if job.compute != "autograd":
         raise PlanError(f"plan {plan.name} computes parts of layers by PyTorch's autograd, not by {job.compute!r}")
     examples = _examples(job, source, agenda)

@@ -10,6 +10,7 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
+from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 
 IN_STEP = "ring, tree, downpour, ssp, local_sgd and diloco"
@@ -21,6 +22,7 @@ REFUSED: dict[type, tuple[str, str]] = {
     PairwiseGossip: ("its pairs average in the memory of one machine", "use gossip with mode=synchronous"),
     Hogwild: ("its workers write into one memory", f"on several machines use {IN_STEP}"),
     Coordinated: ("its vectors lie in the memory of one machine", f"on several machines use {IN_STEP}"),
+    SplitLayers: ("its workers exchange parts of layers in the memory of one machine", f"on several use {IN_STEP}"),
     Pipeline: ("its stages exchange activations in the memory of one machine", f"on several machines use {IN_STEP}"),
     NativeDdp: ("PyTorch forms its process group itself, and does not survive a death", "ring computes the same"),
 }

@@ -12,6 +12,7 @@ def type_of(kind: Kind) -> Any: ...
 
 __all__ = [
     "Backup",
+    "Cannon",
     "Ceiling",
     "Central",
     "DcAsgd",
@@ -40,6 +41,7 @@ __all__ = [
     "Table",
     "Tensor",
     "Tree",
+    "Zero",
     "ZeroBubble",
 ]
 
@@ -295,6 +297,23 @@ def PerLayer(  # noqa: N802
     ways: str = "",
 ) -> Plan:
     """Plan `per_layer`: each layer split in the way that your table says."""
+
+def Zero(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    data: int = 1,
+    stage: int = 3,
+) -> Plan:
+    """Plan `zero`: replicas whose optimizer state, gradients and parameters lie in shares."""
+
+def Cannon(  # noqa: N802
+    *,
+    workers: int = 4,
+    threads: int = 1,
+    data: int = 1,
+) -> Plan:
+    """Plan `cannon`: linear layers as products of blocks on a square grid of workers."""
 
 def OneWeirdTrick(  # noqa: N802
     *,

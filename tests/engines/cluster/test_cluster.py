@@ -66,7 +66,7 @@ ROSTER = Roster(0, 2, Address("127.0.0.1", 1), 0, "torchrun", b"", LOOPBACK)
 
 def test_every_plan_runs_or_is_refused_with_a_reason() -> None:
     for name in set(RECIPES) - {"table"}:
-        plan = Plan.parse(name, 2)
+        plan = Plan.parse(name, 4 if name == "cannon" else 2)
         if name in ON_A_CLUSTER:
             cluster.check(plan, ROSTER)
         else:

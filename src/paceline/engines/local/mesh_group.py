@@ -58,8 +58,8 @@ class MeshGroup:
         return self.number == 0
 
     @property
-    def part(self) -> int:
-        return self.replica
+    def part(self) -> None:
+        return None  # workers of a group compute a chunk together, update by update
 
     def chunks(self, update: int) -> list[Chunk]:
         return self.method.chunks(self.mesh, self.agenda, update, self.number)

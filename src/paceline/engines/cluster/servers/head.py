@@ -246,7 +246,7 @@ def block_of(setup: Setup) -> int:
     gate counts batches one by one, and what loader processes read ahead is forecast one by one.
     """
     method = setup.plan.method
-    if not isinstance(method, Server) or not isinstance(method.gate, Asynchronous) or setup.job.loader_workers:
+    if not isinstance(method, Server) or not isinstance(method.gate, Asynchronous) or setup.job.num_workers:
         return 1
     workers, every = setup.plan.workers, setup.snapshots_every or setup.agenda.leases
     return max(1, min(BLOCK, setup.agenda.leases // (64 * workers), every // (8 * workers)))
