@@ -58,7 +58,7 @@ def net():
 job = pl.Job(
     model=net, data=(x, y), test=(x[:100], y[:100]), loss=nn.CrossEntropyLoss(), batch_size=12, epochs=6, seed=3,
     optimizer=partial(torch.optim.Adam, lr=0.005), evaluate_every=60,
-    schedule=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.995),
+    lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.995),
 )
 """  # 300 updates
 EVERY = 20
@@ -425,7 +425,7 @@ def test_what_cannot_go_on_is_refused_by_name(job_file: Path, tmp_path: Path) ->
         pl.train(job, engine="virtual", folder=tmp_path, checkpoint_every=10)
     with pytest.raises(UsageError, match="neither a number of updates"):
         pl.train(job, folder=tmp_path, checkpoint_every="often")
-    with pytest.raises(UsageError, match="no job to train"):
+    with pytest.raises(UsageError, match="no job is given"):
         pl.train()
     with pytest.raises(RunFolderError, match="cannot be opened"):
         pl.train(resume=tmp_path / "nothing")
@@ -456,7 +456,7 @@ def test_another_number_of_workers_is_refused_where_it_would_be_another_training
         pl.train(resume=ring, workers=3)
     with pytest.raises(PlanError, match="begun by plan ring"):
         pl.train(resume=ring, plan="tree")
-    with pytest.raises(UsageError, match="begun with updates=None; it cannot be resumed with updates=7"):
+    with pytest.raises(UsageError, match="begun with max_updates=None; it cannot be resumed with max_updates=7"):
         pl.train(resume=ring, max_updates=7)
     with pytest.raises(UsageError, match="seed=3; it cannot be resumed with 4"):
         pl.train(job.with_(seed=4), resume=ring)

@@ -88,7 +88,7 @@ USERS_CODE = (
     Case("an exception in the schedule",
          "def step(epoch):\n    if epoch > 4 and os.getpid() != parent: raise ZeroDivisionError('no rate')\n"
          "    return 1.0\n"
-         "job = job.with_(schedule=partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=step))\n", RING, 1,
+         "job = job.with_(lr_scheduler=partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=step))\n", RING, 1,
          (r"failed first: ZeroDivisionError: no rate when in update",)),
     Case("an exception in the optimizer",
          "class Step(torch.optim.SGD):\n    def step(self, closure=None):\n        raise RuntimeError('no step')\n"

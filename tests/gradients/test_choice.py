@@ -92,7 +92,7 @@ def test_it_is_measured_once_for_the_rounds_of_a_comparison(monkeypatch: pytest.
     monkeypatch.setattr(choice, "_seconds", lambda job, *rest: timed.append(job.compute) or 1.0)
     mine = job()
     for plan in ("sequential", "ring:workers=2"):
-        pl.train(mine, plan, engine="virtual", folder=None, updates=2)
+        pl.train(mine, plan, engine="virtual", folder=None, max_updates=2)
     assert timed == ["fused", "autograd"]
 
 

@@ -71,7 +71,7 @@ def by_two_and_by_one(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_the_command_under_mpiexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.py").write_text(JOB.format(more="schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 9)"))
+    (tmp_path / "job.py").write_text(JOB.format(more="lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 9)"))
     found, expected = by_two_and_by_one(tmp_path)
     assert found["test_accuracy"] == pytest.approx(expected["test_accuracy"], abs=0.02)
     assert found["updates"] == 40

@@ -26,6 +26,7 @@ from paceline.errors import (
     Blamed,
     CheckpointWarning,
     JobWarning,
+    PacelineError,
     PlanError,
     PlanWarning,
     RunFailed,
@@ -114,6 +115,15 @@ def train(
     return _begin(job, plan, workers, engine, folder, max_updates, interval, how)
 
 
+def _ranks(engine: str) -> contextlib.AbstractContextManager[None]:
+    """Return what ends all ranks of MPI when this one fails; what Paceline refuses, all of them raise."""
+    if engine != "mpi":
+        return contextlib.nullcontext()
+    from paceline.engines.mpi import one_for_all
+
+    return one_for_all(PacelineError)
+
+
 def _settled(
     job: Job, plan: str | Plan | None, workers: int | None, engine: str, compute: str | None
 ) -> tuple[Job, str | Plan | None, int | None]:
@@ -141,7 +151,7 @@ def _begin(
     interval = _possible(interval, chosen, engine, stoppable)
     if _follows(job, chosen, engine, node):
         job, folder = job.untested(), None
-    with _notes_of_rank_0(engine, node):
+    with _notes_of_rank_0(engine, node), _ranks(engine):
         setup = set_up(job, chosen, engine, updates)
     record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
     path = new_folder(Path(folder), f"{job.name}-{chosen.name}") if folder is not None else None

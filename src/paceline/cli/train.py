@@ -41,7 +41,7 @@ def train(
     The folder holds the parameters, the trace and the job itself, so that `paceline replay` can run it again, bit for
     bit. Ctrl-C or SIGTERM writes a checkpoint and ends the run; --resume RUN continues it. SIGUSR1 writes a checkpoint
     and trains on. With --checkpoint-every even a run that was killed can be resumed. A second Ctrl-C stops at once.
-    A run that is done goes on with more epochs: --resume RUN --epochs N, in all.
+    A run that is done continues with more epochs: --resume RUN --epochs N, in all.
     """
     from paceline.api.train import KEEPING
     from paceline.api.train import train as run_training

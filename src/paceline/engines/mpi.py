@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import nn
 
@@ -22,7 +23,7 @@ from paceline.data.source import TensorSource
 from paceline.engines.arithmetic.fused_team import Team
 from paceline.engines.outcome import Outcome, Snapshot
 from paceline.engines.setup import Setup
-from paceline.errors import JobError, NotFinite, PlanError
+from paceline.errors import JobError, NotFinite, PacelineError, PlanError
 from paceline.gradients.fused_replica import by_ranks
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan
@@ -66,10 +67,17 @@ def train(setup: Setup) -> Outcome:
             "under mpiexec the batches of accumulate_grad_batches are computed as one large batch, and batch-norm "
             "would see all of it; leave accumulate_grad_batches out, or mpiexec"
         )
-    try:
+    with one_for_all(NotFinite):
         return _train(setup)
-    except NotFinite:
-        raise  # on all ranks at once
+
+
+@contextmanager
+def one_for_all(alike: type[PacelineError]) -> Iterator[None]:
+    """End all ranks when this one fails, but not by an error that all of them raise."""
+    try:
+        yield
+    except alike:
+        raise
     except BaseException:
         # The other ranks wait for this one, and would hang.
         traceback.print_exc(file=sys.stderr)

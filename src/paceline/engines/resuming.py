@@ -23,7 +23,7 @@ def open_run(
     had = record.job.epochs
     if record.status == Status.DONE and epochs is None:
         raise UsageError(
-            f"{path} is done: there is nothing to resume; to go on with it, say how many epochs it is to have in all, "
+            f"{path} is done: there is nothing to resume; to continue it, say how many epochs it is to have in all, "
             f"more than its {had}, as in --epochs {2 * (had or 1)}"
         )
     if epochs is not None and (had is None or epochs <= had or record.limit is not None):

@@ -1,7 +1,7 @@
 """What a worker that stores shares of parameters keeps between the chunks of an update (ZeRO's three stages).
 
 stage    gathered parameters                            gradients
-1        once in an update                              added up whole, scattered at its end
+1        once in an update                              summed whole, scattered at its end
 2        once in an update                              scattered in every backward
 3        for each layer, forward and back, then gone    scattered in every backward
 """

@@ -25,7 +25,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 def environment(folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a command whose Python processes shall be able to write their stacks to a folder."""
+    """Return the environment of a command whose Python processes write their stacks to a folder on a signal."""
     path = os.pathsep.join(filter(None, (str(_INJECTED), inherited.get("PYTHONPATH", ""))))
     return {**inherited, "PYTHONPATH": path, VARIABLE: f"{folder}:{int(SIGNAL)}"}
 

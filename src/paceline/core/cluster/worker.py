@@ -8,7 +8,7 @@ pushes each to every shard.
                                                                                                   by all
 It pushes to all shards at once, and takes the newest parameters of each with the answer. What is not answered is sent
 again, to the primary of the newest view: a shard that has the batch already says so. To a desk that does not know it
-the worker says which block it holds, named by its first batch, and goes on with it.
+the worker says which block it holds, named by its first batch, and continues with it.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class WorkerMachine:
             yield from self._exchanged(now, message.shard, message.version)
 
     def _exchanged(self, now: float, shard: int, version: int) -> Iterator[Output]:
-        """Compute with a shard's newest parameters; when all have answered, go on with the block, or ask for one."""
+        """Compute with a shard's newest parameters; when all have answered, continue with the block, or ask for one."""
         self.awaited.discard(shard)
         self.base[shard] = version
         yield Adopt(shard, version)

@@ -84,7 +84,7 @@ class CheckpointCoordinator:
         return found
 
     def take_last(self, finished: set[int]) -> Checkpoint | None:
-        """Take the checkpoint of a run that is done, from which it can go on with more epochs."""
+        """Take the checkpoint of a run that is done, from which it can continue with more epochs."""
         if self.arena.desk is not None:
             return self._cut(self.arena.desk)
         return self._take_in_step(finished)
