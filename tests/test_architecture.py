@@ -65,13 +65,21 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("callbacks", {"callbacks", "report", "runs", "errors"}, {"multiprocessing", "torch.distributed"}),
     ("backend", {"backend", "core", "links", "errors"}, {"numpy", "multiprocessing"}),
     ("emit", {"emit", "plans", "errors"}, {"torch", "numpy"}),
+    (
+        "tuner",
+        {
+            "tuner", "core", "data", "engines.local.forkserver", "engines.local.process", "engines.local.process_main",
+            "errors", "gradients", "jobs", "kernels", "links.memory", "parameters", "report", "runs",
+        },
+        {"torch.distributed", "ray"},
+    ),
     ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
     ("api.gloo_shim", {"backend"}, set()),
     (
         "api",
         {
             "api", "callbacks", "engines", "links", "core", "gradients", "parameters", "jobs", "plans", "runs",
-            "report", "errors",
+            "report", "tuner", "errors",
         },
         set(),
     ),

@@ -41,9 +41,10 @@ def paceline(debug: bool = typer.Option(False, "--debug", help="Show the full tr
 @cache
 def register() -> None:
     """Add the commands to `app`; they are imported only now, so that importing this package stays cheap."""
-    from paceline.cli import bench, check, compare, draw, emit, keys, prove, replay, report, train
+    from paceline.cli import bench, check, compare, draw, emit, keys, prove, replay, report, train, tune
 
     app.command()(train.train)
+    app.command()(tune.tune)
     app.command()(compare.compare)
     app.command()(replay.replay)
     app.command()(draw.draw)

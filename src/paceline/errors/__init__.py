@@ -6,6 +6,7 @@
     │   ├── JobError            a job's model, data, loss or optimizer
     │   ├── RunFolderError      a run's folder cannot be read or written
     │   ├── MachineError        this machine cannot run it
+    │   ├── TuningError         a tuning's space, search or journal
     │   └── SecurityError       nothing would keep strangers out, or others can read the keys
     ├── RunFailed               the run was started and did not finish                   (exit code 1)
     │   ├── Blamed              one worker failed first; `.failure` describes it
@@ -15,6 +16,7 @@
     │   ├── WaitedTooLong       a wait passed its deadline, as the waiting worker reports it
     │   ├── RunOver             it has ended at rank 0 of a cluster, and so does this rank
     │   ├── NotFinite           the loss was not a finite number, and the job says on_nan="stop"
+    │   ├── TrialFailed         a trial of a tuning has no value; the other trials go on
     │   ├── CollectiveFailed    an operation of torch.distributed; also a RuntimeError, as in PyTorch
     │   │   ├── CollectivesDiffer   two ranks called different operations
     │   │   ├── RankGone            a rank that others wait for has ended, or has left the group
@@ -24,6 +26,7 @@
     │       ├── PeerLost            the process at the other end has ended, is silent or does not read
     │       └── PeerRefused         one of the two ends did not accept the other
     ├── RunStopped              Ctrl-C or SIGTERM: a checkpoint was written; --resume goes on  (exit code 130, 143)
+    ├── TrialStopped            a trial was stopped by the search, as it asked to be told
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a state machine got an impossible event: a bug in Paceline
 
@@ -65,6 +68,10 @@ class MachineError(UsageError):
 
 
 class SecurityError(UsageError):
+    pass
+
+
+class TuningError(UsageError):
     pass
 
 
@@ -169,6 +176,14 @@ class RunOver(RunFailed):
     def __init__(self, why: str, exit_code: int) -> None:
         self.exit_code = exit_code
         super().__init__(why)
+
+
+class TrialFailed(RunFailed):
+    pass
+
+
+class TrialStopped(PacelineError):
+    pass
 
 
 class ReplayDiverged(PacelineError):

@@ -6,7 +6,10 @@ import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import cloudpickle
 
@@ -15,8 +18,16 @@ from paceline.jobs.built_ins import BUILT_IN, built_in
 from paceline.jobs.job import Job
 
 
-def load_job(where: str) -> Job:
+def load_job(where: str, data_dir: str | None = None) -> Job:
     """Load JOB as the command line names it: a built-in job, `file.py`, or `file.py:name`."""
+    found = load_maker(where, data_dir)
+    if isinstance(found, Job):
+        return found
+    raise JobError(f"{where} is a function of a trial, which `paceline tune` takes; a training needs a Job")
+
+
+def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., Any]:
+    """Load a job as `load_job` does, or a function that makes a job for each trial of a tuning."""
     path, _, name = where.partition(":")
     if not path.endswith(".py"):
         if path not in BUILT_IN:
@@ -24,12 +35,20 @@ def load_job(where: str) -> Job:
             raise JobError(
                 f"there is no job {where!r}; {near or suggest(path, BUILT_IN) + ', or a path to a Python file'}"
             )
-        return built_in(path)
-    return _from_file(path, name or "job")
-
-
-def _from_file(path: str, name: str) -> Job:
+        return built_in(path, data_dir)
     file = Path(path).resolve()
+    module, name = _module(path, file), name or "job"
+    job = getattr(module, name, None)
+    if isinstance(job, Job):
+        return job.with_(name=file.stem if job.name == "job" else job.name, origin=f"{file}:{name}")
+    if callable(job):
+        return job  # type: ignore[no-any-return]
+    found = [key for key, value in vars(module).items() if isinstance(value, Job)]
+    raise JobError(f"{path} has no Job called {name!r}; it has {', '.join(found) or 'none'}")
+
+
+def _module(path: str, file: Path) -> ModuleType:
+    """Import a user's file."""
     if not file.is_file():
         raise JobError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(f"paceline_job_{file.stem}", file)
@@ -48,8 +67,4 @@ def _from_file(path: str, name: str) -> Job:
             (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(file)), 0
         )
         raise JobError(f"{path} fails when it is read, in line {line}: {type(error).__name__}: {error}") from error
-    job = getattr(module, name, None)
-    if not isinstance(job, Job):
-        found = [key for key, value in vars(module).items() if isinstance(value, Job)]
-        raise JobError(f"{path} has no Job called {name!r}; it has {', '.join(found) or 'none'}")
-    return job.with_(name=file.stem if job.name == "job" else job.name, origin=f"{file}:{name}")
+    return module
