@@ -14,7 +14,7 @@ from paceline.cli.console import console
 from paceline.report.formatting import duration, number
 
 if TYPE_CHECKING:
-    from paceline.api.tune import Tuning
+    from paceline.tuner.result import Tuning
     from paceline.tuner.study import Study, TrialRecord
 
 REDRAW = 0.25  # seconds between two pictures on a terminal
