@@ -28,12 +28,21 @@ static void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t n
         g.rows[l] = c.x + (TOKENS ? 0 : sample * INPUTS);
         g.tokens[l] = c.tokens + (TOKENS ? sample * INPUTS : 0);
         g.targets[l] = c.targets + sample * OUTPUTS;
-        g.position[l] = (uint32_t)in_batch + (REPLICAS ? (uint32_t)l << 20 : 0);  // copies draw by themselves
+        g.position[l] = (uint32_t)in_batch;
         g.loss[l] = 0;
         set_lane(g.label, l, c.labels ? R(c.labels[sample]) : R(0));
         set_lane(g.valid, l, real ? R(1) : R(0));
     }
     g.weight = g.valid * g.share;
+}
+
+// The seeds of what a group draws in an update.
+static void begin_draws(const Call& c, Group& g, int64_t turn) {
+    g.seed = seed_of(c.seed, turn);
+#if REPLICAS
+    for (int l = 0; l < LANES; l++) g.seeds[l] = seed_of(c.seeds[l], turn);
+    g.rates = c.rates;
+#endif
 }
 
 static void compute(const Call& c, int phase, int64_t first, int64_t n, int64_t chunk, int64_t thread, int64_t turn) {
@@ -49,7 +58,7 @@ static void compute(const Call& c, int phase, int64_t first, int64_t n, int64_t 
     Group g;
     g.gradient = gradient;
     g.lanes = lanes;
-    g.seed = mixed((uint32_t)c.seed ^ mixed((uint32_t)(c.seed >> 32) + (uint32_t)turn * 0x9e3779b9U));
+    begin_draws(c, g, turn);
     for (int64_t k = chunk * groups / chunks; k < (chunk + 1) * groups / chunks; k++) {
         prepare(c, g, first, n, k, groups, c.arenas, PHASES > 1 ? k : thread);
         run_phase(phase, g);
@@ -139,7 +148,7 @@ extern "C" void paceline_step(const Call* c, int64_t step, int64_t times) {
     Group g;
     g.gradient = c->gradients;
     g.lanes = c->lane_gradients;
-    g.seed = 0;
+    begin_draws(*c, g, 0);
     prepare(*c, g, 0, REPLICAS ? 1 : LANES, 0, 1, c->arenas, 0);
     for (int phase = 0; phase < PHASES; phase++) run_phase(phase, g);
     for (int64_t k = 0; k < times; k++) STEPS[step](g);
