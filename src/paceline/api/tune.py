@@ -203,6 +203,7 @@ def _write(path: Path, found: Tuning, header: dict[str, Any], asked: Asked, stud
     if found.best is not None and asked.make is not None:
         said = f"trial {found.best.number}, {found.metric} {found.best.value:.6g}"
         epochs = -(-header["max_t"] // header["steps_per_epoch"])
-        write_best(path, asked.make, asked.origin, found.best.configuration, epochs, said, header["data_dir"])
+        rest = {"data_dir": header["data_dir"], "compute": "fused" if found.way == "stacked" else None}
+        write_best(path, asked.make, asked.origin, found.best.configuration, epochs, said, rest)
     write_json(path / "tuning.json", found.summary())
     write_page(path / "report.html", study, header, found.account)

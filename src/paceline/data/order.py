@@ -26,6 +26,10 @@ class Order:
         """Return the sample numbers of a chunk."""
         return self._epoch(chunk.epoch)[chunk.start : chunk.stop]
 
+    def span(self, epoch: int, first: int, last: int) -> Tensor:
+        """Return the sample numbers between two positions of an epoch."""
+        return self._epoch(epoch)[first:last]
+
     def _epoch(self, epoch: int) -> Tensor:
         if epoch not in self._epochs:
             if len(self._epochs) > 1:

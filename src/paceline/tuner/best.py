@@ -29,7 +29,11 @@ job = tuned_job({job}, configuration, {rest})
 
 
 def tuned_job(
-    where: str | Path, configuration: Configuration, epochs: int | None = None, data_dir: str | None = None
+    where: str | Path,
+    configuration: Configuration,
+    epochs: int | None = None,
+    data_dir: str | None = None,
+    compute: str | None = None,
 ) -> Job:
     """Return the job of a configuration: `where` names it as on the command line, or is a file that a tuning wrote."""
     make: Callable[[Trial], Job]
@@ -40,7 +44,8 @@ def tuned_job(
     else:
         make = maker_of(load_maker(where, data_dir))
     job = make(Trial(0, dict(configuration), 0, 1))
-    return job if epochs is None else job.with_(epochs=epochs)
+    given = {"epochs": epochs, "compute": compute}
+    return job.with_(**{name: value for name, value in given.items() if value is not None})
 
 
 def maker_of(found: Any) -> Callable[[Trial], Job]:
@@ -49,7 +54,13 @@ def maker_of(found: Any) -> Callable[[Trial], Job]:
 
 
 def write_best(
-    folder: Path, make: Any, origin: str, configuration: Configuration, epochs: int, about: str, data_dir: str | None
+    folder: Path,
+    make: Any,
+    origin: str,
+    configuration: Configuration,
+    epochs: int,
+    about: str,
+    rest: dict[str, Any],
 ) -> Path | None:
     """Write best.py into a tuning's folder; None if its job comes from no file and is too large to be kept."""
     job = repr(origin)
@@ -64,7 +75,13 @@ def write_best(
         kept.write_bytes(packed)
         job = "Path(__file__).with_name('job.pickle')"
     file = folder / "best.py"
-    rest = f"epochs={epochs}" + (f", data_dir={data_dir!r}" if data_dir else "")
-    text = TEXT.format(about=f" ({about})", name=file.name, configuration=configuration, job=job, rest=rest)
+    given = {"epochs": epochs, **rest}
+    text = TEXT.format(
+        about=f" ({about})",
+        name=file.name,
+        configuration=configuration,
+        job=job,
+        rest=", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None),
+    )
     file.write_text(text if not origin else text.replace("from pathlib import Path\n\n", ""))
     return file

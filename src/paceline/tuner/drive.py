@@ -24,7 +24,7 @@ def drive(
 ) -> Spent:
     """Run trials until the search has no more, or until no more may begin since the time is over."""
     begin, origin = time.perf_counter(), time.time()
-    inside, legs, workers = 0.0, 0, len(trials.free())
+    inside, legs = 0.0, 0
     try:
         while True:
             if seconds is None or time.perf_counter() - begin < seconds:
@@ -41,7 +41,7 @@ def drive(
                 progress(study)
     finally:
         trials.close()
-    return Spent(time.perf_counter() - begin, inside, workers, legs)
+    return Spent(time.perf_counter() - begin, inside, trials.workers, legs)
 
 
 def _tell(study: Study, ended: Ended, origin: float) -> None:

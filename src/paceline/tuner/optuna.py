@@ -73,6 +73,9 @@ class OptunaProposals:
     def at(self, coordinates: Coordinates) -> Configuration | None:
         return self.space.configuration(coordinates)
 
+    def preview(self, trial: int) -> Configuration | None:
+        return None  # a sampler that was asked has to be told
+
     def recall(self, trial: int, configuration: Configuration) -> None:
         self.study.enqueue_trial(configuration)
         self.configuration(trial)

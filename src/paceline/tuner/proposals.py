@@ -21,6 +21,9 @@ class Proposals(Protocol):
     def at(self, coordinates: Coordinates) -> Configuration | None:
         """Return the configuration at a point of the unit cube; None if it is not allowed."""
 
+    def preview(self, trial: int) -> Configuration | None:
+        """Return the configuration that a trial will have, if it can be known before it begins."""
+
     def recall(self, trial: int, configuration: Configuration) -> None:
         """Take note of a configuration that a journal says was proposed."""
 
@@ -69,6 +72,9 @@ class Drawn:
 
     def at(self, coordinates: Coordinates) -> Configuration | None:
         return self.space.configuration(coordinates)
+
+    def preview(self, trial: int) -> Configuration | None:
+        return self.configuration(trial)
 
     def recall(self, trial: int, configuration: Configuration) -> None:
         if (now := self.configuration(trial)) != configuration:

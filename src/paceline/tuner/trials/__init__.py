@@ -38,6 +38,9 @@ class Ended:
 class Trials(Protocol):
     """Something that runs legs."""
 
+    #: The processes that do so.
+    workers: int
+
     def free(self) -> Sequence[int]:
         """Return the workers that can take a leg now."""
 

@@ -11,6 +11,8 @@ from paceline.tuner.trials import Ended, Objective, Report, Terms, run_leg
 class Here:
     """Runs each leg when it is waited for."""
 
+    workers = 1
+
     def __init__(self, objective: Objective, report: Report, terms: Terms) -> None:
         self.objective, self.report, self.terms = objective, report, terms
         self._given: Assignment | None = None

@@ -56,7 +56,7 @@ class Processes:
     def __init__(
         self, objective: Objective, report: Report, terms: Terms, workers: int, deadline: float | None = None
     ) -> None:
-        self.report, self.terms, self.deadline = report, terms, deadline
+        self.report, self.terms, self.deadline, self.workers = report, terms, deadline, workers
         self.threads = max(1, len(os.sched_getaffinity(0)) // workers)
         large: list[Tensor] = []
         try:
@@ -72,20 +72,20 @@ class Processes:
         self.longest = 0.0  # silence of a trial, in seconds
         self._oom = oom_kills()
         forkserver.prepare()
-        self.workers = [self._begin(number) for number in range(workers)]
+        self.team = [self._begin(number) for number in range(workers)]
 
     def free(self) -> Sequence[int]:
-        return [number for number, worker in enumerate(self.workers) if worker.given is None]
+        return [number for number, worker in enumerate(self.team) if worker.given is None]
 
     def start(self, assignment: Assignment, worker: int) -> None:
-        self.workers[worker].given, self.workers[worker].heard = assignment, time.monotonic()
+        self.team[worker].given, self.team[worker].heard = assignment, time.monotonic()
         with contextlib.suppress(OSError):  # it is dead, which the next wait finds
-            self.workers[worker].pipe.send(assignment)
+            self.team[worker].pipe.send(assignment)
 
     def wait(self) -> Sequence[Ended]:
         found: list[Ended] = []
         while not found:
-            pipes = {worker.pipe: number for number, worker in enumerate(self.workers)}
+            pipes = {worker.pipe: number for number, worker in enumerate(self.team)}
             for pipe in connection.wait(list(pipes), LOOK):
                 number = pipes[pipe]  # type: ignore[index]
                 found += self._hear(number)
@@ -93,11 +93,11 @@ class Processes:
         return found
 
     def close(self) -> None:
-        for worker in self.workers:
+        for worker in self.team:
             worker.pipe.close()  # at which a worker that is free ends
             if worker.given is not None:
                 _kill(worker.process)
-        for worker in self.workers:
+        for worker in self.team:
             worker.process.join(5)
             _kill(worker.process)
             worker.process.join()
@@ -118,7 +118,7 @@ class Processes:
 
     def _hear(self, number: int) -> list[Ended]:
         """Take one message of a worker, or its death."""
-        worker = self.workers[number]
+        worker = self.team[number]
         try:
             kind, *rest = worker.pipe.recv()
         except (EOFError, OSError):
@@ -144,14 +144,14 @@ class Processes:
 
     def _died(self, number: int, why: str) -> list[Ended]:
         """Replace a worker; its leg begins again, or has failed."""
-        worker = self.workers[number]
+        worker = self.team[number]
         worker.process.join()
         code = worker.process.exitcode or 0
         worker.process.close()
         worker.pipe.close()
         if not worker.ready and worker.given is None:
             raise TuningError(f"a worker process ended with {code} before it could begin")
-        self.workers[number] = self._begin(number)
+        self.team[number] = self._begin(number)
         given = worker.given
         if given is None:
             return []
@@ -167,7 +167,7 @@ class Processes:
     def _silent(self) -> list[Ended]:
         """End trials that are silent for too long."""
         limit, found = self.deadline or max(HANGS[1], HANGS[0] * self.longest), list[Ended]()
-        for number, worker in enumerate(self.workers):
+        for number, worker in enumerate(self.team):
             if worker.given is not None and worker.ready and time.monotonic() - worker.heard > limit:
                 _kill(worker.process)
                 found += self._died(number, f"it was silent for {limit:.0f} s, and its process was ended")
