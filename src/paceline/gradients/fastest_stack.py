@@ -16,7 +16,7 @@ from paceline.gradients.stacking import CannotStack
 from paceline.jobs.job import Job
 from paceline.kernels import CannotFuse, NoCompiler, machine
 
-LOOK = 8  # updates that are timed
+LOOK = 60  # updates that are timed
 COMPILE = 2.0  # seconds to compile a text, about
 GeneratedStack = CoreStack | LaneStack
 KINDS: tuple[type[GeneratedStack], ...] = (CoreStack, LaneStack)

@@ -21,7 +21,7 @@ from paceline.tuner.trials.stacked import Stacked
 
 WAYS = ("auto", "processes", "stacked", "distributed", "here")
 FEW = 4  # trials, with fewer of which stacking is not looked at
-LOOK = 8  # updates that are timed
+LOOK = 60  # updates that are timed
 
 
 class Way(NamedTuple):
