@@ -64,6 +64,11 @@ def test_files(tmp_path: Path) -> None:
         assert space.parameters == {"lr": Float(0.1, 1), "n": Int(1, 3), "c": Choice([1, "x"])}
 
 
+def test_what_a_space_says_of_itself_is_read_as_the_same_space() -> None:
+    space = Space({"x": Float(0, 1), "n": Int(1, 5), "c": Choice([1, "a", None]), "y": Float(1, 2, when={"c": "a"})})
+    assert Space(space.describe()).parameters == space.parameters
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -153,14 +153,14 @@ class Space:
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Return the parameters as JSON has them."""
-        return {
-            name: {
-                key: value
-                for key, value in vars(parameter).items()
-                if value is not None and value is not False and value != {}
-            }
-            for name, parameter in self.parameters.items()
-        }
+        return {name: _described(parameter) for name, parameter in self.parameters.items()}
+
+
+def _described(parameter: Parameter) -> dict[str, Any]:
+    """Return a parameter as a table of a file has it; the type is named, as JSON reads 1.0 and 1 alike."""
+    kind = {} if isinstance(parameter, Choice) else {"type": type(parameter).__name__.lower()}
+    given = {k: v for k, v in vars(parameter).items() if v is not None and v is not False and v != {}}
+    return {**kind, **given}
 
 
 def exists(when: Condition, found: Configuration) -> bool:
