@@ -8,7 +8,7 @@ QUICK := tests/core tests/plans tests/parameters tests/check tests/engines/test_
 # Most tests wait for processes, or keep one core busy.
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test quick soak check style docs bench clean
+.PHONY: demo test quick soak check style docs release bench clean
 
 demo: $(VENV)/.ready          ## environment, then a comparison ending in a table and a page
 	$(BIN)/paceline compare digits --plans sequential,ddp,ring,downpour --workers 2
@@ -32,7 +32,10 @@ style: $(VENV)/.ready
 	$(BIN)/paceline check src
 
 docs: $(VENV)/.ready          ## the site, in site/; a warning is an error
-	$(BIN)/mkdocs build --strict -d site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -d site
+
+release: $(VENV)/.ready       ## wheel and sdist in dist/, checked, and the wheel tried in an empty environment
+	.ci/release $(BIN)/python
 
 bench: $(VENV)/.ready         ## the measured claims, at full size (most of an hour)
 	$(BIN)/python benchmarks/local_speed/run.py
@@ -67,4 +70,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) runs site dist build .mypy_cache .pytest_cache .ruff_cache

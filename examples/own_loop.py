@@ -6,7 +6,7 @@ import sys
 import torch
 from torch import nn
 
-import paceline as pl
+import paceline
 
 PLAN = sys.argv[1] if len(sys.argv) > 1 else "downpour"
 RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -21,7 +21,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=5)
 mine = torch.arange(RANK, len(inputs), RANKS)  # each process has batches of its own
 
-with pl.parallel(model, optimizer, plan=PLAN) as (model, optimizer):
+with paceline.parallel(model, optimizer, plan=PLAN) as (model, optimizer):
     for _epoch in range(5):
         for batch in mine[torch.randperm(len(mine))].split(100):
             optimizer.zero_grad()

@@ -27,7 +27,9 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("plans", {"plans", "core", "errors"}, {"torch"}),
     ("jobs", {"jobs", "errors"}, set()),
     ("kernels", {"kernels", "errors", "jobs.modules"}, {"multiprocessing", "socket", "torch.distributed"}),
-    ("data", {"data", "core", "errors", "jobs", "plans"}, {"multiprocessing"}),
+    ("shards", {"shards", "errors"}, {"torch", "multiprocessing"}),
+    ("preparation", {"preparation", "shards", "errors"}, {"torch", "multiprocessing"}),
+    ("data", {"data", "shards", "core", "errors", "jobs", "plans"}, {"multiprocessing"}),
     (
         "parameters",
         {"parameters", "gradients", "core", "jobs", "errors"},
@@ -43,6 +45,11 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         {"stages", "gradients", "parameters", "core", "data", "jobs", "errors"},
         {"multiprocessing", "socket", "torch.distributed"},
     ),
+    (
+        "splits",
+        {"splits", "stages", "gradients", "parameters", "core", "data", "jobs", "links", "errors"},
+        {"multiprocessing", "socket", "torch.distributed"},
+    ),
     ("links.ring_buffer", set(), {"torch", "numpy"}),
     ("links.tcp.frame", {"errors"}, PURE_NEVER | {"torch", "numpy", "pickle", "json"}),
     ("links.tcp.handshake", {"links.tcp.frame", "errors"}, PURE_NEVER | {"torch", "numpy", "pickle", "json"}),
@@ -51,8 +58,8 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     (
         "engines",
         {
-            "engines", "links", "core", "gradients", "parameters", "stages", "data", "jobs", "plans", "runs",
-            "narrative", "errors",
+            "engines", "links", "core", "gradients", "parameters", "stages", "splits", "data", "jobs", "plans",
+            "runs", "narrative", "errors",
         },
         set(),
     ),
@@ -74,17 +81,23 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         {"torch.distributed", "ray"},
     ),
     ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
+    (
+        "planner",
+        {"planner", "core", "plans", "jobs", "data", "gradients", "parameters", "runs", "engines.virtual", "errors"},
+        {"multiprocessing", "socket", "subprocess", "threading", "torch.distributed"},
+    ),
     ("api.gloo_shim", {"backend"}, set()),
     (
         "api",
         {
-            "api", "callbacks", "engines", "links", "core", "gradients", "parameters", "jobs", "plans", "runs",
-            "report", "tuner", "errors",
+            "api", "callbacks", "engines", "links", "core", "gradients", "parameters", "data", "jobs", "planner",
+            "plans", "runs", "report", "tuner", "errors",
         },
         set(),
     ),
     ("adapters", {"api", "plans", "errors"}, set()),
     ("check", {"check", "narrative", "errors"}, {"torch", "numpy", "importlib.util", "runpy", "pkgutil"}),
+    ("watcher", {"watcher", "narrative", "runs.live", "errors"}, {"torch", "numpy"}),
     ("testing", {"testing", "api", "engines", "core", "jobs", "plans", "runs"}, set()),
 ]  # fmt: skip
 HOMES = (

@@ -135,7 +135,7 @@ def test_augmentation_by_random_and_numpy_is_seeded_too_and_does_not_look_like_a
     def jitter(batch: Any) -> Any:
         return batch[0] * (1 + random.random()) + np.random.rand() + torch.rand(1), batch[1]
 
-    made = job(transform=jitter)
+    made = job(batch_transform=jitter)
     run = pl.train(made, "ring:workers=3", folder=None)
     assert pl.replay(run).matches
     oracle = pl.train(made, "sequential:chunks=3", engine="virtual", folder=None)
@@ -213,7 +213,7 @@ def test_loader_processes_left_folders_behind_and_sockets_had_too_long_names(
         "class Few(torch.utils.data.Dataset):\n"
         "    def __len__(self): return 40\n"
         "    def __getitem__(self, number): return torch.randn(6), number % 2\n"
-        "job = pl.Job(model=lambda: nn.Linear(6, 2), data=Few(), loss=nn.CrossEntropyLoss(), loader_workers=2,\n"
+        "job = pl.Job(model=lambda: nn.Linear(6, 2), data=Few(), loss=nn.CrossEntropyLoss(), num_workers=2,\n"
         "             optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=10)\n"
         "pl.train(job, sys.argv[1], folder=None)\n"
     )
@@ -227,8 +227,8 @@ def test_loader_processes_left_folders_behind_and_sockets_had_too_long_names(
 
 
 def test_nobody_waits_less_than_no_time() -> None:
-    with pytest.raises(UsageError, match="deadline=-1"):
-        pl.train(job(), "ring", folder=None, deadline=-1)
+    with pytest.raises(UsageError, match="timeout=-1"):
+        pl.train(job(), "ring", folder=None, timeout=-1)
 
 
 @pytest.mark.parametrize("engine", ["virtual", "local"])

@@ -52,7 +52,7 @@ def small(job: str, optimizer: str) -> Job:
 @cache
 def oracle(job: str, optimizer: str, chunks: int, updates: int) -> nn.Module:
     plan = make("sequential", chunks=chunks)
-    return train(small(job, optimizer), plan, engine="virtual", folder=None, updates=updates).model
+    return train(small(job, optimizer), plan, engine="virtual", folder=None, max_updates=updates).model
 
 
 def pairs(plan: int, job: int, optimizer: int) -> bool:
@@ -62,7 +62,7 @@ def pairs(plan: int, job: int, optimizer: int) -> bool:
 
 @pytest.mark.parametrize(("plan", "job", "optimizer"), swept(SYNCHRONOUS, list(JOBS), list(OPTIMIZERS), keep=pairs))
 def test_same_numbers_virtual(plan: Plan, job: str, optimizer: str) -> None:
-    run = train(small(job, optimizer), plan, engine="virtual", folder=None, updates=UPDATES)
+    run = train(small(job, optimizer), plan, engine="virtual", folder=None, max_updates=UPDATES)
     assert difference(oracle(job, optimizer, plan.parts, UPDATES), run.model) <= 1e-9
 
 
@@ -72,7 +72,7 @@ EACH_JOB = list(zip(JOBS, [*OPTIMIZERS, "momentum"], strict=True))
 @pytest.mark.parametrize("workers", [2, 5])
 @pytest.mark.parametrize(("job", "optimizer"), EACH_JOB)
 def test_same_numbers_on_real_processes(job: str, optimizer: str, workers: int) -> None:
-    run = train(small(job, optimizer), Plan.parse("ring", workers), engine="local", folder=None, updates=20)
+    run = train(small(job, optimizer), Plan.parse("ring", workers), engine="local", folder=None, max_updates=20)
     assert difference(oracle(job, optimizer, workers, 20), run.model) <= 1e-9
 
 
@@ -81,7 +81,7 @@ def test_same_numbers_on_real_processes(job: str, optimizer: str, workers: int) 
 )
 def test_same_numbers_of_pipelines(plan: Plan, kind: tuple[str, str]) -> None:
     job, optimizer = enough(kind[0], plan), kind[1]
-    run = train(small(job, optimizer), plan, engine="virtual", folder=None, updates=UPDATES)
+    run = train(small(job, optimizer), plan, engine="virtual", folder=None, max_updates=UPDATES)
     assert difference(oracle(job, optimizer, plan.parts, UPDATES), run.model) <= 1e-9
 
 
@@ -92,7 +92,7 @@ MICRO_BATCHES = {2: 7, 3: 5, 4: 3, 5: 4, 6: 9}  # by workers: more and fewer, od
 @cache
 def deep_oracle(job: str, chunks: int) -> nn.Module:
     plan = make("sequential", chunks=chunks)
-    return train(DEEP_JOBS[job](), plan, engine="virtual", folder=None, updates=UPDATES).model
+    return train(DEEP_JOBS[job](), plan, engine="virtual", folder=None, max_updates=UPDATES).model
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_same_numbers_of_deep_models_in_every_schedule_on_two_to_six_workers(
 ) -> None:
     micro = MICRO_BATCHES[workers]
     plan = make(schedule, workers=workers, micro_batches=micro)
-    run = train(DEEP_JOBS[job](), plan, engine="virtual", folder=None, updates=UPDATES)
+    run = train(DEEP_JOBS[job](), plan, engine="virtual", folder=None, max_updates=UPDATES)
     assert difference(deep_oracle(job, micro), run.model) <= 1e-9
 
 
@@ -122,7 +122,7 @@ def test_same_numbers_of_deep_models_on_real_processes(job: str, schedule: str, 
     swept(ALL, ["residual", "tied"], ENGINES, keep=lambda plan, job, engine: engine == 0 or (plan + job) % 2 == 0),
 )
 def test_every_run_keeps_its_invariants_and_replays(plan: Plan, job: str, engine: str) -> None:
-    run = train(JOBS[enough(job, plan)](), plan, engine=engine, folder=None, updates=12)
+    run = train(JOBS[enough(job, plan)](), plan, engine=engine, folder=None, max_updates=12)
     check_run(run, plan)
 
 

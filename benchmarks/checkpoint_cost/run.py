@@ -42,7 +42,7 @@ def jobs() -> dict[str, tuple[pl.Job, int]]:
 
 
 def seconds(job: pl.Job, plan: str, updates: int, every: int | None, folder: str) -> float:
-    run = pl.train(job, plan, folder=folder, updates=updates, checkpoint_every=every)
+    run = pl.train(job, plan, folder=folder, max_updates=updates, checkpoint_every=every)
     return float(run.summary()["seconds"])
 
 

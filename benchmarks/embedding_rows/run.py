@@ -45,7 +45,7 @@ def measure(optimizer: str, sparse: bool) -> dict[str, float]:
         partial(network, sparse), data, nn.CrossEntropyLoss(), optimizer=OPTIMIZERS[optimizer], batch_size=BATCH,
         epochs=10,
     )  # fmt: skip
-    run = pl.train(job, "downpour", workers=2, folder=None, updates=UPDATES[sparse])
+    run = pl.train(job, "downpour", workers=2, folder=None, max_updates=UPDATES[sparse])
     rows = run.trace.of_kind(Kind.APPLY)
     return {
         "microseconds_per_push": float(np.median(rows["end"] - rows["start"] - rows["waited"])) / 1e3,

@@ -103,7 +103,7 @@ def paceline(plan: str, hidden: int, data: Any, batch: int) -> Callable[[Updates
 
     def seconds(updates: Updates) -> float:
         begun = time.perf_counter()
-        pl.train(job, plan, folder=None, updates=updates)
+        pl.train(job, plan, folder=None, max_updates=updates)
         return time.perf_counter() - begun
 
     return seconds

@@ -125,7 +125,7 @@ def told(made: pl.Job, plan: str) -> list[int]:
 
 
 def measured(made: pl.Job, plan: str) -> list[int]:
-    found: list[int] = pl.train(made, plan, folder=None, updates=6).summary()["peak_memory"]
+    found: list[int] = pl.train(made, plan, folder=None, max_updates=6).summary()["peak_memory"]
     return found
 
 
@@ -163,7 +163,7 @@ def capped() -> dict[str, Any]:
     alone = measured(made, "layers:workers=1,memory=100000")
     refusal = ""
     try:
-        pl.train(made, f"layers:workers=1,memory={CAP}", folder=None, updates=6)
+        pl.train(made, f"layers:workers=1,memory={CAP}", folder=None, max_updates=6)
     except PlanError as error:
         refusal = str(error)
     two = measured(made, f"one_f_one_b:workers=2,cuts=8,memory={CAP}")

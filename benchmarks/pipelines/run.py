@@ -197,7 +197,7 @@ def paceline(net: str, plan: str, micro: int) -> Seconds:
     )
 
     def seconds(updates: int) -> float:
-        found: float = pl.train(job, plan, folder=None, updates=updates + 2).summary()["seconds"]
+        found: float = pl.train(job, plan, folder=None, max_updates=updates + 2).summary()["seconds"]
         return found
 
     return seconds

@@ -88,16 +88,16 @@ def world(draw: random.Random) -> tuple[pl.Job, Plan]:
         optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
         epochs=9,
         seed=draw.randrange(1000),
-        clip_norm=0.5 if name in FLUSHED and draw.random() < 0.3 else None,
+        gradient_clip_norm=0.5 if name in FLUSHED and draw.random() < 0.3 else None,
     )
     return job, make(name.partition(":")[0], **options)
 
 
 def gap(job: pl.Job, plan: Plan) -> float:
     """From one process; of pipelines without a flush, from the virtual engine."""
-    run = pl.train(job, plan, folder=None, updates=UPDATES, deadline=DEADLINE)
+    run = pl.train(job, plan, folder=None, max_updates=UPDATES, timeout=DEADLINE)
     other = plan if endless(plan) else make("sequential", chunks=plan.parts)
-    return difference(pl.train(job, other, engine="virtual", folder=None, updates=UPDATES).model, run.model)
+    return difference(pl.train(job, other, engine="virtual", folder=None, max_updates=UPDATES).model, run.model)
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def look(so_far):
     if not seen and so_far.updates >= updates // 6 or seen and so_far.updates >= updates * 5 // 6:
         if len(seen) < 2:
             seen.append((so_far.updates, nanoseconds()))
-pl.train(job, plan, folder=None, updates=updates, progress=look)
+pl.train(job, plan, folder=None, max_updates=updates, progress=look)
 (first, then), (last, now) = seen
 print((now - then) / 1e9 / (last - first))
 """
@@ -63,7 +63,7 @@ def measured(batch: int, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         for name in PLANS:
             for shards in SHARDS:
-                run = pl.train(job, f"{name}:workers=1,shards={shards}", folder=None, updates=1500)
+                run = pl.train(job, f"{name}:workers=1,shards={shards}", folder=None, max_updates=1500)
                 rows = run.trace.rows[run.trace.rows["update"] >= 100]
                 took = (rows["end"] - rows["start"]) / 1e9
                 computing.append(float(np.median(took[rows["kind"] == Kind.COMPUTE])))

@@ -30,7 +30,7 @@ job = pl.Job(
     test=(x[:200], y[:200]),
     loss=nn.CrossEntropyLoss(),
     optimizer=partial(torch.optim.Adam, lr=0.003),
-    schedule=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.998),
+    lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.998),
     batch_size=20,
     epochs=15,
     evaluate_every=100,

@@ -94,7 +94,7 @@ def train(case: dict[str, Any], folder: Path) -> pl.Run:
     world = {**case["world"], "deaths": dict(case["world"].get("deaths", ()))}
     return pl.train(
         jobs.JOBS[case["job"]](), case["plan"].replace("{here}", str(HERE)), engine=case["engine"], folder=folder,
-        compute=case["compute"], updates=case["updates"], world=pl.World(**world) if case["world"] else None,
+        compute=case["compute"], max_updates=case["updates"], world=pl.World(**world) if case["world"] else None,
     )  # fmt: skip
 
 

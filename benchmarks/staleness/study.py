@@ -164,7 +164,7 @@ def job_for(study: Study, plan: Plan, rate: float, seed: int, tuning: bool) -> p
     optimizer = partial(torch.optim.SGD, lr=rate, momentum=study.momentum, weight_decay=study.decay)
     return job.with_(
         data=fit, test=held if tuning else test, batch_size=batch, epochs=study.epochs, seed=seed,
-        optimizer=optimizer, schedule=partial(ToZero, updates=updates),
+        optimizer=optimizer, lr_scheduler=partial(ToZero, updates=updates),
         evaluate_every=10**9 if tuning else evaluate,
     )  # fmt: skip
 

@@ -44,7 +44,7 @@ def main() -> None:
     writing, draining = (statistics.median(p[side] for p in pairs) for side in (0, 1))
     shares = {}
     for plan in ("sequential", "ring:workers=2", "downpour:workers=2"):
-        run = pl.train(load_job("mnist-dnn"), plan, folder=None, updates=3000)
+        run = pl.train(load_job("mnist-dnn"), plan, folder=None, max_updates=3000)
         rows = len(run.trace) / len(run.trace.of_kind(Kind.COMPUTE))  # of a worker's step
         workers = run.summary()["workers"]
         in_step = run.summary()["plan"].startswith("downpour")

@@ -17,10 +17,15 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 
-from reference import commands, plans, python  # noqa: E402
+from reference import commands, messages, plans, python  # noqa: E402
 
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
-GENERATED = {"reference/python.md": python, "reference/commands.md": commands, "reference/plans.md": plans}
+GENERATED = {
+    "reference/python.md": python,
+    "reference/commands.md": commands,
+    "reference/plans.md": plans,
+    "reference/messages.md": messages,
+}
 
 
 def places() -> dict[str, str]:

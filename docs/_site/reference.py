@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
+import tomllib
 import typer
 
 import paceline
@@ -13,11 +15,11 @@ from paceline.plans.plan import RECIPES
 
 
 def python() -> str:
-    """The names of `import paceline as pl`."""
-    lines = ["# Python", "", "`import paceline as pl` loads PyTorch only when something that needs it is used.", ""]
+    """The names of `import paceline`."""
+    lines = ["# Python", "", "`import paceline` loads PyTorch only when something that needs it is used.", ""]
     for name in sorted(paceline._FACE):
         thing = getattr(paceline, name)
-        lines += [f"## pl.{name}", "", "```python", f"pl.{name}{signature(thing)}", "```", ""]
+        lines += [f"## paceline.{name}", "", "```python", f"paceline.{name}{signature(thing)}", "```", ""]
         lines += ["```text", inspect.getdoc(thing) or "", "```", ""]
         lines += [f"- `.{word}{signature(member)}`: {first(member)}" for word, member in members(thing)]
         lines.append("")
@@ -76,6 +78,27 @@ def _commands(group: Any, before: str = "") -> list[tuple[str, Any]]:
         inner = hasattr(command, "commands")
         found += _commands(command, f"{before}{name} ") if inner else [(f"{before}{name}", command)]
     return found
+
+
+def messages() -> str:
+    """What people type by mistake, with the exit code and the message."""
+    table = tomllib.loads((Path(__file__).parents[2] / "tests" / "cli" / "wrong_inputs.toml").read_text())
+    lines = [
+        "# Messages after wrong input",
+        "",
+        "Each row is typed by the tests. Exit codes: 0 done, 1 a run that failed, 2 wrong use: nothing was started.",
+        "What goes wrong in a run that has started is in [what goes wrong](../failures.md).",
+        "",
+        "| typed | exit code | message |",
+        "|---|---|---|",
+    ]
+    for row in table["input"]:
+        name = row["typed"].split()[-1].removesuffix(".py")
+        typed = f"`{row['typed']}`" + (f" with `{line}`" if (line := table["mistakes"].get(name)) else "")
+        lines.append(
+            f"| {typed} | {row['exit']} | {row['says'].replace('|', chr(92) + '|').replace('*', chr(92) + '*')} |"
+        )
+    return "\n".join([*lines, ""])
 
 
 def plans() -> str:

@@ -1,20 +1,4 @@
-"""Paceline trains PyTorch models in parallel on the machines you have, and tells you which way pays.
-
-The house, in the order a training walks through it:
-
-    job, jobs    what is trained, and the built-in jobs
-    plan         how: a choice on each axis, with names for the well-known ones
-    core         the algorithms, pure: tables, machines, rules
-    compute      how a worker gets its gradient, and how parameters lie in memory
-    data         which samples a batch holds
-    engines      run a plan: virtual (a clock that jumps), local (processes), replay (a recorded run again)
-    training     `train`: setup, engine, outcome
-    own_loop     `parallel`: the same plans in a loop of the user's own
-    trace, run   what happened, and the folder it is kept in
-    tally, board what each worker's time went into, after and while it goes on
-    report       the page, and files for other tools
-    comparison   plans side by side on your own job
-    cli          the command line; testing: the conformance suites
+"""Paceline trains PyTorch models in parallel on Linux machines, and measures which method is fastest on your model.
 
 Importing paceline does not import torch.
 """
@@ -22,21 +6,45 @@ Importing paceline does not import torch.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from paceline.api.calibrate import calibrate as calibrate
+    from paceline.api.choose import choose as choose
     from paceline.api.compare import compare as compare
     from paceline.api.parallel import parallel as parallel
+    from paceline.api.simulate import simulate as simulate
     from paceline.api.train import train as train
     from paceline.api.tune import tune as tune
+    from paceline.api.validate import validate as validate
     from paceline.callbacks import Callback as Callback
     from paceline.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
     from paceline.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from paceline.data.mix import Mix as Mix
+    from paceline.data.shards import Shards as Shards
     from paceline.engines.replay.replay import replay as replay
+    from paceline.engines.virtual import World as World
+    from paceline.errors import PacelineError as PacelineError
+    from paceline.errors import ReplayDiverged as ReplayDiverged
+    from paceline.errors import RunFailed as RunFailed
+    from paceline.errors import RunStopped as RunStopped
+    from paceline.errors import UsageError as UsageError
     from paceline.jobs.job import Job as Job
+    from paceline.plans.named import *  # noqa: F403
     from paceline.plans.plan import Plan as Plan
+    from paceline.preparation.prepare import prepare as prepare
+    from paceline.preparation.recipe import Recipe as Recipe
+    from paceline.preparation.recipe import Words as Words
+    from paceline.preparation.sources import Arrow as Arrow
+    from paceline.preparation.sources import Csv as Csv
+    from paceline.preparation.sources import Idx as Idx
+    from paceline.preparation.sources import Images as Images
+    from paceline.preparation.sources import JsonLines as JsonLines
+    from paceline.preparation.sources import Lines as Lines
+    from paceline.preparation.sources import Parquet as Parquet
     from paceline.runs.progress import Progress as Progress
     from paceline.runs.run import Run as Run
     from paceline.stages.through_time import ThroughTime as ThroughTime
@@ -49,10 +57,19 @@ if TYPE_CHECKING:
 _FACE = {
     "Job": "paceline.jobs.job",
     "Plan": "paceline.plans.plan",
+    "PacelineError": "paceline.errors",
     "Progress": "paceline.runs.progress",
+    "ReplayDiverged": "paceline.errors",
     "Run": "paceline.runs.run",
+    "RunFailed": "paceline.errors",
+    "RunStopped": "paceline.errors",
+    "UsageError": "paceline.errors",
     "train": "paceline.api.train",
     "compare": "paceline.api.compare",
+    "calibrate": "paceline.api.calibrate",
+    "choose": "paceline.api.choose",
+    "simulate": "paceline.api.simulate",
+    "validate": "paceline.api.validate",
     "Callback": "paceline.callbacks",
     "EarlyStopping": "paceline.callbacks.early_stopping",
     "BestCheckpoint": "paceline.callbacks.best_checkpoint",
@@ -66,19 +83,35 @@ _FACE = {
     "Int": "paceline.tuner.space",
     "Choice": "paceline.tuner.space",
     "Trial": "paceline.tuner.trial",
+    "Shards": "paceline.data.shards",
+    "Mix": "paceline.data.mix",
+    "prepare": "paceline.preparation.prepare",
+    "Recipe": "paceline.preparation.recipe",
+    "Words": "paceline.preparation.recipe",
+    "Csv": "paceline.preparation.sources",
+    "JsonLines": "paceline.preparation.sources",
+    "Lines": "paceline.preparation.sources",
+    "Parquet": "paceline.preparation.sources",
+    "Arrow": "paceline.preparation.sources",
+    "Images": "paceline.preparation.sources",
+    "Idx": "paceline.preparation.sources",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _FACE:
-        return getattr(importlib.import_module(_FACE[name]), name)
-    if name[:1].isupper():
-        from paceline.plans.plan import plan_class
+if not TYPE_CHECKING:  # type checkers know the names above, and refuse any other
 
-        if (build := plan_class(name)) is not None:
-            return build
-    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _FACE:
+            return getattr(importlib.import_module(_FACE[name]), name)
+        if name[:1].isupper():
+            from paceline.plans.named import constructor_of
+
+            if (build := constructor_of(name)) is not None:
+                return build
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:
-    return sorted([*_FACE, "__version__"])
+    from paceline.plans.named import constructors
+
+    return sorted([*_FACE, *constructors(), "__version__"])

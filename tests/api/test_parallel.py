@@ -101,7 +101,7 @@ def test_a_loop_of_ones_own_makes_the_bits_that_train_makes(tmp_path: Path) -> N
         batch_size=32, epochs=3,
     )  # fmt: skip
     for number, plan in enumerate(SYNCHRONOUS):
-        expected = pl.train(job, plan, workers=2, folder=None, updates=24).model.state_dict()
+        expected = pl.train(job, plan, workers=2, folder=None, max_updates=24).model.state_dict()
         for rank in range(2):
             found = torch.load(tmp_path / f"{number}-{rank}.pt")
             for name, value in expected.items():

@@ -58,7 +58,7 @@ def collectives() -> None:
 
 
 def long_vectors() -> None:
-    """Vectors longer than a slot, here a short one; and long enough to be added up in segments."""
+    """Vectors longer than a slot, here a short one; and long enough to be summed in segments."""
     from paceline.backend import collectives, group_memory
 
     group_memory.SLOT = collectives.SLOT = 1 << 16
@@ -323,7 +323,7 @@ def any_order() -> None:
         dist.recv(go, 0)
         dist.all_reduce(x)
     assert x.eq(ranks).all()
-    # Nobody waits for the send; the receiver comes late, and from anybody.
+    # No one waits for the send; the receiver comes late, and from anybody.
     big = torch.full((1_000_000,), float(rank))
     dist.isend(big, right, tag=7)
     got = torch.empty(1_000_000)

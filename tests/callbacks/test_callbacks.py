@@ -184,7 +184,7 @@ def test_a_run_that_a_callback_stops_is_returned_and_can_be_resumed(plan: str, t
 
 
 def test_a_run_that_cannot_be_stopped_says_why() -> None:
-    with pytest.raises(UsageError, match="engine='local' with a folder"):
+    with pytest.raises(UsageError, match="with a folder can be stopped by a callback"):
         train(job(), "ring", 2, engine="virtual", folder=None, callbacks=[StopAt()])
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import paceline
 from paceline.cli.comparison import show_comparison
 from paceline.cli.tables import show_summary
 from paceline.report.reading import open_all
@@ -38,6 +39,33 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return folder / summary["run"], summary
 
 
+def test_an_option_by_its_old_name_works_and_is_named_anew(folder: Path, command: Command) -> None:
+    done = command("train", "job.py", "--updates=3", "--deadline", "60", "--runs", "old", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["updates"] == 3
+    assert "--updates is called --max-updates now" in done.err
+    assert "--deadline is called --timeout now" in done.err
+
+
+def test_the_version_is_printed(command: Command) -> None:
+    assert command("--version").out == f"paceline {paceline.__version__}\n"
+
+
+def test_plans_are_listed_for_people_and_programs(command: Command) -> None:
+    listed = command("plans")
+    assert listed.code == 0
+    found = json.loads(command("plans", "--json").out)["plans"]
+    assert all(f"  {plan['name']} " in listed.out and plan["about"][:20] in listed.out for plan in found)
+    assert {"one_f_one_b": ["1f1b"]}.items() <= {plan["name"]: plan["also_called"] for plan in found}.items()
+
+
+def test_an_environment_variable_gives_an_option_its_default(
+    folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_PLAN", "no_such_plan")
+    assert "no_such_plan" in command("train", "job.py").err
+
+
 def test_train_prints_one_object_and_leaves_a_run_folder(trained: tuple[Path, dict[str, Any]]) -> None:
     run, summary = trained
     wanted = (
@@ -47,7 +75,8 @@ def test_train_prints_one_object_and_leaves_a_run_folder(trained: tuple[Path, di
     assert set(wanted.split()) <= set(summary)
     assert summary["updates"] == 30
     assert {"mean", "p95", "max"} <= set(summary["staleness"])
-    assert sorted(p.name for p in run.iterdir()) == ["job.pickle", "model.pt", "run.json", "source.py", "trace.arrow"]
+    left = ["checkpoints", "job.pickle", "model.pt", "run.json", "source.py", "trace.arrow"]
+    assert sorted(p.name for p in run.iterdir()) == left
 
 
 def test_replay_ends_in_the_same_bits_or_stops_on_the_way(

@@ -52,7 +52,7 @@ def _leaves_nothing_behind(_own_temporary_folder: None) -> Iterator[None]:
         (["emit", "slurm", "job.py", "--plan", "rign"], "did you mean 'ring'"),
         (["emit", "slurm", "job.py", "--plan", "ring", "--workers", "0"], "workers"),
         (["emit", "slurm", "job.py", "--plan", "ring", "--output", "job.py"], "give --force to replace it"),
-        (["emit", "kubernetes", "job.py", "--plan", "gpipe"], "runs on one machine only"),
+        (["emit", "kubernetes", "job.py", "--plan", "gpipe"], "does not run on a cluster"),
         (["emit", "docker", "../job.py"], "lies outside the folder"),
         (["fly"], "No such command"),
     ],

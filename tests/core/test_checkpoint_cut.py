@@ -93,7 +93,7 @@ def test_every_batch_is_taken_once_however_often_the_run_is_cut(server: Server, 
     part, steps = Part(3, batches, server, shards, applied, cut), 0
     while part.step(chance):
         steps += 1
-        assert steps < 10**5, "nobody gets any further"
+        assert steps < 10**5, "no one gets any further"
     assert applied == [Counter(range(batches))] * shards
 
 

@@ -90,7 +90,7 @@ def in_numpy(updates: int, bumps: float) -> tuple[Vector, Counter[str]]:
 
 def check_against_numpy(workers: int, engine: str, bumps: float, updates: int = 8) -> None:
     plan = f"sandblaster:memory={MEMORY}"
-    run = pl.train(job(bumps), plan, workers, engine=engine, folder=None, updates=updates)
+    run = pl.train(job(bumps), plan, workers, engine=engine, folder=None, max_updates=updates)
     expected, seen = in_numpy(updates, bumps)
     assert bumps == 0 or min(seen["halved"], seen["left out"]) > 0, "nothing of this was put to the test"
     assert np.abs(run.model.w.detach().numpy() - expected).max() <= 1e-12 * np.abs(expected).max()
@@ -108,7 +108,7 @@ def test_it_is_lbfgs_on_real_processes() -> None:
 
 @pytest.mark.parametrize(("updates", "away"), [(SIZE, 1e-2), (2 * SIZE, 1e-7)])
 def test_on_a_quadratic_it_is_there_in_about_as_many_updates_as_there_are_parameters(updates: int, away: float) -> None:
-    run = pl.train(job(batch_size=SAMPLES), "sandblaster", 2, engine="virtual", folder=None, updates=updates)
+    run = pl.train(job(batch_size=SAMPLES), "sandblaster", 2, engine="virtual", folder=None, max_updates=updates)
     assert np.abs(run.model.w.detach().numpy() - X.mean(0)).max() < away
     losses = run.trace.loss_curve()[1]
     assert all(after <= before + 1e-12 for before, after in pairwise(losses))
@@ -116,13 +116,15 @@ def test_on_a_quadratic_it_is_there_in_about_as_many_updates_as_there_are_parame
 
 @pytest.mark.parametrize("name", ["mlp", "lstm"])  # with dropout: every evaluation of a batch draws the same
 def test_virtual_and_local_give_the_same_bits(name: str) -> None:
-    runs = [pl.train(JOBS[name](), "sandblaster", 3, engine=e, folder=None, updates=9) for e in ("virtual", "local")]
+    runs = [
+        pl.train(JOBS[name](), "sandblaster", 3, engine=e, folder=None, max_updates=9) for e in ("virtual", "local")
+    ]
     assert len({run.summary()["parameters_sha256"] for run in runs}) == 1
 
 
 def test_moving_buffers_are_those_of_an_updates_first_evaluation() -> None:
     one, other = (
-        pl.train(JOBS["residual"](), plan, 3, engine="virtual", folder=None, updates=1).model.norm
+        pl.train(JOBS["residual"](), plan, 3, engine="virtual", folder=None, max_updates=1).model.norm
         for plan in ("sandblaster", "ring")
     )
     assert torch.equal(one.running_mean, other.running_mean)
@@ -138,15 +140,15 @@ def test_a_loss_with_a_weight_of_its_own_is_the_same_for_any_number_of_workers()
         mean: torch.Tensor = (each * (away**2).sum(1)).sum() / each.sum()
         return mean
 
-    made = job(step=weighed, weight=lambda batch: float(importance(batch).sum()))
-    runs = [pl.train(made, "sandblaster", w, engine="virtual", folder=None, updates=6) for w in (1, 3)]
+    made = job(step=weighed, loss_denominator=lambda batch: float(importance(batch).sum()))
+    runs = [pl.train(made, "sandblaster", w, engine="virtual", folder=None, max_updates=6) for w in (1, 3)]
     assert difference(runs[0].model, runs[1].model) < 1e-12
 
 
 def test_a_run_can_be_stopped_on_the_way_and_before_a_nan() -> None:
     data = X.copy()
     data[Order(SAMPLES, 0, True)._make(0)[BATCH]] = np.nan  # in the second batch
-    run = pl.train(job().with_(data=(torch.from_numpy(data),)), "sandblaster", 2, folder=None, updates=9)
+    run = pl.train(job().with_(data=(torch.from_numpy(data),)), "sandblaster", 2, folder=None, max_updates=9)
     assert torch.isfinite(run.model.w).all(), "a batch whose loss is not a number moved the parameters"
     found = pl.replay(run, until="nan")
     assert found.guilty_update == 1
@@ -154,7 +156,7 @@ def test_a_run_can_be_stopped_on_the_way_and_before_a_nan() -> None:
 
 
 def test_the_trace_has_a_row_per_evaluation_and_samples_once() -> None:
-    run = pl.train(job(10.0), "sandblaster", 2, engine="virtual", folder=None, updates=6)
+    run = pl.train(job(10.0), "sandblaster", 2, engine="virtual", folder=None, max_updates=6)
     computed = run.trace.of_kind(Kind.COMPUTE)
     assert computed["samples"].sum() == 6 * BATCH
     assert len(computed) > 2 * 2 * 6, "no step was ever halved"
@@ -213,9 +215,9 @@ def test_a_rehearsal_finds_vectors_that_are_not_there(coordinator: Lbfgs, says: 
 
 
 def test_clipping_is_refused_and_what_is_not_used_is_named() -> None:
-    with pytest.raises(PlanError, match=r"clip_norm=0\.5"):
-        pl.train(job(clip_norm=0.5), "sandblaster", engine="virtual", folder=None)
-    made = job(schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
-    with pytest.warns(JobWarning, match="does not use optimizer=, schedule="):
-        run = pl.train(made, "sandblaster", engine="virtual", folder=None, updates=1)
-    assert any("schedule=" in note for note in run.record.notes)
+    with pytest.raises(PlanError, match=r"gradient_clip_norm=0\.5"):
+        pl.train(job(gradient_clip_norm=0.5), "sandblaster", engine="virtual", folder=None)
+    made = job(lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1))
+    with pytest.warns(JobWarning, match="does not use optimizer=, lr_scheduler="):
+        run = pl.train(made, "sandblaster", engine="virtual", folder=None, max_updates=1)
+    assert any("lr_scheduler=" in note for note in run.record.notes)

@@ -97,7 +97,7 @@ PLANS = {"parallel_sgd": "parallel_sgd", "local_sgd": "local_sgd:every=4", "easg
 @pytest.mark.parametrize("workers", [1, 2, 4, 5])
 @pytest.mark.parametrize("name", PLANS)
 def test_averaging_is_its_equation(name: str, workers: int) -> None:
-    run = pl.train(job(), PLANS[name], workers, engine="virtual", folder=None, updates=UPDATES)
+    run = pl.train(job(), PLANS[name], workers, engine="virtual", folder=None, max_updates=UPDATES)
     expected = reference(name, workers)
     assert np.abs(run.model.w.detach().numpy() - expected).max() <= 1e-12 * np.abs(expected).max()
 
@@ -136,7 +136,7 @@ def test_dc_asgd_with_lambda_0_is_downpour_to_the_bit() -> None:
 def test_dc_asgd_is_its_equation(mode: str) -> None:
     """The trace says who pushed what onto which version: the same again, in NumPy."""
     lam, decay = 0.3, 0.95
-    run = pl.train(job(), f"dc_asgd:mode={mode},lam={lam}", 3, engine="virtual", folder=None, updates=UPDATES)
+    run = pl.train(job(), f"dc_asgd:mode={mode},lam={lam}", 3, engine="virtual", folder=None, max_updates=UPDATES)
     versions, mean_square = [START.copy()], np.zeros(SIZE)
     rows = run.trace.rows[run.trace.rows["version"] > 0]
     for row in rows[np.argsort(rows["version"])]:
@@ -193,7 +193,7 @@ def test_impossible_options_are_refused(plan: str, says: str) -> None:
     "plan", ["downpour", "hogwild", "easgd:mode=asynchronous,every=2,spring=0.0001", "local_sgd:every=2"]
 )
 def test_a_schedule_counts_the_samples_of_all_workers(plan: str) -> None:
-    """After ten updates, whoever made them, the rate is 0: from then on nobody's step moves anything."""
+    """After ten updates, whoever made them, the rate is 0: from then on no one's step moves anything."""
     seen: list[float] = []
 
     class Watched(torch.optim.SGD):
@@ -203,9 +203,9 @@ def test_a_schedule_counts_the_samples_of_all_workers(plan: str) -> None:
 
     made = job(
         optimizer=partial(Watched, lr=RATE),
-        schedule=lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda update: float(update < 10)),
+        lr_scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda update: float(update < 10)),
     )
-    pl.train(made, plan, 3, engine="virtual", folder=None, updates=20)
+    pl.train(made, plan, 3, engine="virtual", folder=None, max_updates=20)
     each = 3 if plan.startswith("local_sgd") else 1  # every worker steps in every update
     steps = seen[-20 * each :]  # the probe and the shapes of the optimizer's memory step before
     assert steps.count(RATE) == 10 * each
@@ -218,7 +218,7 @@ def test_asynchronous_exchanges_are_their_equations(name: str) -> None:
     workers, every = 3, 4
     plan = f"{name}:mode=asynchronous,every={every},workers={workers}"
     world = World(speeds=(1.0, 0.6, 0.8))
-    run = pl.train(job(), plan, engine="virtual", folder=None, updates=UPDATES, world=world)
+    run = pl.train(job(), plan, engine="virtual", folder=None, max_updates=UPDATES, world=world)
     mine, pulled = [START.copy() for _ in range(workers)], [START.copy() for _ in range(workers)]
     centre, velocity = START.copy(), np.zeros(SIZE)
     pushes = run.trace.rows[run.trace.rows["version"] > 0]
@@ -245,7 +245,7 @@ def test_ad_psgd_is_its_equation(graph: str) -> None:
     workers, made = 4, job()
     world = World(speeds=(1.0, 0.6, 0.8, 0.3))
     plan = Plan.parse(f"gossip:mode=asynchronous,graph={graph},workers={workers}")
-    run = pl.train(made, plan, engine="virtual", folder=None, updates=UPDATES, world=world)
+    run = pl.train(made, plan, engine="virtual", folder=None, max_updates=UPDATES, world=world)
     newest, held = [[START.copy() for _ in range(workers)] for _ in range(2)]
     pushes = run.trace.rows[run.trace.rows["version"] > 0]
     moved = 0
@@ -258,19 +258,21 @@ def test_ad_psgd_is_its_equation(graph: str) -> None:
         gradient = A @ (held[who] - x.mean(0))
         newest[other] = (newest[who] + newest[other]) / 2
         newest[who] = held[who] = newest[other] - RATE * gradient
-    assert moved > 5, "nobody was ever met while it computed"
+    assert moved > 5, "no one was ever met while it computed"
     mean = np.mean(newest, 0)
     assert np.abs(run.model.w.detach().numpy() - mean).max() <= 1e-12 * np.abs(mean).max()
 
 
 def test_backup_is_the_mean_of_the_first_gradients_of_each_round() -> None:
-    run = pl.train(job(), "backup:workers=3", engine="virtual", folder=None, updates=UPDATES, world=World(jitter=0.9))
+    run = pl.train(
+        job(), "backup:workers=3", engine="virtual", folder=None, max_updates=UPDATES, world=World(jitter=0.9)
+    )
     rows, value = run.trace.of_kind(Kind.APPLY), START.copy()
     for version in range(1, UPDATES + 1):
         taken = [chunks(int(lease) // 2, 2)[int(lease) % 2] for lease in rows["update"][rows["version"] == version]]
         assert len(taken) == 2
         value = value - RATE * (A @ (value - np.concatenate(taken).mean(0)))
-    assert len(run.trace.of_kind(Kind.DROP)) > 5, "nobody was ever late"
+    assert len(run.trace.of_kind(Kind.DROP)) > 5, "no one was ever late"
     assert np.abs(run.model.w.detach().numpy() - value).max() <= 1e-12 * np.abs(value).max()
 
 

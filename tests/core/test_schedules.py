@@ -126,7 +126,7 @@ class Broken(Exception):
 
 class Numbers:
     """Executes a table with numbers in the place of tensors, without asking whether it is right; as an engine would: it
-    takes what lies in front, reads the slot that a version has in the ring, adds up what comes.
+    takes what lies in front, reads the slot that a version has in the ring, sums what comes.
     """
 
     def __init__(self, table: Table) -> None:

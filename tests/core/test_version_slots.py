@@ -1,4 +1,4 @@
-"""Rooms: nobody ever writes where another looks, in every order of pushes and deaths."""
+"""Rooms: no one ever writes where another looks, in every order of pushes and deaths."""
 
 from __future__ import annotations
 

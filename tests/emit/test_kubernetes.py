@@ -123,7 +123,7 @@ def test_a_ray_job_has_a_head_a_token_and_all_its_nodes() -> None:
 
 
 def test_pods_of_a_stateful_set_are_the_ranks() -> None:
-    found = objects("environment", "net.py", "downpour:workers=8", nodes=4)
+    found = objects("environment", "net.py", "downpour:workers=4")
     service, spec = found["Service"], found["StatefulSet"]["spec"]
     assert service["spec"]["clusterIP"] == "None"
     assert spec["serviceName"] == service["metadata"]["name"]

@@ -31,7 +31,7 @@ def script(roster: str, job: str = "job.py", plan: str = "ring:workers=2", **mor
 @pytest.mark.parametrize("roster", ROSTERS)
 def test_a_script_as_a_whole(roster: str) -> None:
     """After a change that is meant, write the new text into the file."""
-    chosen = training("job.py", "downpour", 8, nodes=4, gpus=1, memory=16, roster=roster)
+    chosen = training("job.py", "ring", 4, gpus=1, memory=16, roster=roster)
     assert batch_script(chosen, "1:00:00", "gpu") == (GOLDEN / f"slurm-{roster}.sh").read_text()
 
 

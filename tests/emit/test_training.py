@@ -6,41 +6,48 @@ from typing import Any
 
 import pytest
 
-from paceline.emit.training import training
-from paceline.errors import PacelineError
-from paceline.plans.plan import RECIPES
+from paceline.emit.training import ROSTERS, training
+from paceline.errors import PacelineError, PlanError
+from paceline.plans.clusters import check_method, no_checkpoints
+from paceline.plans.plan import RECIPES, Plan
 
 
 def test_what_is_left_out() -> None:
     small = training("experiments/My net.py:big", "downpour", 4)
     assert (small.name, small.nodes, small.cpus, small.gpus, small.memory) == ("my-net-big", 4, 1, 0, None)
-    assert small.begins == ["--plan", "downpour:workers=4", "--checkpoint-every", "60s"]
+    assert small.begins == ["--plan", "downpour:workers=4"]
     wide = training("digits", "ring:workers=7,threads=3", nodes=2)
     assert (wide.name, wide.nodes, wide.cpus) == ("digits", 2, 12)
     usual = training("digits", "ring")
     assert usual.begins[:4] == ["--plan", "ring", "--workers", str(usual.plan.workers)]
-    assert training("digits", "sequential").begins == ["--plan", "sequential", "--checkpoint-every", "60s"]
+    one = training("digits", "sequential", nodes=1, roster="environment")
+    assert one.begins == ["--plan", "sequential", "--checkpoint-every", "60s"]
 
 
-def test_a_plan_without_checkpoints_is_not_asked_for_them() -> None:
-    without = [name for name in RECIPES if name not in ONE_MACHINE and not training("digits", name).resumable]
-    for name in without:
-        assert "--checkpoint-every" not in training("digits", name).begins
-    assert "downpour" not in without
+@pytest.mark.parametrize("roster", ROSTERS)
+@pytest.mark.parametrize("nodes", [None, 1])
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"table"}))
+def test_what_is_written_is_accepted_where_it_runs(name: str, nodes: int | None, roster: str) -> None:
+    """The words of the command are those that `paceline train` takes on such nodes, for every plan."""
+    plan = Plan.parse(name)
+    here = roster == "environment" and (nodes or plan.workers) == 1
+    try:
+        if not here:
+            check_method(plan)
+    except PlanError:
+        with pytest.raises(PlanError, match="--roster environment --nodes 1"):
+            training("digits", name, nodes=nodes, roster=roster)
+        return
+    found = training("digits", name, nodes=nodes, roster=roster)
+    assert found.plan.name == name
+    keeps = not plan.traits.no_checkpoints and (here or not no_checkpoints(plan))
+    assert ("--checkpoint-every" in found.begins) == keeps == found.resumable
 
 
-ONE_MACHINE = {
-    "hogwild", "ddp", "layers", "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "pipedream", "spectrain", "table",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("plan", sorted(set(RECIPES) - {"table"}))
-def test_data_parallel_plans_are_for_many_machines(plan: str) -> None:
-    if plan in ONE_MACHINE:
-        with pytest.raises(PacelineError, match=f"plan '{plan}' runs on one machine only"):
-            training("digits", plan)
-    else:
-        assert training("digits", plan).plan.name == plan
+def test_plans_with_servers_keep_no_checkpoints_on_several_nodes() -> None:
+    assert not training("digits", "downpour").resumable
+    assert training("digits", "downpour", nodes=1, roster="environment").resumable
+    assert training("digits", "ring").resumable
 
 
 @pytest.mark.parametrize(
@@ -52,6 +59,7 @@ def test_data_parallel_plans_are_for_many_machines(plan: str) -> None:
         ({"plan": "sequential", "workers": 4}, "--workers 4: plan sequential has 1"),
         ({"nodes": 0}, "--nodes 0: give 1 to 2"),
         ({"nodes": 3}, "--nodes 3: give 1 to 2"),
+        ({"workers": 4, "nodes": 2, "roster": "environment"}, "--nodes 2: under --roster environment each node has"),
         ({"cpus": 0}, "--cpus 0: give a whole number from 1"),
         ({"gpus": -1}, "--gpus -1: give a whole number from 0"),
         ({"memory": 0}, "--memory 0: give a whole number from 1"),

@@ -19,14 +19,14 @@ PLANS = ("sequential", "ring:workers=2", "downpour:workers=2", "gossip:workers=2
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("engine", ["virtual", "local"])
 def test_a_short_run_keeps_its_invariants_and_replays(plan: str, engine: str) -> None:
-    run = pl.train(JOBS["residual"](), plan, engine=engine, folder=None, updates=6)
+    run = pl.train(JOBS["residual"](), plan, engine=engine, folder=None, max_updates=6)
     check_run(run, pl.Plan.parse(run.summary()["plan"]))
     assert run.summary()["updates"] == 6
 
 
 @pytest.mark.parametrize("plan", ["downpour:workers=2", "hogwild:workers=2"])
 def test_a_push_moves_a_gradient_there_and_the_parameters_back(plan: str) -> None:
-    run = pl.train(JOBS["mlp"](), plan, engine="virtual", folder=None, updates=3)
+    run = pl.train(JOBS["mlp"](), plan, engine="virtual", folder=None, max_updates=3)
     size = sum(p.nbytes for p in run.model.parameters())
     assert {int(moved) // size for moved in run.trace.of_kind(Kind.APPLY)["bytes"]} == {2}
 
@@ -43,8 +43,8 @@ def test_a_crowd_of_processes_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_pytorchs_own_ddp_trains_as_a_ring_does() -> None:
-    run = pl.train(JOBS["mlp"](), "ddp:workers=2", folder=None, updates=3)
-    ring = pl.train(JOBS["mlp"](), "ring:workers=2", engine="virtual", folder=None, updates=3)
+    run = pl.train(JOBS["mlp"](), "ddp:workers=2", folder=None, max_updates=3)
+    ring = pl.train(JOBS["mlp"](), "ring:workers=2", engine="virtual", folder=None, max_updates=3)
     summary = run.summary()
     assert summary["updates"] == 3
     # What happens inside PyTorch is not in the trace: unknown is not zero.

@@ -95,7 +95,7 @@ def test_the_last_one_goes_on_when_all_others_are_killed(tmp_path: Path, plan: s
 
 
 @pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.errors.JobWarning")
-@pytest.mark.parametrize("plan", ["ring", "sandblaster", "one_f_one_b", "pipedream"])
+@pytest.mark.parametrize("plan", ["ring", "sandblaster", "one_f_one_b", "pipedream", "tensor", "zero"])
 def test_a_plan_that_keeps_step_ends_at_once_and_names_the_dead(plan: str) -> None:
     killed_at: list[float] = []
 
@@ -130,7 +130,7 @@ def test_a_stopped_worker_is_named_by_the_one_who_waits() -> None:
     with pytest.raises(
         RunFailed, match=r"worker 0 did not come: worker 1 waited 3 s for it. Its process \d+ is stopped"
     ):
-        pl.train(job(epochs=10**4), "ring", workers=2, folder=None, progress=stop, deadline=3.0)
+        pl.train(job(epochs=10**4), "ring", workers=2, folder=None, progress=stop, timeout=3.0)
 
 
 def test_an_exception_in_the_users_model_is_the_message() -> None:

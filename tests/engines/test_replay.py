@@ -54,6 +54,7 @@ def test_until_an_update_leaves_the_model_and_the_next_batch(plan: str) -> None:
     assert len(found.guilty_samples) == 30
     assert torch.equal(found.guilty_batch[0], made.data[0][found.guilty_samples])
     assert pl.replay(run, until=11).parameters_sha256 == found.parameters_sha256
+    assert [pl.replay(run, until=update).updates for update in (3, 7, 14)] == [3, 7, 14]
     start = pl.replay(run, until=0)
     assert start.updates == 0
     assert start.parameters_sha256 == sha256(made.make_model())
@@ -76,7 +77,7 @@ def test_a_run_that_turns_to_nan_is_replayed_to_the_update_before(plan: str, eng
 
 
 def test_a_run_without_nan_says_so() -> None:
-    run = pl.train(CASES["dnn"](), "sequential", folder=None, updates=3)
+    run = pl.train(CASES["dnn"](), "sequential", folder=None, max_updates=3)
     with pytest.raises(UsageError, match="no NaN"):
         pl.replay(run, until="nan")
     with pytest.raises(UsageError, match="updates 0 to 3"):
@@ -87,7 +88,7 @@ def test_a_run_without_nan_says_so() -> None:
 
 def test_other_data_or_another_start_is_refused(tmp_path: Path) -> None:
     made = CASES["dnn"]()
-    run = pl.train(made, "downpour", workers=2, folder=tmp_path, updates=5)
+    run = pl.train(made, "downpour", workers=2, folder=tmp_path, max_updates=5)
     assert run.path is not None
     x, y = made.data
     with pytest.raises(ReplayDiverged, match="fingerprints"):

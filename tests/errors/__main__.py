@@ -31,10 +31,10 @@ Traceback (most recent call last):
 ```
 
 `paceline replay RUN --until failure` trains up to there in one process, to the same bits. In Python,
-`pl.replay(run, until="failure")` has the model as that worker had it in `.model`, and the batch in `.guilty_batch`:
-call one on the other, in a debugger.
+`paceline.replay(run, until="failure")` has the model as that worker had it in `.model`, and the batch in
+`.guilty_batch`: call one on the other, in a debugger.
 
-| a wait | names whom it waits for, after `--deadline` seconds (120), and what that process does meanwhile |
+| a wait | names whom it waits for, after `--timeout` seconds (120), and what that process does meanwhile |
 |---|---|
 | `on_nan="stop"` | the job's default: a loss that is not finite ends the run |
 | `on_nan="skip"` | a batch whose loss or gradient is not finite is left out, and counted |

@@ -80,11 +80,11 @@ USERS_CODE = (
     Case("an exception in a loader's process",
          "class Torn(Samples):\n    def __getitem__(self, number):\n"
          "        if number == 33: raise OSError('image 33 is torn')\n        return super().__getitem__(number)\n"
-         "job = job.with_(data=Torn(), loader_workers=1)\n", RING, 1,
+         "job = job.with_(data=Torn(), num_workers=1)\n", RING, 1,
          (r"failed first: OSError: Caught OSError in DataLoader worker process 0", "image 33 is torn")),
     Case("an exception in the augmentation",
          "def turn(batch):\n    if os.getpid() != parent: raise RuntimeError('cannot turn')\n    return batch\n"
-         "job = job.with_(transform=turn)\n", RING, 1, (r"failed first: RuntimeError: cannot turn",)),
+         "job = job.with_(batch_transform=turn)\n", RING, 1, (r"failed first: RuntimeError: cannot turn",)),
     Case("an exception in the schedule",
          "def step(epoch):\n    if epoch > 4 and os.getpid() != parent: raise ZeroDivisionError('no rate')\n"
          "    return 1.0\n"
@@ -139,15 +139,15 @@ PROCESSES = (
     Case("a model that ends its process", falls("os._exit(3)"), RING, 1, (r"worker \d died \(exit code 3\)",)),
     Case("a model that calls sys.exit", falls("raise SystemExit('enough')"), RING, 1,
          (r"failed first: SystemExit: enough",)),
-    Case("SIGSTOP of a worker", falls("os.kill(os.getpid(), signal.SIGSTOP)"), f"{RING} --deadline 1", 1,
+    Case("SIGSTOP of a worker", falls("os.kill(os.getpid(), signal.SIGSTOP)"), f"{RING} --timeout 1", 1,
          (r"WorkerSilent: worker \d did not come: worker \d waited 1 s for it. Its process \d+ is stopped \(SIGSTOP",
-          "give a longer deadline")),
+          "give a longer timeout")),
     Case("SIGSTOP of a worker under PyTorch's own DDP", falls("os.kill(os.getpid(), signal.SIGSTOP)"),
-         "train job.py -p ddp -w 2 --deadline 2", 1,
+         "train job.py -p ddp -w 2 --timeout 2", 1,
          (r"WorkerSilent: worker \d did not come: worker \d waited 2 s for it. Its process \d+ is stopped \(SIGSTOP",)),
-    Case("a worker that never comes back", falls("time.sleep(60)"), f"{RING} --deadline 1", 1,
+    Case("a worker that never comes back", falls("time.sleep(60)"), f"{RING} --timeout 1", 1,
          (r"worker \d did not come: .* sleeps: it waits for something itself",)),
-    Case("a worker in a loop without end", falls("[None for _ in iter(int, 1)]"), f"{RING} --deadline 1", 1,
+    Case("a worker in a loop without end", falls("[None for _ in iter(int, 1)]"), f"{RING} --timeout 1", 1,
          (r"worker \d did not come: .* computes: it is slow, or in a loop without end",)),
     Case("Python's memory runs out", falls("torch.empty(10**15)"), RING, 1,
          (r"failed first: RuntimeError: .*can't allocate memory", "advice memory has run out: a smaller batch_size")),
@@ -210,7 +210,7 @@ WORDS = (
     Case("a job file with a syntax error", "x = 1\nif :\n", RING, 2, (r"JobError: job.py does not parse: line 2",), ""),
     Case("a job file that fails when it is read", "import torch\n1 / 0\n", RING, 2,
          (r"JobError: job.py fails when it is read, in line 2: ZeroDivisionError",), ""),
-    Case("a job file without a job", "jub = 1\n", RING, 2, (r"JobError: job.py has no Job called 'job'",), ""),
+    Case("a job file without a job", "jub = 1\n", RING, 2, (r"JobError: job.py defines no job",), ""),
     Case("no such job", "", "train digit", 2, (r"did you mean 'digits'\?",)),
     Case("a wrong plan name", "", "train job.py -p rign", 2, (r"PlanError: .*did you mean 'ring'\?",)),
     Case("a wrong option of a plan", "", "train job.py -p downpour:shard=2", 2, (r"did you mean 'shards'\?",)),

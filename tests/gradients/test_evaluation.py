@@ -62,7 +62,7 @@ BY_STEP: dict[str, Any] = {"loss": None, "step": cross_entropy, "evaluate": lamb
 
 
 def trained(made: pl.Job) -> pl.Run:
-    return pl.train(made, engine="virtual", folder=None, updates=5)
+    return pl.train(made, engine="virtual", folder=None, max_updates=5)
 
 
 @pytest.mark.parametrize("form", [{}, BY_STEP], ids=["loss", "step"])
@@ -80,7 +80,7 @@ def test_a_metric_is_that_of_the_whole_test_set(form: dict[str, Any], metric: An
 def test_the_loss_of_test_data_is_weighed_as_the_job_weighs_it() -> None:
     weights = torch.tensor([1.0, 5.0, 0.2, 3.0])
     loss = nn.CrossEntropyLoss(weight=weights)
-    run = trained(job(loss=loss, weight=lambda batch: float(weights[batch[1]].sum())))
+    run = trained(job(loss=loss, loss_denominator=lambda batch: float(weights[batch[1]].sum())))
     assert run.summary()["test_loss"] == pytest.approx(float(loss(run.model(X), Y).detach()), rel=1e-5)
 
 

@@ -68,20 +68,23 @@ def test_it_is_what_plain_torch_does(plan: str) -> None:
 @pytest.mark.parametrize("plan", ["sequential", "downpour:workers=1,shards=2", "ring:workers=3"])
 def test_schedules_and_clipping_are_plain_torchs(plan: str) -> None:
     schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=3, gamma=0.5)
-    made = job(schedule=schedule, clip_norm=0.3, optimizer=partial(torch.optim.SGD, lr=0.5, momentum=0.9))
+    made = job(lr_scheduler=schedule, gradient_clip_norm=0.3, optimizer=partial(torch.optim.SGD, lr=0.5, momentum=0.9))
     assert difference(virtual(made, plan).model, plain_torch(made, schedule, 0.3)) < 1e-12
 
 
 def test_a_schedule_under_asynchrony_follows_the_number_of_updates() -> None:
-    made = job(schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.0), epochs=1)
+    made = job(lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.0), epochs=1)
     frozen = virtual(made, "downpour:workers=3").model
-    once = virtual(made, "downpour:workers=3", updates=1).model
+    once = virtual(made, "downpour:workers=3", max_updates=1).model
     assert difference(frozen, once) < 1e-12  # after the first update the rate is zero, whoever applies
 
 
 def test_accumulation_is_one_update_of_a_larger_batch() -> None:
-    assert difference(virtual(job(accumulate=2)).model, virtual(job(batch_size=24)).model) < 1e-12
-    assert difference(virtual(job(accumulate=2), "ring:workers=3").model, virtual(job(batch_size=24)).model) < 1e-12
+    assert difference(virtual(job(accumulate_grad_batches=2)).model, virtual(job(batch_size=24)).model) < 1e-12
+    assert (
+        difference(virtual(job(accumulate_grad_batches=2), "ring:workers=3").model, virtual(job(batch_size=24)).model)
+        < 1e-12
+    )
 
 
 class TwoInputs(nn.Module):
@@ -112,7 +115,7 @@ def test_augmentation_does_not_depend_on_who_loads_it() -> None:
     runs = [
         virtual(job(data=Augmented()), "sequential:chunks=2"),
         pl.train(job(data=Augmented()), "ring", workers=2, folder=None),
-        pl.train(job(data=Augmented, loader_workers=2), "ring", workers=2, folder=None),
+        pl.train(job(data=Augmented, num_workers=2), "ring", workers=2, folder=None),
     ]
     assert difference(runs[0].model, runs[1].model) < 1e-9
     assert runs[1].summary()["parameters_sha256"] == runs[2].summary()["parameters_sha256"]
@@ -146,7 +149,7 @@ def test_a_weighted_loss_is_found_and_weight_mends_it() -> None:
     made = job(loss=nn.CrossEntropyLoss(weight=weights))
     with pytest.warns(JobWarning, match="not a mean over samples"):
         virtual(made)
-    mended = made.with_(weight=lambda batch: float(weights[batch[1]].sum()))
+    mended = made.with_(loss_denominator=lambda batch: float(weights[batch[1]].sum()))
     assert difference(virtual(mended, "ring:workers=3").model, virtual(mended).model) < 1e-10
 
 
@@ -156,7 +159,7 @@ def test_a_summed_loss_is_found() -> None:
 
 
 def test_bfloat16_trains() -> None:
-    made = job(model=lambda: net().float(), data=(X.float(), Y), precision="bfloat16")
+    made = job(model=lambda: net().float(), data=(X.float(), Y), precision="bf16-mixed")
     assert virtual(made, "ring:workers=2").summary()["train_loss"] > 0
 
 
@@ -195,10 +198,11 @@ def test_a_closure_of_a_notebook_travels() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"loss": None}, "give either loss"),
+        ({"loss": None}, "neither loss= nor step= is given"),
+        ({"step": lambda model, batch: model(batch[0]).sum()}, "not both"),
         ({"model": 3}, "neither an nn.Module"),
         ({"batch_size": 0}, "batch_size=0"),
-        ({"precision": "float23"}, "did you mean 'float32'"),
+        ({"precision": "bf16"}, "did you mean 'bf16-mixed'"),
         ({"optimizer": torch.optim.SGD(net().parameters(), lr=0.1)}, "give a function that makes one"),
         ({"optimizer": torch.optim.LBFGS}, "LBFGS"),
         ({"data": (X, Y[:5])}, "differ"),
@@ -206,7 +210,6 @@ def test_a_closure_of_a_notebook_travels() -> None:
         ({"data": (X.numpy(), Y)}, "from_numpy"),
         ({"data": 5}, "neither a tuple of tensors"),
         ({"model": nn.ReLU}, "nothing to train"),
-        ({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau"),
         ({"model": lambda: nn.Sequential(nn.Linear(6, 3).double(), nn.Linear(3, 3))}, "of 2 types"),
         ({"data": X}, r"step=f\(model, batch\)"),
     ],

@@ -54,7 +54,7 @@ def test_same_numbers_as_autograd(plan: str) -> None:
     ],
 )
 def test_real_workers_and_their_replay(plan: str) -> None:
-    run = train(a_job(torch.float32), plan, folder=None, compute="fused", updates=8)
+    run = train(a_job(torch.float32), plan, folder=None, compute="fused", max_updates=8)
     check_run(run, Plan.parse(plan))
 
 
@@ -68,11 +68,11 @@ def test_on_a_device_that_the_cpu_stands_in_for(on_device: bool, monkeypatch: py
     def placed(job: Job, plan: Plan, together: bool = False) -> Placement:
         return Placement((CPU,) * plan.workers, on_device)
 
-    runs = [train(a_job(), "ring:workers=2", engine="virtual", folder=None, updates=6)]
+    runs = [train(a_job(), "ring:workers=2", engine="virtual", folder=None, max_updates=6)]
     monkeypatch.setattr(compute, "fuse", on_played)
     monkeypatch.setattr(setup, "place", placed)
     monkeypatch.setattr(setup, "fused_if_possible", lambda job, *rest: job)
-    runs.append(train(a_job(), "ring:workers=2", engine="virtual", folder=None, compute="fused", updates=6))
+    runs.append(train(a_job(), "ring:workers=2", engine="virtual", folder=None, compute="fused", max_updates=6))
     assert difference(runs[0].model, runs[1].model) < 1e-9
 
 
@@ -80,7 +80,7 @@ def test_on_a_device_that_the_cpu_stands_in_for(on_device: bool, monkeypatch: py
     ("changes", "plan", "message"),
     [
         ({}, "ddp:workers=2", "autograd included"),
-        ({"precision": "bfloat16"}, "sequential", "own precision, not in bfloat16"),
+        ({"precision": "bf16-mixed"}, "sequential", "own precision, not in bf16-mixed"),
         ({"loss": None, "step": lambda model, batch: model(batch[0]).sum()}, "sequential", "needs loss="),
         ({"model": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.Mish())}, "sequential", "Mish"),
     ],
@@ -96,7 +96,9 @@ def test_without_a_compiler_pytorch_trains_and_says_so(monkeypatch: pytest.Monke
     build.compiler.cache_clear()
     try:
         with pytest.warns(JobWarning, match=r"no C\+\+ compiler was found.*this run does"):
-            run = train(a_job(torch.float32), "sequential", engine="virtual", folder=None, compute="fused", updates=2)
+            run = train(
+                a_job(torch.float32), "sequential", engine="virtual", folder=None, compute="fused", max_updates=2
+            )
     finally:
         build.compiler.cache_clear()
     assert run.summary()["compute"] == "autograd"

@@ -162,7 +162,7 @@ def lenet() -> nn.Module:
 
 
 def on_a_grid(*shape: int) -> Tensor:
-    """Numbers that nobody rounds to another byte."""
+    """Numbers that no one rounds to another byte."""
     chance = torch.Generator().manual_seed(sum(shape))
     x = (torch.randint(-100, 156, shape, generator=chance) + 0.6 * torch.rand(shape, generator=chance) - 0.3) / 50
     x.view(-1)[:1], x.view(-1)[1:2] = 155 / 50, -100 / 50
@@ -170,7 +170,7 @@ def on_a_grid(*shape: int) -> Tensor:
 
 
 def test_fixed_point_is_the_sum_of_whole_numbers() -> None:
-    """Against the same formula in 64 bits, so to the bit of the sums."""
+    """Against the same formula in 64 bits, so bit for bit of the sums."""
     torch.manual_seed(0)
     for outputs, depth, count in ((1, 1, 1), (17, 9, 5), (33, 100, 7), (70, 131, 50), (512, 512, 30)):
         layer = nn.Linear(depth, outputs)

@@ -83,7 +83,7 @@ def test_the_command_under_mpiexec(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_batches_that_are_accumulated_are_one(tmp_path: Path) -> None:
     """To rounding what one process makes of them, batch by batch; and replayed."""
-    (tmp_path / "job.py").write_text(JOB.format(more="accumulate=3"))
+    (tmp_path / "job.py").write_text(JOB.format(more="accumulate_grad_batches=3"))
     found, expected = by_two_and_by_one(tmp_path)
     assert found["updates"] == expected["updates"] == 16
     assert found["test_loss"] == pytest.approx(expected["test_loss"], rel=1e-4)
@@ -92,7 +92,9 @@ def test_batches_that_are_accumulated_are_one(tmp_path: Path) -> None:
 
 def test_a_run_of_ranks_is_replayed_by_one_process(tmp_path: Path) -> None:
     """To the bit, dropout and the optimizer's memory too; and up to an update in the middle of a pass."""
-    more = "schedule=None)\njob = job.with_(optimizer=partial(torch.optim.Adam, lr=0.02), model=lambda: nn.Sequential("
+    more = (
+        "lr_scheduler=None)\njob = job.with_(optimizer=partial(torch.optim.Adam, lr=0.02), model=lambda: nn.Sequential("
+    )
     text = JOB.format(more=more + "nn.Linear(8, 12), nn.BatchNorm1d(12), nn.Dropout(0.3), nn.Tanh(), nn.Linear(12, 8))")
     (tmp_path / "job.py").write_text(text)
     done = mpiexec(2, tmp_path, "-m", "paceline", "train", "job.py", "--compute", "fused", "--json")
@@ -126,7 +128,7 @@ def test_a_replay_of_ranks_finds_the_nan(tmp_path: Path) -> None:
 
 
 def test_what_ranks_cannot_do_is_said_once(tmp_path: Path) -> None:
-    more = "accumulate=2)\njob = job.with_(model=lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))"
+    more = "accumulate_grad_batches=2)\njob = job.with_(model=lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))"
     (tmp_path / "job.py").write_text(JOB.format(more=more))
     done = mpiexec(2, tmp_path, "-m", "paceline", "train", "job.py", "--compute", "fused")
     assert done.returncode == 2
@@ -138,7 +140,7 @@ def test_what_ranks_cannot_do_is_said_once(tmp_path: Path) -> None:
     [
         ({"compute": "autograd"}, "sequential", "give --compute fused"),
         ({}, "ring", "all ranks share each batch"),
-        ({"clip_norm": 1.0}, "sequential", "knows nothing of clip_norm"),
+        ({"gradient_clip_norm": 1.0}, "sequential", "does not know gradient_clip_norm"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused(changes: dict[str, Any], plan: str, says: str, tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_what_ranks_cannot_do_is_refused(changes: dict[str, Any], plan: str, say
 
 
 def test_a_rank_that_fails_ends_all(tmp_path: Path) -> None:
-    falls = "schedule=lambda o: 1 // 0 if __import__('os').environ.get('PMI_RANK') == '1' else None"
+    falls = "lr_scheduler=lambda o: 1 // 0 if __import__('os').environ.get('PMI_RANK') == '1' else None"
     (tmp_path / "job.py").write_text(JOB.format(more=falls))
     done = mpiexec(2, tmp_path, "-m", "paceline", "train", "job.py", "--compute", "fused")
     assert done.returncode != 0

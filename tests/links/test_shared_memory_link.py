@@ -1,4 +1,4 @@
-"""A link between two processes: what is offered is taken, waits end by the deadline or when the link is called off."""
+"""A link between two processes: what is offered is taken, waits end by the deadline or when the link is cancelled."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ USERS: dict[str, Callable[[], object]] = {
     "arena": _arena,
     "own loop": _own_loop,
     **{
-        plan: lambda plan=plan: pl.train(JOBS["mlp"](), plan, folder=None, updates=1)  # type: ignore[misc]
+        plan: lambda plan=plan: pl.train(JOBS["mlp"](), plan, folder=None, max_updates=1)  # type: ignore[misc]
         for plan in ("sequential", "ring", "downpour", "one_f_one_b", "ddp")
     },
 }
@@ -56,7 +56,7 @@ def test_what_is_refused_leaves_no_folder_and_the_virtual_engine_trains(
     with pytest.raises(MachineError, match="riscv64"):
         pl.train(JOBS["mlp"](), "ring", folder=tmp_path)
     assert not list(tmp_path.iterdir())
-    assert pl.train(JOBS["mlp"](), "ring", engine="virtual", folder=None, updates=1).summary()["updates"] == 1
+    assert pl.train(JOBS["mlp"](), "ring", engine="virtual", folder=None, max_updates=1).summary()["updates"] == 1
 
 
 def test_the_backend_asks_in_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:

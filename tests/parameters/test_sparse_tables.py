@@ -52,7 +52,7 @@ def test_downpour_with_one_real_worker_is_sequential_to_the_bit() -> None:
 )
 def test_rows_give_the_numbers_of_whole_tables(plan: str, optimizer: Any, clip: float | None) -> None:
     runs = [
-        pl.train(bag(optimizer, sparse).with_(clip_norm=clip), plan, engine="virtual", folder=None)
+        pl.train(bag(optimizer, sparse).with_(gradient_clip_norm=clip), plan, engine="virtual", folder=None)
         for sparse in (True, False)
     ]
     assert difference(runs[0].model, runs[1].model) < 1e-12
@@ -64,14 +64,14 @@ REAL = [*itertools.product(["downpour"], SPARSE_JOBS, ["local"]), ("hogwild", "b
 @pytest.mark.parametrize(("plan", "job", "engine"), [*itertools.product(TAKES_SPARSE, SPARSE_JOBS, ["virtual"]), *REAL])
 def test_every_run_keeps_its_invariants_and_replays(plan: str, job: str, engine: str) -> None:
     made = pl.Plan.parse(plan, 3)
-    check_run(pl.train(SPARSE_JOBS[job](), made, engine=engine, folder=None, updates=20), made)
+    check_run(pl.train(SPARSE_JOBS[job](), made, engine=engine, folder=None, max_updates=20), made)
 
 
 @pytest.mark.parametrize("job", ["bag-sgd", "bag-adagrad"])
 @pytest.mark.parametrize("plan", PIPELINES)
 def test_a_table_may_be_a_stage_of_a_pipeline(plan: str, job: str) -> None:
     made = pl.Plan.parse(plan, 2)
-    check_run(pl.train(SPARSE_JOBS[job](), made, engine="virtual", folder=None, updates=20), made)
+    check_run(pl.train(SPARSE_JOBS[job](), made, engine="virtual", folder=None, max_updates=20), made)
 
 
 def test_only_rows_travel() -> None:
@@ -188,14 +188,14 @@ def test_one_process_does_what_torch_does(optimizer: Any) -> None:
 @pytest.mark.parametrize("plan", ["downpour", "hogwild", "ring"])
 def test_a_table_that_the_model_itself_changes_is_refused_where_others_look(plan: str) -> None:
     made = bag(partial(SGD, lr=0.1), sparse=False).with_(model=lambda: nn.EmbeddingBag(900, 5, max_norm=0.1).double())
-    pl.train(made, "sequential", engine="virtual", folder=None, updates=1)
+    pl.train(made, "sequential", engine="virtual", folder=None, max_updates=1)
     with pytest.raises(PlanError, match=r"changes parameter weight while it computes"):
         pl.train(made, plan, engine="virtual", folder=None)
 
 
 def large(plan: str, **changes: Any) -> None:
     made = bag(partial(SGD, lr=0.1)).with_(model=lambda: nn.EmbeddingBag(30_000, 5).double(), **changes)
-    pl.train(made, plan, workers=2, engine="virtual", folder=None, updates=1)
+    pl.train(made, plan, workers=2, engine="virtual", folder=None, max_updates=1)
 
 
 def test_a_large_table_with_dense_gradients_is_advised_to_be_sparse() -> None:

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paceline as pl
-from paceline.data.source import open_source
+from paceline.data.opening import open_source
 from paceline.engines.outline import outline
 from paceline.errors import RunFolderError, UsageError
 from paceline.jobs.built_ins import built_in

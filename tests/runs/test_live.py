@@ -146,7 +146,7 @@ def test_heartbeats_are_seldom_but_for_a_new_phase(tmp_path: Path) -> None:
 
 def test_a_newer_live_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "live.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION + 5}))
-    with pytest.raises(RunFolderError, match=r"live.json has schema version 7; this paceline reads up to 2"):
+    with pytest.raises(RunFolderError, match=r"live.json has schema version 8; this paceline reads up to 3"):
         read_live(tmp_path)
 
 

@@ -152,7 +152,7 @@ def test_a_stopped_worker_is_named_while_the_run_goes_on(plan: str, tmp_path: Pa
     x = torch.randn(200, 8)
     job = pl.Job(
         lambda: nn.Linear(8, 3), (x, x.argmax(1) % 3), loss=nn.CrossEntropyLoss(), epochs=10**5, batch_size=10,
-        optimizer=partial(torch.optim.SGD, lr=0.1), transform=stops_once,
+        optimizer=partial(torch.optim.SGD, lr=0.1), batch_transform=stops_once,
     )  # fmt: skip
     status, stopped = LiveStatus(), list[int]()
 

@@ -38,7 +38,7 @@ from paceline.testing.jobs import JOBS
 FULL = RunRecord(
     plan="downpour:workers=2", status=Status.DONE, workers=2, checkpoint_every=CheckpointInterval(0, 30.0),
     lives=(LifeRecord("downpour:workers=2", 0), LifeRecord("downpour:workers=2", 40)),
-    job=JobRecord(name="job", seed=0, clip_norm=None, shuffle=True),
+    job=JobRecord(name="job", seed=0, gradient_clip_norm=None, shuffle=True),
     model=(LayerRecord("0", "Linear", 12, {"weight": (3, 4)}, (10, 3), ()), LayerRecord("1", "Tanh", after=(0,))),
     history=(Evaluation(40, 1.5, {"test_loss": 0.25}),),
     summary=Summary(

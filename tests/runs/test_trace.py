@@ -36,6 +36,17 @@ def test_a_full_ring_says_so() -> None:
     assert not ring.full
 
 
+def test_many_rows_at_once_are_those_one_by_one() -> None:
+    """Over the end of the ring, and as many as there is space for."""
+    ring, rows = TraceRing(memoryview(bytearray(TraceRing.size()))), _rows(TraceRing.ROWS + 7).rows
+    ring.write(*rows[0].tolist())
+    assert ring.write_rows(rows[1:]) == TraceRing.ROWS - 1
+    assert ring.full
+    assert np.array_equal(ring.drain(), rows[:-7])
+    assert ring.write_rows(rows[-7:]) == 7
+    assert np.array_equal(ring.drain(), rows[-7:])
+
+
 def test_a_written_trace_reads_back(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "trace.arrow", 0)
     writer.append(_rows(10).rows)

@@ -94,7 +94,7 @@ def test_recurrent_nets_are_cut_between_their_layers(
     job = job_of(Recurrent(kind, states, **rest), 4, 6)
     plan = make("one_f_one_b", workers=3, micro_batches=3, cuts="rnn_l1+rnn_l2")
     same_numbers(job, plan, "virtual", tolerance=1e-12)
-    run = train(job, plan, engine="virtual", folder=None, updates=1)
+    run = train(job, plan, engine="virtual", folder=None, max_updates=1)
     assert list(run.model.state_dict()) == list(job.make_model().state_dict())
     if "dropout" in rest:
         same_numbers(job, make("gpipe", cuts="rnn_dropout_l2", recompute="all"), "local", tolerance=1e-12)
@@ -219,7 +219,7 @@ def places_of(widths: list[int], by: str) -> tuple[int, ...]:
 
 
 def test_a_run_remembers_where_it_was_cut() -> None:
-    run = train(JOBS["mlp"](), "gpipe:workers=3", engine="virtual", folder=None, updates=3)
+    run = train(JOBS["mlp"](), "gpipe:workers=3", engine="virtual", folder=None, max_updates=3)
     assert run.record.plan.startswith("gpipe:workers=3,cuts=")
     method = Plan.parse(run.record.plan).method
     assert isinstance(method, Pipeline)
@@ -287,8 +287,8 @@ TIED = {
 @pytest.mark.parametrize("case", TIED)
 def test_a_parameter_may_be_in_several_stages(case: str, engine: str) -> None:
     plan = Plan.parse(TIED[case])
-    same_numbers(words(clip_norm=0.5), plan, engine)
-    run = train(words(), plan, engine=engine, folder=None, updates=12)
+    same_numbers(words(gradient_clip_norm=0.5), plan, engine)
+    run = train(words(), plan, engine=engine, folder=None, max_updates=12)
     check_run(run, plan)
     assert run.model.head.weight is run.model.embed.weight  # type: ignore[union-attr]
 

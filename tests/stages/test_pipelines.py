@@ -48,14 +48,16 @@ def test_clipping_and_skipping_see_the_whole_gradient(engine: str) -> None:
     x, y = job.data
     x = x.clone()
     x[5] = float("nan")
-    spoilt = job.with_(data=(x, y), on_nan="skip", clip_norm=0.1, weight=lambda batch: float(len(batch[1])))
+    spoilt = job.with_(
+        data=(x, y), on_nan="skip", gradient_clip_norm=0.1, loss_denominator=lambda batch: float(len(batch[1]))
+    )
     for plan in (make("interleaved", micro_batches=3), make("one_f_one_b", workers=3)):
-        same_numbers(job.with_(clip_norm=0.05, accumulate=2), plan, engine)
+        same_numbers(job.with_(gradient_clip_norm=0.05, accumulate_grad_batches=2), plan, engine)
         same_numbers(spoilt, plan, engine)
 
 
 def test_pipelines_without_a_flush_refuse_what_needs_the_whole_gradient() -> None:
-    for change in ({"clip_norm": 1.0}, {"on_nan": "skip"}):
+    for change in ({"gradient_clip_norm": 1.0}, {"on_nan": "skip"}):
         with pytest.raises(PlanError, match="never has the gradient of the whole model"):
             train(JOBS["mlp"]().with_(**change), "pipedream", engine="virtual", folder=None)
     with pytest.raises(PlanError, match="keeps no checkpoints"):
@@ -89,8 +91,8 @@ def test_loaders_read_ahead_what_each_worker_needs(tmp_path: Path) -> None:
             return torch.full((12,), float(index % 5), dtype=torch.float64) + noise, torch.tensor(index % 5)
 
     job = JOBS["mlp"]().with_(data=Set())
-    ahead = train(job.with_(loader_workers=1), "interleaved:cuts=1+3+5", folder=tmp_path, updates=6)
-    alone = train(job, "interleaved:cuts=1+3+5", engine="virtual", folder=None, updates=6)
+    ahead = train(job.with_(num_workers=1), "interleaved:cuts=1+3+5", folder=tmp_path, max_updates=6)
+    alone = train(job, "interleaved:cuts=1+3+5", engine="virtual", folder=None, max_updates=6)
     assert difference(ahead.model, alone.model) == 0.0
 
 
@@ -98,11 +100,11 @@ def test_evaluation_on_the_way_is_of_one_version_of_all_stages() -> None:
     job = JOBS["mlp"]()
     job = job.with_(test=job.data, evaluate_every=4)
     for plan in ("one_f_one_b:workers=3,cuts=2+4", "pipedream:workers=3,cuts=2+4", "interleaved:cuts=1+2+3"):
-        runs = [train(job, plan, engine=engine, folder=None, updates=12) for engine in ENGINES]
+        runs = [train(job, plan, engine=engine, folder=None, max_updates=12) for engine in ENGINES]
         losses = [[(h["updates"], h["test_loss"]) for h in run.history] for run in runs]
         assert losses[0] == losses[1]
         assert [updates for updates, _ in losses[0]] == [4, 8, 12]
-        short = train(job, plan, engine="virtual", folder=None, updates=4)
+        short = train(job, plan, engine="virtual", folder=None, max_updates=4)
         assert short.history[-1]["test_loss"] == losses[0][0][1], "as if the training had ended there"
 
 
@@ -114,9 +116,9 @@ def test_stages_compute_on_the_cpu() -> None:
 def test_one_worker_is_one_process() -> None:
     job = JOBS["residual"]()
     for plan in ("gpipe:workers=1", "pipedream:workers=1"):
-        found = train(job, plan, engine="virtual", folder=None, updates=9)
+        found = train(job, plan, engine="virtual", folder=None, max_updates=9)
         chunks = Plan.parse(plan).parts
-        alone = train(job, make("sequential", chunks=chunks), engine="virtual", folder=None, updates=9)
+        alone = train(job, make("sequential", chunks=chunks), engine="virtual", folder=None, max_updates=9)
         assert difference(found.model, alone.model) < 1e-12
 
 
@@ -143,12 +145,12 @@ def test_a_table_of_ones_own_is_proved_drawn_and_run(engine: str, tmp_path: Path
     assert (plan.workers, plan.parts) == (2, 3)
     assert "worker 1   .   F0  F1  F2  B2  B1  B0U ." in draw(plan)
     same_numbers(JOBS["residual"](), plan, engine)
-    check_run(train(JOBS["residual"](), plan, engine=engine, folder=None, updates=12), plan)
+    check_run(train(JOBS["residual"](), plan, engine=engine, folder=None, max_updates=12), plan)
 
 
 def test_a_table_may_hold_several_updates_and_stale_weights(tmp_path: Path) -> None:
     plan = table_file(tmp_path, STASHING) + ",cuts=3"
-    runs = [train(JOBS["mlp"](), plan, engine=engine, folder=None, updates=10) for engine in ENGINES]
+    runs = [train(JOBS["mlp"](), plan, engine=engine, folder=None, max_updates=10) for engine in ENGINES]
     assert difference(runs[0].model, runs[1].model) == 0.0
     check_run(runs[0], Plan.parse(plan))
     rows = runs[0].trace.rows
@@ -157,7 +159,7 @@ def test_a_table_may_hold_several_updates_and_stale_weights(tmp_path: Path) -> N
 
 
 def test_a_run_keeps_its_table_whatever_becomes_of_the_file(tmp_path: Path) -> None:
-    run = train(JOBS["mlp"](), table_file(tmp_path, STASHING) + ",cuts=3", folder=tmp_path / "runs", updates=10)
+    run = train(JOBS["mlp"](), table_file(tmp_path, STASHING) + ",cuts=3", folder=tmp_path / "runs", max_updates=10)
     picture = draw(Plan.recorded(run.record.plan, run.record.table))
     table_file(tmp_path, "worker 0 F0 B0U\nworker 1 F0 B0U\n")
     assert run.path is not None
@@ -212,7 +214,7 @@ def test_a_wrong_table_is_refused_before_anything_starts(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("plan", ["zero_bubble:workers=2", "pipedream:workers=2", "interleaved:workers=2"])
 def test_a_run_is_drawn_as_it_was_measured_under_its_table(plan: str, tmp_path: Path) -> None:
-    run = train(JOBS["mlp"](), plan, engine="virtual", folder=tmp_path, updates=20)
+    run = train(JOBS["mlp"](), plan, engine="virtual", folder=tmp_path, max_updates=20)
     assert run.path is not None
     said = draw_run(open_run(run.path))
     assert said.startswith(draw(Plan.parse(run.record.plan)))
@@ -230,7 +232,7 @@ def test_a_run_is_drawn_as_it_was_measured_under_its_table(plan: str, tmp_path: 
 
 def test_what_a_worker_neither_works_nor_waits_it_moves_messages(tmp_path: Path) -> None:
     """Of real processes, which copy them."""
-    run = train(JOBS["mlp"](), "gpipe:workers=2", folder=tmp_path, updates=4)
+    run = train(JOBS["mlp"](), "gpipe:workers=2", folder=tmp_path, max_updates=4)
     assert run.path is not None
     spans = measured(run.trace.rows, pipeline_of(Plan.parse(run.record.plan)).table(2, (4,)))
     moving = [span for span in spans if span.what == MOVES]
@@ -334,7 +336,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts_and_fits_when_it_is
     job = job_of(nn.Sequential(*layers, nn.Linear(600, 5)), 600)
     with pytest.raises(PlanError, match=r"worker 0 would take 3[0-9] MiB for its tensors, and memory=24"):
         train(job, "layers:workers=1,memory=24", folder=None)
-    run = train(job, "one_f_one_b:memory=24,balance=memory", folder=None, updates=3)
+    run = train(job, "one_f_one_b:memory=24,balance=memory", folder=None, max_updates=3)
     assert len(run.summary()["peak_memory"]) == 2
     assert all(each > 8 << 20 for each in run.summary()["peak_memory"])
 
@@ -371,7 +373,7 @@ def test_a_wrong_table_is_a_proof_that_failed(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_or_a_damaged_one_is_told(tmp_path: Path) -> None:
-    run = train(JOBS["mlp"](), "gpipe:workers=2", engine="virtual", folder=tmp_path / "runs", updates=3)
+    run = train(JOBS["mlp"](), "gpipe:workers=2", engine="virtual", folder=tmp_path / "runs", max_updates=3)
     assert run.path is not None
     with pytest.raises(RunFolderError, match=r"has no run.json.*table:file="):
         open_run(tmp_path)

@@ -1,4 +1,4 @@
-"""Pipelines without a flush compute, to the bit, what a plain sequential loop does that keeps all versions of all
+"""Pipelines without a flush compute, bit for bit, what a plain sequential loop does that keeps all versions of all
 weights for ever and applies the same stale ones by definition.
 """
 
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.api.train import train
+from paceline.data.opening import open_source
 from paceline.data.order import Order
-from paceline.data.source import open_source
 from paceline.gradients.randomness import Chance
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan
@@ -147,13 +147,13 @@ def test_the_bits_are_those_of_the_definition(mode: str, workers: int) -> None:
     plan = f"{name}{',' if ':' in name else ':'}workers={workers},cuts={cuts}"
     engines = ("virtual", "local") if workers == 3 else ("virtual",)
     for engine in engines:
-        run = train(job, plan, engine=engine, folder=None, updates=20)
+        run = train(job, plan, engine=engine, folder=None, max_updates=20)
         for parameter, value in zip(run.model.parameters(), expected, strict=True):
             assert torch.equal(parameter.detach(), value), engine
 
 
 def test_the_trace_shows_how_old_each_gradient_is() -> None:
-    run = train(JOBS["mlp"](), "pipedream:workers=3,cuts=2+4", engine="virtual", folder=None, updates=12)
+    run = train(JOBS["mlp"](), "pipedream:workers=3,cuts=2+4", engine="virtual", folder=None, max_updates=12)
     rows = [(int(r["shard"]), int(r["version"]), int(r["base"])) for r in run.trace.rows if r["kind"] == 3]
     assert {(v - 1 - base) for stage, v, base in rows if stage == 2} == {0}
     assert [v - 1 - base for stage, v, base in sorted(rows) if stage == 0] == [0, 1, *[2] * 10]
@@ -187,7 +187,7 @@ def test_a_parameter_of_several_stages_is_read_in_the_version_of_the_first(
     (tmp_path / "mine.txt").write_text(f"keeps 2 2 1\n{TABLE}")
     plan = f"{kind.replace('FILE', str(tmp_path / 'mine.txt'))},cuts=body+t"
     job = JOBS["mlp"]().with_(model=lambda: Tied().double())
-    run = train(job, plan, engine=engine, folder=None, updates=20)
+    run = train(job, plan, engine=engine, folder=None, max_updates=20)
 
     model = job.make_model()
     history = [{name: p.detach().clone() for name, p in model.named_parameters()}]
@@ -213,6 +213,8 @@ def test_what_is_carried_to_a_stage_of_the_same_worker_stays_as_it_was_predicted
     job, bits = JOBS["mlp"]().with_(model=lambda: Tied().double()), []
     for text in (TABLE, APART):
         (tmp_path / "mine.txt").write_text(f"predicts\n{text}")
-        run = train(job, f"table:file={tmp_path / 'mine.txt'},cuts=body+t", engine="virtual", folder=None, updates=20)
+        run = train(
+            job, f"table:file={tmp_path / 'mine.txt'},cuts=body+t", engine="virtual", folder=None, max_updates=20
+        )
         bits.append(run.summary()["parameters_sha256"])
     assert bits[0] == bits[1]

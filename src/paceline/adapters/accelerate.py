@@ -25,7 +25,7 @@ __all__ = ["Accelerator"]
 
 
 class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
-    """Takes the `plan`, `folder` and `deadline` of `paceline.parallel`; `more` is Accelerate's."""
+    """Takes the `plan`, `folder` and timeout (here `deadline`) of `paceline.parallel`; `more` is Accelerate's."""
 
     def __init__(
         self, plan: str | Plan = "ring", *, folder: str | None = None, deadline: float = 120.0, **more: Any
@@ -46,7 +46,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
             )
         prepared = super().prepare(*objects, **more)
         for model, optimizer in zip(models, optimizers, strict=True):
-            block = parallel(model, optimizer, self._plan, folder=self._folder, deadline=self._deadline)
+            block = parallel(model, optimizer, self._plan, folder=self._folder, timeout=self._deadline)
             self._block.enter_context(block)
         return prepared
 

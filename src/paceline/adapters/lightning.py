@@ -27,7 +27,7 @@ __all__ = ["PacelineStrategy"]
 
 
 class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
-    """Takes the `plan`, `folder` and `deadline` of `paceline.parallel`; `more` is DDPStrategy's."""
+    """Takes the `plan`, `folder` and timeout (here `deadline`) of `paceline.parallel`; `more` is DDPStrategy's."""
 
     def __init__(
         self, plan: str | Plan = "ring", *, folder: str | None = None, deadline: float = 120.0, **more: Any
@@ -46,7 +46,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         if len(self.optimizers) != 1:
             raise UsageError(f"a plan goes with one optimizer, and this LightningModule has {len(self.optimizers)}")
         block = parallel(
-            self.lightning_module, self.optimizers[0], self._plan, folder=self._folder, deadline=self._deadline
+            self.lightning_module, self.optimizers[0], self._plan, folder=self._folder, timeout=self._deadline
         )
         self._block.enter_context(block)
 

@@ -138,6 +138,8 @@ def compare(
         for plan in chosen:
             say(f"training {job.name} by {plan} ...")
             runs.append(train(job, plan, folder=place))
+            if job.compute == "auto":
+                say(runs[-1].record.notes[-1])
     timed = time_plans(job.untested(), chosen, runs, Schedule.of(seconds), say)
     page = place / "report.html" if place else None
     record = ComparisonRecord(

@@ -33,11 +33,9 @@ class Hooks:
         earlier: Sequence[Evaluation] = (),
     ) -> None:  # fmt: skip
         self.callbacks, self.setup, self.progress = callbacks, setup, progress
-        self.training = Training(setup.job.name, str(setup.plan), folder, setup.agenda.updates)
-        if setup.plan.traits.no_checkpoints:
-            self.training.cannot_stop = (
-                f"plan {setup.plan.name} keeps no checkpoints: {setup.plan.traits.no_checkpoints}"
-            )
+        self.training = Training(setup.job.name, str(setup.plan), folder, setup.agenda.updates, setup.test is not None)
+        if why := checkpoints.unable(setup.plan, setup.engine):
+            self.training.cannot_stop = f"plan {setup.plan.name} keeps no checkpoints: {why}"
         #: The evaluations that were made, by earlier lives of a resumed run, too; by their number of updates.
         self.known: dict[int, Evaluation] = {each.updates: each for each in earlier}
         self._snapshot: Callable[[int], Any] | None = None

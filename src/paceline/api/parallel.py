@@ -1,6 +1,6 @@
 """`parallel` trains in the user's own loop, in processes that `torchrun` started, under most plans.
 
-    with pl.parallel(model, optimizer, plan="downpour") as (model, optimizer):
+    with paceline.parallel(model, optimizer, plan="downpour") as (model, optimizer):
         for inputs, target in loader:
             optimizer.zero_grad()
             loss_function(model(inputs), target).backward()
@@ -32,6 +32,7 @@ from paceline.engines.local.arena import Arena, ArenaShape
 from paceline.engines.local.loop_worker import LoopWorker, copy_values, statistics, tables
 from paceline.engines.local.process import tune_for_speed
 from paceline.errors import PlanError, UsageError
+from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.gradients.learner import Learner
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Job
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 FOREVER = 1 << 40  # updates: the user's loop decides when to end
 
 
+@accepts_old_names(RENAMED_ARGUMENTS["parallel"])
 @contextmanager
 def parallel(
     model: nn.Module,
@@ -65,7 +67,7 @@ def parallel(
     plan: str | Plan = "ring",
     *,
     folder: str | Path | None = None,
-    deadline: float = 120.0,
+    timeout: float = 120.0,
 ) -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
     """Train `model` in your own loop, together with the other processes of this `torchrun` on this machine.
 
@@ -75,12 +77,12 @@ def parallel(
     Args:
         plan: the plan, whose `workers` are the processes of this `torchrun`.
         folder: where rank 0 makes a run folder, for `paceline report`; None keeps nothing.
-        deadline: seconds that a worker may wait for another before it raises, naming the other.
+        timeout: seconds that a worker may wait for another before it raises, naming the other.
     """
     require_store_order("`parallel`")
     chosen, store, rank = _resolve_world(plan)
     _refuse(model, chosen)
-    block = _Block(model, optimizer, chosen, store, rank, deadline, folder)
+    block = _Block(model, optimizer, chosen, store, rank, timeout, folder)
     before = vars(optimizer).get("step")  # a learning rate schedule may have wrapped it
     optimizer.step = types.MethodType(_step_of(block), optimizer)  # type: ignore[method-assign]
     try:
@@ -204,7 +206,7 @@ class _Block:
     """The state of one `with parallel(...)` block."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, store: Store, rank: int, deadline: float,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, store: Store, rank: int, timeout: float,
         folder: str | Path | None,
     ) -> None:  # fmt: skip
         tune_for_speed()
@@ -222,16 +224,18 @@ class _Block:
         plan.method.prove(plan.workers)
         self.plan, self.names = plan, (*trainable(model), *moving)
         followers: list[torch.optim.Optimizer] = []
-        job = Job(model, (), step=_no_rank, optimizer=lambda _: optimizer, schedule=followers.append, name=_script())
+        job = Job(
+            model, (), step=_no_rank, optimizer=lambda _: optimizer, lr_scheduler=followers.append, name=_script()
+        )
         agenda = plan.agenda(plan.parts, plan.parts, FOREVER)
         shape = ArenaShape.of(plan, layout, agenda.leases, trainable(model), optimizer, sparse)
-        rendezvous = Rendezvous(store, rank, plan.workers, deadline, "the beginning of `parallel`")
+        rendezvous = Rendezvous(store, rank, plan.workers, timeout, "the beginning of `parallel`")
         self.arena, self.terms, self.pids = self._share(shape, rendezvous, folder)
         self._start_alike()
         self.own = [tensor.data for tensor in self._tensors()]
         learner = Learner(Replica(job, model, moving))
         self.worker = LoopWorker(
-            self.arena, plan, agenda, learner, optimizer, followers, LocalProcesses(rank, self.pids), deadline
+            self.arena, plan, agenda, learner, optimizer, followers, LocalProcesses(rank, self.pids), timeout
         )
         if isinstance(plan.method, CentreServer):  # the optimizers that step in its place share its state
             for follower in followers:

@@ -70,9 +70,11 @@ class Entrant:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CrowdedWarning)  # it was given when the whole job was trained
             if self.updates is None:
-                self.learn_from(train(self.job, self.plan, folder=None, updates=UPDATES * self.plan.workers), seconds)
+                self.learn_from(
+                    train(self.job, self.plan, folder=None, max_updates=UPDATES * self.plan.workers), seconds
+                )
             # As many epochs as it takes: the round's length is in `updates`.
-            run = train(self.job.with_(epochs=10**6), self.plan, folder=None, updates=self.updates)
+            run = train(self.job.with_(epochs=10**6), self.plan, folder=None, max_updates=self.updates)
         speed, share = _speed(run)
         self.speeds.append(speed)
         self.waited.append(_summary(run).core_wait_fraction)

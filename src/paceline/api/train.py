@@ -1,4 +1,4 @@
-"""`train`: one job, one plan, one engine, one run. `pl.train` and `paceline train` both call it."""
+"""`train`: one job, one plan, one engine, one run. `paceline.train` and `paceline train` both call it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,24 @@ from paceline.engines import checkpoints, cluster, mpi
 from paceline.engines.checkpoints import CheckpointRequest
 from paceline.engines.cluster.ray_session import RayOptions
 from paceline.engines.job_file import save_job_file
-from paceline.engines.outcome import finish
+from paceline.engines.outcome import Earlier, Hearer, finish
 from paceline.engines.record import first_record, life_record
-from paceline.engines.resuming import check_same, open_run
+from paceline.engines.resuming import check_end, check_same, open_run
 from paceline.engines.setup import Setup, set_up
-from paceline.errors import Blamed, CheckpointWarning, JobWarning, PlanError, RunFailed, RunStopped, UsageError, suggest
+from paceline.errors import (
+    Blamed,
+    CheckpointWarning,
+    JobWarning,
+    PlanError,
+    PlanWarning,
+    RunFailed,
+    RunStopped,
+    UsageError,
+    suggest,
+)
+from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.jobs.job import Job
+from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
 from paceline.runs.folder import RunFolder, new_folder
 from paceline.runs.live import Heartbeat, Phase
@@ -36,9 +48,13 @@ if TYPE_CHECKING:
     from paceline.engines.virtual import World
 
 ENGINES = ("local", "virtual", "mpi", "cluster", "ray")
+#: The engines that keep checkpoints.
+KEEPING = ("local", "cluster", "ray")
 RUNS = Path("runs")
+AUTO = "auto"
 
 
+@accepts_old_names(RENAMED_ARGUMENTS["train"])
 def train(
     job: Job | None = None,
     plan: str | Plan | None = None,
@@ -48,11 +64,12 @@ def train(
     compute: str | None = None,
     folder: str | Path | None = RUNS,
     progress: ProgressCallback | None = None,
-    updates: int | None = None,
-    deadline: float = 120.0,
+    max_updates: int | None = None,
+    timeout: float = 120.0,
     world: World | None = None,
     checkpoint_every: int | str | None = None,
     resume: str | Path | Run | None = None,
+    epochs: int | None = None,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     keys: str | Path | None = None,
@@ -60,45 +77,57 @@ def train(
     backups: int = 1,
     address: str | None = None,
 ) -> Run:
-    """Train `job` by `plan` (None: sequential) and return the run.
+    """Train `job` by `plan` (None: sequential; "auto": the choice of `paceline.choose`) and return the run.
 
-    engine    "local": processes of this machine; "virtual": a clock that jumps; "mpi": the ranks that mpiexec started;
+    engine    "local": processes of this machine; "virtual": a simulated clock; "mpi": the ranks that mpiexec started;
               "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this;
               "ray": nodes that Ray places, starts and replaces; this process leads them
-    compute   "autograd" or "fused" instead of the job's
+    compute   "autograd", "fused" or "auto" instead of the job's
     folder    where run folders go; None writes nothing to disk
-    progress  a function that the local engine calls about ten times a second with a `pl.Progress`:
-              updates, seconds, loss, which workers have finished or died, the newest rows of the trace. It runs in the
-              parent; what it raises ends the run
-    updates   stop after so many updates instead of `job.epochs`
+    progress  a function that is called about ten times a second with a Progress, in this process; may end it by raising
+    max_updates  stop after so many updates instead of `job.epochs`
     world     of the virtual engine: speeds, network, faults
-    deadline  seconds a worker may wait for another before the run fails, naming the worker that did not come
+    timeout   seconds a worker may wait for another before the run fails, naming the worker that did not come
     checkpoint_every  so many updates, or seconds as in "30s"; 0: only when a signal asks for one; None: no checkpoints
     resume    the folder of a run to resume, with its own job, plan and settings; `workers` may be another number where
               the plan allows that, and `job` is needed only where the folder could not keep it
+    epochs    of a resumed run: passes over the data in all, more than it had; so a run that is done goes on
     callbacks  objects with hooks such as on_evaluation_end, called in this process; see `paceline.callbacks`
-    loggers   "csv" and "tensorboard" write into the run's folder while it goes on
+    loggers   "csv", "tensorboard", "wandb" and "mlflow" log while it goes on, as in ["csv", "wandb:project=digits"]
     keys      the folder of keys with which the nodes of a cluster recognise each other (`paceline keys`)
     trusted_network  let the nodes of a cluster recognise each other by PACELINE_TOKEN, without encryption
     backups   of the cluster engine, under plans with servers: servers that hold each shard besides its primary
     address   of the Ray cluster to train on, HOST:PORT or "auto"; None: one is started on this machine for the run
     """
-    if address is not None and engine != "ray":
-        raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
-    if keys is not None and engine == "ray":
-        raise UsageError("engine='ray' makes keys for every run and hands them out itself; leave keys out")
-    _check(engine, folder, deadline, checkpoint_every is not None or resume is not None)
+    _check_together(engine, address, keys, epochs, resume)
+    _check(engine, folder, timeout, checkpoint_every is not None or resume is not None)
     node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
     hooks = _callbacks(callbacks, loggers, node)
     ray = RayOptions(address, trusted_network) if engine == "ray" else None
-    interval, how = _interval(checkpoint_every), _How(progress, deadline, world, hooks, node, backups, ray)
+    interval, how = _interval(checkpoint_every), _How(progress, timeout, world, hooks, node, backups, ray)
     if resume is not None:
-        return _resume(_path(resume), job, plan, workers, updates, interval, how)
+        return _resume(_path(resume), job, plan, workers, max_updates, epochs, interval, how)
     if job is None:
-        raise UsageError("there is no job to train: give one (--help says how), or a run to resume (resume)")
+        raise UsageError("no job is given: name a job file, a built-in job such as digits, or a run to resume")
     job.refuse_unused()
+    job, plan, workers = _settled(job, plan, workers, engine, compute)
+    return _begin(job, plan, workers, engine, folder, max_updates, interval, how)
+
+
+def _settled(
+    job: Job, plan: str | Plan | None, workers: int | None, engine: str, compute: str | None
+) -> tuple[Job, str | Plan | None, int | None]:
+    """Return the job with its way of computing gradients, the plan and its workers; the planner chooses `auto`."""
     job = job if compute is None else job.with_(compute=compute)
-    return _begin(job, plan, workers, engine, folder, updates, interval, how)
+    if plan != AUTO:
+        return job, plan, workers
+    if engine != "local":
+        raise UsageError(f"plan 'auto' chooses for the processes of this machine, and not for engine={engine!r}")
+    from paceline.api.choose import choose
+
+    choice = choose(job, workers=workers)
+    warnings.warn(f"plan auto: {choice.best.name}. {choice.sentences[0]}", PlanWarning, stacklevel=3)
+    return job.with_(compute=compute or choice.compute), choice.best.plan, None
 
 
 def _begin(
@@ -108,7 +137,7 @@ def _begin(
     """Begin a run in a folder of its own."""
     node = how.node
     chosen = _plan(plan, workers or (node.nodes if node else None), engine)
-    stoppable = bool(how.callbacks) and engine in ("local", "cluster") and folder is not None
+    stoppable = bool(how.callbacks) and engine in KEEPING and folder is not None
     interval = _possible(interval, chosen, engine, stoppable)
     if _follows(job, chosen, engine, node):
         job, folder = job.untested(), None
@@ -127,21 +156,38 @@ class _How:
     """What `train` passes on to the engine as it is."""
 
     progress: ProgressCallback | None
-    deadline: float
+    timeout: float
     world: World | None
     callbacks: Sequence[Any]
     node: Roster | None = None
     backups: int = 1
     ray: RayOptions | None = None
 
+    @property
+    def engine(self) -> str:
+        """The engine of a run that is resumed."""
+        return "ray" if self.ray is not None else "cluster" if self.node is not None else "local"
 
-def _check(engine: str, folder: str | Path | None, deadline: float, checkpoints_wanted: bool) -> None:
+
+def _check_together(
+    engine: str, address: str | None, keys: str | Path | None, epochs: int | None, resume: str | Path | Run | None
+) -> None:
+    """Raise for settings that belong to others that are not given."""
+    if address is not None and engine != "ray":
+        raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
+    if keys is not None and engine == "ray":
+        raise UsageError("engine='ray' makes keys for every run and hands them out itself; leave keys out")
+    if epochs is not None and resume is None:
+        raise UsageError("epochs= is for a run to resume (resume=); a job has its own: Job(epochs=)")
+
+
+def _check(engine: str, folder: str | Path | None, timeout: float, checkpoints_wanted: bool) -> None:
     if engine not in ENGINES:
         raise PlanError(f"there is no engine {engine!r}; {suggest(engine, ENGINES)}")
-    if not deadline > 0:
-        raise UsageError(f"deadline={deadline} is not a positive number of seconds; give one, such as 120")
-    if checkpoints_wanted and (engine not in ("local", "cluster") or folder is None):
-        raise UsageError("checkpoints need engine='local' or engine='cluster', and a folder")
+    if not timeout > 0:
+        raise UsageError(f"timeout={timeout} is not a positive number of seconds; give one, such as 120")
+    if checkpoints_wanted and (engine not in KEEPING or folder is None):
+        raise UsageError("checkpoints need engine='local', 'cluster' or 'ray', and a folder")
 
 
 def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
@@ -150,7 +196,7 @@ def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
         mpi.check(job, plan)
         return mpi.rank() > 0
     if engine == "ray":
-        cluster.check_method(plan)
+        check_method(plan)
     if node is None:
         return False
     cluster.check(plan, node)
@@ -177,7 +223,7 @@ def _possible(
     interval: CheckpointInterval | None, plan: Plan, engine: str, stoppable: bool
 ) -> CheckpointInterval | None:
     """Return when checkpoints are taken under this plan; a `stoppable` run takes one where a callback stops it."""
-    why = plan.traits.no_checkpoints or (cluster.no_checkpoints(plan) if engine == "cluster" else "")
+    why = checkpoints.unable(plan, engine)
     if not why:
         return CheckpointInterval(0, 0.0) if interval is None and stoppable else interval
     if interval is not None and any(interval):
@@ -198,34 +244,38 @@ def _plan(plan: str | Plan | None, workers: int | None, engine: str) -> Plan:
 
 def _resume(
     path: Path, job: Job | None, plan: str | Plan | None, workers: int | None, updates: int | None,
-    interval: CheckpointInterval | None, how: _How,
+    epochs: int | None, interval: CheckpointInterval | None, how: _How,
 ) -> Run:  # fmt: skip
     """Begin the next life of a run, in the same folder."""
     if how.node is not None and not how.node.leads:
-        return _resume_elsewhere(path, job, plan, workers, updates, how, how.node)
+        return _resume_elsewhere(path, job, plan, workers, updates, epochs, how, how.node)
     with RunFolder(path) as place:
-        job, chosen, before = open_run(path, job, plan, workers, updates)
+        job, chosen, before = open_run(path, job, plan, workers, updates, epochs)
         if how.node is not None:
             cluster.check(chosen, how.node, resumed=True)
         begin = checkpoints.newest(path)
-        setup = set_up(job, chosen, "cluster" if how.node else "local", before.limit)
-        check_same(setup, before)
+        setup = set_up(job, chosen, how.engine, before.limit)
+        check_same(setup, before, epochs)
+        if epochs is not None:
+            check_end(setup, begin.updates if begin else 0, before.job.epochs or 0)
+            save_job_file(place, job, resumable=True)
         if begin is None:
             warnings.warn(f"{path} has no checkpoint yet: the run begins again", CheckpointWarning, stacklevel=3)
         interval = interval or before.checkpoint_every
         assert interval is not None, "open_run refuses a run without checkpoints"
         lives = (*begin.lives, life_record(setup, begin.updates)) if begin else (life_record(setup, 0),)
         record = first_record(setup, kept=True).with_(started=before.started, lives=lives, checkpoint_every=interval)
-        return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), how, before.history)
+        earlier = [each for each in before.history if begin is not None and each.updates <= begin.updates]
+        return _run(setup, place, record, CheckpointRequest(path, interval, lives, begin), how, earlier)
 
 
 def _resume_elsewhere(
-    path: Path, job: Job | None, plan: str | Plan | None, workers: int | None, updates: int | None, how: _How,
-    node: Roster,
+    path: Path, job: Job | None, plan: str | Plan | None, workers: int | None, updates: int | None,
+    epochs: int | None, how: _How, node: Roster,
 ) -> Run:  # fmt: skip
     """Take part in the next life of a run whose folder belongs to another node, and may lie there alone."""
     if (path / "run.json").is_file():
-        job, chosen, before = open_run(path, job, plan, workers, updates)
+        job, chosen, before = open_run(path, job, plan, workers, updates, epochs)
         updates = before.limit
     elif job is None or plan is None:
         raise UsageError(
@@ -249,7 +299,8 @@ def _run(
     with Heartbeat(place.path, setup.agenda.updates) as heartbeat:
         try:
             if hooks is None:
-                return _train(setup, place, record, request, how, heartbeat)
+                known = Earlier({each.updates: each for each in earlier})
+                return _train(setup, place, record, request, how, heartbeat, known)
             hooks.begin()
             try:
                 run = _train(setup, place, record, request, replace(how, progress=hooks), heartbeat, hooks)
@@ -268,28 +319,28 @@ def _run(
 
 def _train(
     setup: Setup, place: RunFolder, record: RunRecord, request: CheckpointRequest | None, how: _How,
-    heartbeat: Heartbeat, hooks: Hooks | None = None,
+    heartbeat: Heartbeat, hearer: Hearer,
 ) -> Run:  # fmt: skip
     from paceline.engines import local, virtual
 
     if setup.engine == "local":
-        with local.train(setup, place.path, heartbeat, how.progress, how.deadline, request) as outcome:
-            return finish(setup, outcome, place, record, hooks)
+        with local.train(setup, place.path, heartbeat, how.progress, how.timeout, request) as outcome:
+            return finish(setup, outcome, place, record, hearer)
     if how.node is not None:
-        settings = (heartbeat, how.progress, how.deadline, request, how.backups)
+        settings = (heartbeat, how.progress, how.timeout, request, how.backups)
         with cluster.train(setup, how.node, place.path, *settings) as outcome:
-            return finish(setup, outcome, place, record, hooks)
+            return finish(setup, outcome, place, record, hearer)
     if how.ray is not None:
         from paceline.engines.cluster import ray_nodes
 
-        settings = (heartbeat, how.progress, how.deadline, request, how.backups)
+        settings = (heartbeat, how.progress, how.timeout, request, how.backups)
         with ray_nodes.train(setup, how.ray, place.path, *settings) as outcome:
-            return finish(setup, outcome, place, record, hooks)
+            return finish(setup, outcome, place, record, hearer)
     heartbeat.beat(Phase.TRAINING, 0)
     outcome = mpi.train(setup) if setup.engine == "mpi" else virtual.train(setup, how.world or virtual.World())
     heartbeat.beat(Phase.EVALUATING, setup.agenda.updates)
     place.write_trace(outcome.trace)
-    return finish(setup, outcome, place, record, hooks)
+    return finish(setup, outcome, place, record, hearer)
 
 
 def _failed(setup: Setup, place: RunFolder, record: RunRecord, error: BaseException) -> RunRecord:

@@ -1,6 +1,6 @@
 """A thread that drives what is under way and no thread waits for. It runs only while there is, or was, such a thing.
 
-It looks now and then instead of being woken: waking it would cost every operation of DDP more than the operation.
+It looks from time to time instead of being woken: waking it would cost every operation of DDP more than the operation.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ COMBINE: tuple[Combine, ...] = (
 )  # fmt: skip
 AVERAGE = 1
 
-# From here on, with more than two ranks, each adds up a segment and the others copy it; below, each adds up all.
+# From here on, with more than two ranks, each sums a segment and the others copy it; below, each sums all.
 SEGMENTS_FROM = 64 << 10  # bytes
 
 

@@ -7,7 +7,7 @@ operation.
 
 Short slots are two for each rank, used alternately. Long ones go round an area that is larger than the processor's
 cache: to write where another core has read before costs five times as much as to write where no core has it in its
-cache any more. All ranks ask for slots of the same size in the same order, so they agree on the place without a word.
+cache any more. All ranks ask for slots of the same size in the same order, so they agree on the place without one.
 
 Each rank compares the others' calls with its own before it reads, so all of them notice when one differs.
 """

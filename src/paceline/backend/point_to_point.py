@@ -125,7 +125,7 @@ class PointToPoint:
         return bool(self._asked) or any(self._unsent) or any(self._arriving)
 
     def promises(self) -> list[Transfer]:
-        """The transfers whose future was handed out."""
+        """The transfers whose future was returned."""
         with self._lock:
             return [transfer for transfer in self._transfers() if transfer.promises]
 

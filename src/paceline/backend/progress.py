@@ -29,7 +29,7 @@ SPIN_SECONDS = 1e-3  # a wake-up may cost a tenth of it, and is paid by the rank
 ALONE_SECONDS = 50e-6  # of them without giving the core to other processes
 NAP_SECONDS = 0.01  # a lost wake-up, and noticing a death, cost at most this
 SHORT_NAP_SECONDS = 0.001  # with other groups under way, whose ranks do not ring this group's doorbell
-PATIENCE_SECONDS = 0.01  # before a future is handed out unset
+PATIENCE_SECONDS = 0.01  # before a future is returned unset
 STATUS_AFTER_SECONDS = 0.05  # of waiting: leave word of it, for the others' messages
 
 #: The engines of this process.

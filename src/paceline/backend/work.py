@@ -53,7 +53,7 @@ class PendingWork(_Work):  # type: ignore[misc]
         #: Never falls back to False; set by `finish` alone.
         self.done = False
         self.failure: Exception | None = None
-        #: A future that was handed out before the work was done.
+        #: A future that was returned before the work was done.
         self._promise: torch.futures.Future[Any] | None = None
 
     @abstractmethod
@@ -71,14 +71,14 @@ class PendingWork(_Work):  # type: ignore[misc]
         return f"{calls.describe(self.call)}{self.counterpart()} at {self.site or 'an unknown place'}"
 
     def finish(self, failure: Exception | None = None) -> None:
-        """Mark it as done. A future that was handed out is set later, by `keep_promise`."""
+        """Mark it as done. A future that was returned is set later, by `keep_promise`."""
         self.failure, self.done = failure, True
         if self._promise is not None:
             self.engine.promised.append(self)
 
     @property
     def promises(self) -> bool:
-        """Whether a future was handed out that is not set yet."""
+        """Whether a future was returned that is not set yet."""
         return self._promise is not None
 
     def keep_promise(self) -> None:

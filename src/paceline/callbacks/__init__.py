@@ -8,7 +8,7 @@ while workers train, which takes time of a core; without, after the training.
 
     early_stopping     EarlyStopping
     best_checkpoint    BestCheckpoint
-    loggers            CsvLogger, TensorBoardLogger, and their names for `loggers=`
+    loggers            csv, tensorboard, wandb and mlflow: the names for `loggers=`
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ HOOKS = ("on_train_start", "on_update_end", "on_evaluation_end", "on_checkpoint"
 class Training:
     """The run that a hook is called about."""
 
-    def __init__(self, job: str, plan: str, folder: Path | None, total_updates: int) -> None:
+    def __init__(self, job: str, plan: str, folder: Path | None, total_updates: int, tested: bool = True) -> None:
         self.job, self.plan, self.folder, self.total_updates = job, plan, folder, total_updates
+        #: Whether there are test data, without which nothing is ever evaluated.
+        self.tested = tested
         #: Why the run is to stop; None while it is not.
         self.stopping: str | None = None
         #: Set by the engine where a run can be stopped: requests a checkpoint after which it ends.
         self.request_stop: Callable[[], None] | None = None
         #: Why this run cannot be stopped by a callback.
-        self.cannot_stop = "only a run of engine='local' with a folder can be stopped by a callback"
+        self.cannot_stop = "only a run of engine='local', 'cluster' or 'ray' with a folder can be stopped by a callback"
 
     def stop(self, reason: str) -> None:
         """End the run after its next checkpoint; `train` returns the run as it was then, and it can be resumed."""
@@ -45,6 +47,13 @@ class Training:
         if self.stopping is None:
             self.stopping = reason
             self.request_stop()
+
+
+def require_tests(training: Training, callback: object) -> None:
+    """Raise UsageError for a callback that follows evaluations, in a run without any."""
+    if not training.tested:
+        name = type(callback).__name__
+        raise UsageError(f"{name} follows evaluations, and this job has no test data; give test=, or leave {name} out")
 
 
 class Callback(Protocol):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, final
 
-from paceline.callbacks import Training
+from paceline.callbacks import Training, require_tests
 from paceline.callbacks.metric import Best
 from paceline.errors import UsageError
 from paceline.runs.record import Evaluation
@@ -28,7 +28,8 @@ class BestCheckpoint:
         self.updates: int | None = None
 
     def on_train_start(self, training: Training) -> None:
-        """Refuse a run without a folder before it begins."""
+        """Refuse a run without a folder or without evaluations before it begins."""
+        require_tests(training, self)
         if training.folder is None:
             raise UsageError("BestCheckpoint writes into the run's folder, and this run has none; give folder=")
 

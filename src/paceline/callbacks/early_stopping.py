@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, final
 
-from paceline.callbacks import Training
+from paceline.callbacks import Training, require_tests
 from paceline.callbacks.metric import Best
 from paceline.errors import UsageError
 from paceline.runs.record import Evaluation
@@ -28,6 +28,10 @@ class EarlyStopping:
         self.patience, self.best = patience, Best(metric, mode, min_delta)
         #: Evaluations in a row that did not improve.
         self.waited = 0
+
+    def on_train_start(self, training: Training) -> None:
+        """Refuse a run without evaluations before it begins."""
+        require_tests(training, self)
 
     def on_evaluation_end(self, training: Training, evaluation: Evaluation, model: Any) -> None:
         """Count the evaluations without an improvement."""

@@ -3,8 +3,8 @@
 Text for people goes to standard error; JSON objects, drawings, the findings of `check` and what `emit` writes go to
 standard output.
 
-Exit codes: 0 done; 1 a run failed, a replay diverged, a proof failed or `check` found something; 2 wrong use;
-130 interrupted; 143 stopped by SIGTERM.
+Exit codes: 0 done; 1 a run failed, a replay diverged, a proof failed, `check` found something or `watch` a hang;
+2 wrong use; 130 interrupted; 143 stopped by SIGTERM.
 """
 
 from __future__ import annotations
@@ -12,17 +12,41 @@ from __future__ import annotations
 import sys
 import warnings
 from functools import cache
+from importlib import import_module
 
 import typer
 
 from paceline.cli.console import console
-from paceline.errors import PacelineError, RunStopped
+from paceline.errors import PacelineDeprecationWarning, PacelineError, RunStopped, UsageError
+from paceline.errors.renames import OPTIONS
+from paceline.errors.suggestions import FAMILIAR_OPTIONS
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Train PyTorch models in parallel on the machines you have, and measure which way pays off.",
+    help="Train PyTorch models in parallel, and measure which method is fastest on your own model.",
+)
+#: The commands in the order in which they are listed: a file each, with a function of its name.
+COMMANDS = (
+    "train",
+    "tune",
+    "compare",
+    "replay",
+    "plans",
+    "draw",
+    "prove",
+    "report",
+    "check",
+    "watch",
+    "bench",
+    "keys",
+    "calibrate",
+    "choose",
+    "simulate",
+    "prepare",
+    "data",
+    "validate",
 )
 INTERRUPTED = 130  # exit code
 #: Packages of the extra `train`, which all commands but `check` need.
@@ -32,8 +56,19 @@ TRAINING_PACKAGES = ("torch", "numpy", "pyarrow", "cloudpickle", "safetensors")
 _debug = False
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from paceline.version import __version__
+
+        sys.stdout.write(f"paceline {__version__}\n")
+        raise typer.Exit
+
+
 @app.callback()
-def paceline(debug: bool = typer.Option(False, "--debug", help="Show the full traceback of an error.")) -> None:
+def paceline(
+    debug: bool = typer.Option(False, "--debug", help="Show the full traceback of an error."),
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Show the version."),
+) -> None:
     global _debug
     _debug = debug
 
@@ -41,33 +76,26 @@ def paceline(debug: bool = typer.Option(False, "--debug", help="Show the full tr
 @cache
 def register() -> None:
     """Add the commands to `app`; they are imported only now, so that importing this package stays cheap."""
-    from paceline.cli import bench, check, compare, draw, emit, keys, prove, replay, report, train, tune
-
-    app.command()(train.train)
-    app.command()(tune.tune)
-    app.command()(compare.compare)
-    app.command()(replay.replay)
-    app.command()(draw.draw)
-    app.command()(prove.prove)
-    app.command()(report.report)
-    app.command()(check.check)
-    app.command()(bench.bench)
-    app.command()(keys.keys)
-    app.add_typer(emit.app, name="emit")
+    for name in COMMANDS:
+        app.command()(getattr(import_module(f"paceline.cli.{name}"), name))
+    app.add_typer(import_module("paceline.cli.emit").app, name="emit")
 
 
 def main() -> None:
     """Run a command. An error of Paceline's own is printed as one block, without a traceback."""
     register()
+    warnings.simplefilter("default", PacelineDeprecationWarning)
     warnings.showwarning = _print_warning  # type: ignore[assignment]
     if not sys.platform.startswith("linux"):
         console.print("Paceline needs Linux: it uses the kernel's memfd, futex and record locks.", style="red")
         sys.exit(2)
-    if "--json" in sys.argv:
+    ours, command = _split(sys.argv[1:])
+    if "--json" in ours:
         from paceline.cli.output import reserve_stdout
 
         reserve_stdout()
     try:
+        sys.argv[1:] = [*_by_new_names(ours), *command]
         app()
     except PacelineError as error:
         if _debug:
@@ -86,6 +114,25 @@ def main() -> None:
             f"{error.name} is not installed: training needs `pip install 'paceline[train]'`", style="red", markup=False
         )
         sys.exit(2)
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return Paceline's own words, and those from `--` on, which belong to a command that it starts."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at:]
+
+
+def _by_new_names(words: list[str]) -> list[str]:
+    """Return the words of a command line with renamed options under their new names."""
+    found = []
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option in FAMILIAR_OPTIONS:
+            raise UsageError(f"there is no option {option}; {FAMILIAR_OPTIONS[option]}")
+        if option in OPTIONS:
+            console.print(f"note: {option} is called {OPTIONS[option]} now", style="yellow", markup=False)
+        found.append(OPTIONS.get(option, option) + equals + value)
+    return found
 
 
 def _print_warning(message: Warning | str, category: type[Warning], *_: object) -> None:

@@ -16,6 +16,7 @@ def compare(
     script: options.Script = None,
     plans: options.Plans = "sequential,ddp,ring,downpour",
     workers: options.Workers = 2,
+    compute: options.Compute = None,
     device: options.Device = None,
     seconds: options.TimedSeconds = None,
     epochs: options.Epochs = None,
@@ -43,9 +44,11 @@ def compare(
     from paceline.api.compare import compare as run_comparison
     from paceline.cli.comparison import show_comparison
 
-    chosen = options.open_job(job, data_dir, device=device, epochs=epochs, batch_size=batch_size, seed=seed)
+    chosen = options.open_job(
+        job, data_dir, compute=compute, device=device, epochs=epochs, batch_size=batch_size, seed=seed
+    )
     again = options.again(
-        "train", job, device=device, epochs=epochs, batch_size=batch_size, seed=seed, data_dir=data_dir
+        "train", job, compute=compute, device=device, epochs=epochs, batch_size=batch_size, seed=seed, data_dir=data_dir
     )
     found = run_comparison(
         chosen, split_plans(plans), workers, seconds=seconds, folder=runs, say=_say(quiet), command=again

@@ -34,10 +34,32 @@ class CheckFormat(str, enum.Enum):
 
 
 # --- what is trained or looked at ---
+WatchedCommand = Annotated[
+    list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The command to start and watch, after `--`.")
+]
+WatchedPid = Annotated[int | None, typer.Option("--pid", help="Watch a process that runs, and its descendants.")]
+WatchedRun = Annotated[Path | None, typer.Option("--run", metavar="RUN", help="Watch a run of Paceline that goes on.")]
+OpenSnapshot = Annotated[Path | None, typer.Option("--open", metavar="DIR", help="Show what --save has written.")]
+WatchSeconds = Annotated[
+    float | None,
+    typer.Option("--seconds", min=1.0, help="With --pid or --run: watch no longer than this."),
+]
+KillAfter = Annotated[
+    float | None,
+    typer.Option("--kill-after", min=0.0, metavar="S", help="End a program that hangs, S seconds after the report."),
+]
+ExecOnHang = Annotated[
+    str | None,
+    typer.Option("--exec", metavar="CMD", help="Run this on a hang; it reads the report as JSON."),
+]
+SaveSnapshot = Annotated[
+    Path | None, typer.Option("--save", metavar="DIR", help="On a hang, save what was observed to this folder.")
+]
 JobOrNone = Annotated[
     str | None,
     typer.Argument(
-        metavar="[JOB]", help="A Python file with a module-level `job` (or file.py:name), or a built-in job."
+        metavar="[JOB]",
+        help="A Python file with a module-level `job` (or file.py:name), a TOML file, or a built-in job.",
     ),
 ]
 PlanArgument = Annotated[
@@ -63,14 +85,28 @@ Script = Annotated[
 PlanOption = Annotated[
     str | None,
     typer.Option(
-        "--plan", "-p", help="A plan's name and options, as in downpour:workers=4.", show_default="sequential"
+        "--plan",
+        "-p",
+        envvar="PACELINE_PLAN",
+        show_default="sequential",
+        help="A plan's name and options, as in downpour:workers=4; `paceline plans` lists all. auto: what `paceline "
+        "choose` chooses.",
     ),
 ]
 Plans = Annotated[str, typer.Option(help="Plans to compare, separated by commas.")]
-Workers = Annotated[int | None, typer.Option("--workers", "-w", min=1, help="Number of workers.")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", "-w", min=1, envvar="PACELINE_WORKERS", help="Number of workers.")
+]
+ProvedMachines = Annotated[
+    int | None,
+    typer.Option(
+        "--machines", min=2, help="Prove the protocol of a plan with shard servers on N machines.", metavar="N"
+    ),
+]
 Engine = Annotated[
     str | None,
     typer.Option(
+        envvar="PACELINE_ENGINE",
         help="local: processes on this machine; virtual: simulated time; cluster: the nodes of a launcher; ray: nodes "
         "that Ray places; mpi: the ranks of mpiexec, in generated code.",
         show_default="local, or what the launcher asks for",
@@ -78,16 +114,22 @@ Engine = Annotated[
 ]
 Compute = Annotated[
     str | None,
-    typer.Option(help="How gradients are computed: autograd (PyTorch) or fused (generated code; small networks)."),
+    typer.Option(help="How gradients are computed: autograd (PyTorch), fused (generated code), or auto: the faster."),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="Where gradients are computed: auto, cpu, cuda, cuda:1. Overrides the job's device.")
+    str | None,
+    typer.Option(
+        envvar="PACELINE_DEVICE",
+        help="Where gradients are computed: auto, cpu, cuda, cuda:1. Overrides the job's device.",
+    ),
 ]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the data. Overrides the job's epochs.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples per batch. Overrides the job's batch size.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed. Overrides the job's seed.")]
-Updates = Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.")]
-Deadline = Annotated[float, typer.Option(help="Seconds that a worker may wait for another one.")]
+MaxUpdates = Annotated[int | None, typer.Option(min=1, help="Stop after this many updates.")]
+Timeout = Annotated[
+    float, typer.Option(envvar="PACELINE_TIMEOUT", help="Seconds that a worker may wait for another one.")
+]
 Keys = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Engine cluster: keys of `paceline keys`; TLS between machines. [PACELINE_KEYS]"),
@@ -112,9 +154,34 @@ Resume = Annotated[
     Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder from its newest checkpoint.")
 ]
 DataDir = Annotated[str | None, typer.Option(help="Folder with MNIST-format IDX files.")]
-Runs = Annotated[Path, typer.Option(help="Folder in which run folders are created.")]
+Runs = Annotated[Path, typer.Option(envvar="PACELINE_RUNS", help="Folder in which run folders are created.")]
 TimedSeconds = Annotated[
     float | None, typer.Option(help="Seconds to time each plan, divided over interleaved rounds of about three.")
+]
+
+Loggers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--logger",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="Log while it runs: csv, tensorboard, wandb or mlflow, as in wandb:project=digits. May be repeated.",
+    ),
+]
+EarlyStop = Annotated[
+    str | None,
+    typer.Option(
+        "--early-stopping",
+        metavar="METRIC[:OPTION=VALUE,...]",
+        help="Stop when a figure of the evaluations no longer improves, as in test_loss:patience=5.",
+    ),
+]
+KeepBest = Annotated[
+    str | None,
+    typer.Option(
+        "--best-checkpoint",
+        metavar="METRIC[:OPTION=VALUE,...]",
+        help="Keep the model of the best evaluation as best.pt, as in test_accuracy or f1:mode=max.",
+    ),
 ]
 
 # --- replay, draw, report, bench ---
@@ -313,3 +380,63 @@ Hosts = Annotated[
     typer.Option(metavar="A,B,...", help="Names or addresses of the machines, as the others dial them."),
 ]
 Days = Annotated[int, typer.Option(min=1, help="Days for which the certificates are valid.")]
+
+# --- the planner ---
+JobArgument = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="A Python file with a module-level `job` (or file.py:name), or a built-in job."),
+]
+CardFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", callback=writable, help="File for the card.", show_default="where `choose` looks for it"
+    ),
+]
+CardInput = Annotated[
+    Path | None, typer.Option("--card", metavar="FILE", help="A machine's card.", show_default="this machine's")
+]
+CalibrationSeconds = Annotated[float, typer.Option(help="Seconds to measure for.")]
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A cluster.toml: nodes, links, prices.", show_default="this machine"),
+]
+Goal = Annotated[str, typer.Option(help="What is to be least: time, cost or memory.")]
+Level = Annotated[
+    str, typer.Option(help="profiled: measure a few steps of this model; calibrated: use the card alone.")
+]
+Learning = Annotated[
+    str,
+    typer.Option(help="same: plans that learn as one process does; any: also asynchronous ones and averaged replicas."),
+]
+MostWorkers = Annotated[
+    int | None, typer.Option("--workers", "-w", min=1, help="The most workers.", show_default="the machine's cores")
+]
+SimulatedPlan = Annotated[str, typer.Option("--plan", "-p", help="A plan's name and options, as in ssp:bound=4.")]
+Arithmetic = Annotated[
+    bool, typer.Option("--arithmetic", help="Compute gradients, too, to predict learning; as slow as a training.")
+]
+PriceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prices", metavar="FILE", help="Prices (CSV) for sku= in the cluster file.", show_default="built in"
+    ),
+]
+CheckedPlans = Annotated[
+    str | None,
+    typer.Option(help="Plans to check, separated by commas.", show_default="the best, one process, two at random"),
+]
+Rounds = Annotated[int, typer.Option(min=2, help="How often each plan is measured.")]
+RoundSeconds = Annotated[float, typer.Option(min=0.05, help="Seconds of each round.")]
+
+# --- data ---
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A Python file with a module-level `recipe` (or file.py:name).")
+]
+FolderToMake = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to make.")]
+DataEngine = Annotated[str, typer.Option(help="What reads and sorts: duckdb, in this process; or spark.")]
+DataThreads = Annotated[int | None, typer.Option(min=1, help="Threads of the engine.", show_default="all cores")]
+DataMemory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Memory of the engine, such as 512MB; more lies in files.")
+]
+ShardsFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that `paceline prepare` made.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Read every file and compare it with what was written.")]

@@ -1,4 +1,4 @@
-"""The display of a training: a line per worker, redrawn on a terminal; elsewhere plain lines now and then."""
+"""The display of a training: a line per worker, redrawn on a terminal; elsewhere plain lines from time to time."""
 
 from __future__ import annotations
 

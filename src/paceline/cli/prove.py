@@ -9,18 +9,29 @@ from paceline.cli.console import console
 from paceline.cli.output import print_json
 
 
-def prove(plan: options.PlanArgument, workers: options.Workers = None, json: options.Json = False) -> None:
+def prove(
+    plan: options.PlanArgument,
+    workers: options.Workers = None,
+    machines: options.ProvedMachines = None,
+    json: options.Json = False,
+) -> None:
     """Prove what can be proved about PLAN before anything runs.
 
     For a synchronous plan, its table: no worker waits for ever, nothing is overwritten while it is read, the sum is
     complete, and the closed form of its time is the table's time. For a pipeline, its timetable: every message is
     received, no version of the weights is read before it exists, and every gradient is in exactly one update. For a
     plan with a server, its gate: every interleaving of up to three workers, any of which may die at any point.
+
+    With --machines, the protocol between desk, shard servers and workers on several machines: every interleaving of a
+    small cluster in which a message is lost and one comes twice, or a process dies or is wrongly taken for dead; then
+    histories of so many machines, drawn from seeds.
     """
+    from paceline.explain.cluster_proof import prove_cluster
     from paceline.explain.proving import prove_plan
     from paceline.plans.plan import Plan
 
-    found = prove_plan(Plan.parse(plan, workers))
+    parsed = Plan.parse(plan, workers)
+    found = prove_plan(parsed) if machines is None else prove_cluster(parsed, machines)
     if json:
         print_json(found.as_dict())
     else:

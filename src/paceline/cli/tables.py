@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.console import console
@@ -27,6 +28,8 @@ def show_summary(summary: dict[str, Any]) -> None:
         "parameters": summary["parameters_sha256"][:16],
         "run": str(summary["run"]),
     }
+    if summary["compute"] == "fused":
+        lines["compute"] = "fused: generated code"
     if summary["stragglers"]:
         slow = (f"worker {w} computes at {of:.0%} of the others' speed" for w, of in summary["stragglers"].items())
         lines["straggler"] = "; ".join(slow)
@@ -39,7 +42,7 @@ def show_summary(summary: dict[str, Any]) -> None:
 
 
 def tested(summary: dict[str, Any]) -> str:
-    """The figures of the last evaluation: accuracy and loss, then metrics of the user's own."""
+    """The figures of the last evaluation: accuracy and loss, then user-defined metrics."""
     own = [name for name in summary if name not in RESERVED]
     figures = [f"accuracy {_number(summary.get('test_accuracy'), '{:.2%}')}"] if "test_accuracy" in summary else []
     figures += [f"loss {_number(summary.get('test_loss'), '{:.4f}')}"] if "test_loss" in summary else []
@@ -78,6 +81,24 @@ def show_scripts(found: ScriptComparison) -> None:
     for note in found.notes:
         console.print(f"note: {note}", style="yellow", markup=False)
     console.print(f"{found.answer}.", style="bold", markup=False, soft_wrap=True)
+
+
+def show_plans(groups: dict[str, list[dict[str, Any]]]) -> None:
+    """Print all plans by group on standard output, since they were asked for."""
+    out = Console(highlight=False)
+    for title, plans in groups.items():
+        out.print(title, style="bold")
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True, min_width=18)
+        for plan in plans:
+            own = [option for option in plan["options"] if option not in ("workers", "threads")]
+            also = f"; also called {', '.join(plan['also_called'])}" if plan["also_called"] else ""
+            table.add_row(f"  {plan['name']}", f"{plan['about']}{also}")
+            if own:
+                table.add_row("", f"[dim]{', '.join(own)}[/dim]")
+        out.print(table)
+        out.print()
+    out.print("Options follow a colon, as in downpour:workers=4,shards=2; most plans take workers and threads as well.")
 
 
 def _number(value: float | None, form: str) -> str:

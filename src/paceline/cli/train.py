@@ -21,8 +21,8 @@ def train(
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
-    updates: options.Updates = None,
-    deadline: options.Deadline = 120.0,
+    max_updates: options.MaxUpdates = None,
+    timeout: options.Timeout = 120.0,
     checkpoint_every: options.CheckpointEvery = None,
     resume: options.Resume = None,
     keys: options.Keys = None,
@@ -30,6 +30,9 @@ def train(
     backups: options.Backups = 1,
     data_dir: options.DataDir = None,
     runs: options.Runs = Path("runs"),
+    logger: options.Loggers = None,
+    early_stopping: options.EarlyStop = None,
+    best_checkpoint: options.KeepBest = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -38,28 +41,30 @@ def train(
     The folder holds the parameters, the trace and the job itself, so that `paceline replay` can run it again, bit for
     bit. Ctrl-C or SIGTERM writes a checkpoint and ends the run; --resume RUN continues it. SIGUSR1 writes a checkpoint
     and trains on. With --checkpoint-every even a run that was killed can be resumed. A second Ctrl-C stops at once.
+    A run that is done goes on with more epochs: --resume RUN --epochs N, in all.
     """
+    from paceline.api.train import KEEPING
     from paceline.api.train import train as run_training
+    from paceline.callbacks.parsing import named_callbacks
     from paceline.cli.progress import ProgressDisplay
     from paceline.engines.launched import engine_of, rank_of
 
-    chosen = options.open_job_or_none(
-        job, data_dir, compute=compute, device=device, epochs=epochs, batch_size=batch_size, seed=seed
-    )
+    changes = {"compute": compute, "device": device, "batch_size": batch_size, "seed": seed}
+    chosen = options.open_job_or_none(job, data_dir, **changes, epochs=None if resume else epochs)
     engine = engine or engine_of(chosen)
     rank = rank_of(engine)
     quiet = quiet or rank > 0
     console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
     # 0: a checkpoint is written on a signal only. Engines without checkpoints, and resumed runs, keep their own rule.
-    every = "0" if checkpoint_every is None and engine in ("local", "cluster") and not resume else checkpoint_every
-    progress = ProgressDisplay(
-        str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}", quiet
-    )
+    every = "0" if checkpoint_every is None and engine in KEEPING and not resume else checkpoint_every
+    title = str(resume) if resume or not chosen else f"{chosen.name} by {plan or 'sequential'}"
+    progress = ProgressDisplay(title, quiet)
     try:
         run = run_training(
-            chosen, plan, workers, engine=engine, folder=runs, progress=progress, updates=updates, deadline=deadline,
-            checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
-            address=address,
+            chosen, plan, workers, engine=engine, folder=runs, progress=progress, max_updates=max_updates,
+            timeout=timeout, checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network,
+            backups=backups, address=address, epochs=epochs if resume else None, loggers=logger or (),
+            callbacks=named_callbacks(early_stopping, best_checkpoint),
         )  # fmt: skip
     finally:
         progress.close()

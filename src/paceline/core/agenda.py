@@ -125,7 +125,7 @@ class Agenda:
     def chunks(self, update: int) -> list[Chunk]:
         """Return all chunks of an update; some may be empty when the last batch is smaller than `parts`."""
         epoch, start, stop = self.span(update)
-        # Shares of several updates may be added up together, so they are weighed against a full one.
+        # Shares of several updates may be summed together, so they are weighed against a full one.
         whole = stop - start if self.shares == 1 else self.samples_per_update
         result: list[Chunk] = []
         for first in range(start, stop, self.batch_size):
@@ -142,7 +142,16 @@ class Agenda:
 
     def mine(self, update: int, part: int) -> list[Chunk]:
         """Return the chunks of an update that one of `parts` workers computes."""
-        return [c for c in self.chunks(update)[part :: self.parts] if c.samples]
+        epoch, start, stop = self.span(update)
+        whole = stop - start if self.shares == 1 else self.samples_per_update
+        found = []
+        for batch, first in enumerate(range(start, stop, self.batch_size)):
+            size = min(first + self.batch_size, stop) - first
+            low, high = first + size * part // self.parts, first + size * (part + 1) // self.parts
+            if high > low:
+                number = batch * self.parts + part
+                found.append(Chunk(update, number, epoch, low, high, (high - low) / whole))
+        return found
 
     def samples_until(self, update: int) -> int:
         """Return the samples seen when `update` updates are done."""

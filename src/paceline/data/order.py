@@ -19,7 +19,7 @@ class Order:
     """
 
     def __init__(self, samples: int, seed: int, shuffle: bool, cuts: Sequence[int] = ()) -> None:
-        self.samples, self.seed, self.shuffle, self.cuts = samples, seed, shuffle, cuts
+        self.size, self.seed, self.shuffle, self.cuts = samples, seed, shuffle, cuts
         self._epochs: dict[int, Tensor] = {}
 
     def indices(self, chunk: Chunk) -> Tensor:
@@ -30,6 +30,10 @@ class Order:
         """Return the sample numbers between two positions of an epoch."""
         return self._epoch(epoch)[first:last]
 
+    def samples(self, epoch: int, places: Tensor) -> Tensor:
+        """Return the sample numbers at some places of an epoch's order."""
+        return torch.index_select(self._epoch(epoch), 0, places)
+
     def _epoch(self, epoch: int) -> Tensor:
         if epoch not in self._epochs:
             if len(self._epochs) > 1:
@@ -39,9 +43,9 @@ class Order:
 
     def _make(self, epoch: int) -> Tensor:
         if not self.shuffle:
-            return torch.arange(self.samples)
+            return torch.arange(self.size)
         generator = np.random.Generator(np.random.Philox(key=[self.seed & (2**64 - 1), epoch]))
         if epoch == 0 or len(self.cuts) < 2:
-            return torch.from_numpy(generator.permutation(self.samples))
+            return torch.from_numpy(generator.permutation(self.size))
         parts = np.split(self._make(0).numpy(), self.cuts[1:-1])
         return torch.from_numpy(np.concatenate([part[generator.permutation(len(part))] for part in parts]))

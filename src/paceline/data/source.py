@@ -1,7 +1,7 @@
 """Sources give samples by number: tensors are indexed, and a Dataset is read sample by sample, seeded for each.
 
-`open_source` makes one from a job's `data`. A source can be moved to another process with cloudpickle; tensors in
-shared memory are not copied.
+`paceline.data.opening` makes one from a job's `data`. A source can be moved to another process with cloudpickle;
+tensors in shared memory are not copied.
 """
 
 from __future__ import annotations
@@ -19,19 +19,27 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Subset, default_collate, get_worker_info
 
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
 from paceline.data.order import Order
+from paceline.data.traits import SourceTraits
 from paceline.errors import JobError
 from paceline.jobs.job import Batch
 
 
 class Source(Protocol):
-    """Samples by number."""
+    """Samples by number: of a dataset, or of their positions in an epoch."""
+
+    @property
+    def traits(self) -> SourceTraits: ...
 
     def __len__(self) -> int: ...
+
+    @property
+    def arranged(self) -> bool:
+        """Whether samples come in an order of their own, which a job does not shuffle again."""
 
     def batch(self, indices: Tensor, epoch: int) -> Batch: ...
 
@@ -42,12 +50,14 @@ class Source(Protocol):
 class TensorSource:
     """Samples in tensors of one length."""
 
+    arranged = False
+
     def __init__(self, tensors: tuple[Tensor, ...]) -> None:
         sizes = {t.shape[0] if t.dim() else None for t in tensors}
         if len(sizes) != 1 or None in sizes:
             shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
             raise JobError(f"the data's tensors have shapes {shapes}: their first sizes, the samples, differ")
-        self.tensors = tensors
+        self.tensors, self.traits = tensors, SourceTraits()
 
     def __len__(self) -> int:
         return int(self.tensors[0].shape[0])
@@ -65,25 +75,46 @@ class TensorSource:
         return digest.hexdigest()
 
 
-class DatasetSource:
-    """A map-style Dataset. Augmentation in `__getitem__` is seeded by (seed, epoch, sample), in any loader process."""
+BY_SAMPLE = SourceTraits(reads_ahead=True)
 
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+
+class DatasetSource:
+    """A map-style Dataset. Augmentation in `__getitem__` is seeded by (seed, epoch, sample), in any loader process.
+
+    A dataset with `__getitems__`, which reads many samples at once, is seeded by the first of them. So is `collate_fn`.
+    """
+
+    arranged = False
+
+    def __init__(
+        self, dataset: Any, seed: int, collate_fn: Callable[[Any], Any] | None = None,
+        traits: SourceTraits = BY_SAMPLE,
+    ) -> None:  # fmt: skip
+        self.dataset, self.seed, self.collate_fn, self.traits = dataset, seed, collate_fn, traits
+        # A Subset has it for any dataset, and most augment sample by sample.
+        self._at_once = callable(getattr(dataset, "__getitems__", None)) and not isinstance(dataset, Subset)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def sample(self, index: int, epoch: int) -> Any:
         """Read one sample with seeded random generators."""
-        seed = mix(self.seed, epoch, index, 1)
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
+        seed_generators(mix(self.seed, epoch, index, 1))
         return self.dataset[index]
 
     def batch(self, indices: Tensor, epoch: int) -> Batch:
-        return default_collate([self.sample(index, epoch) for index in indices.tolist()])
+        numbers = indices.tolist()
+        samples = self._samples(numbers, epoch)
+        if self.collate_fn is None:
+            return default_collate(samples)
+        seed_generators(mix(self.seed, epoch, numbers[0], 2))
+        return self.collate_fn(samples)
+
+    def _samples(self, numbers: list[int], epoch: int) -> list[Any]:
+        if not self._at_once:
+            return [self.sample(number, epoch) for number in numbers]
+        seed_generators(mix(self.seed, epoch, numbers[0], 1))
+        return list(self.dataset.__getitems__(numbers))
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{type(self.dataset).__name__} {len(self)}".encode())
@@ -92,29 +123,11 @@ class DatasetSource:
         return digest.hexdigest()
 
 
-def open_source(data: Any, seed: int, what: str = "data") -> Source:
-    """Make a source from a job's data; `what` names the argument in errors."""
-    if isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__")):
-        data = data()
-    if isinstance(data, TensorSource):
-        return data
-    if isinstance(data, Tensor):
-        data = (data,)
-    source: Source
-    if isinstance(data, tuple | list) and data and all(isinstance(t, Tensor) for t in data):
-        source = TensorSource(tuple(t.detach() for t in data))
-    elif isinstance(data, tuple) and any(isinstance(t, np.ndarray) for t in data):
-        raise JobError(f"{what}= holds NumPy arrays; turn them into tensors with torch.from_numpy(array)")
-    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        source = DatasetSource(data, seed)
-    else:
-        raise JobError(
-            f"{what}={type(data).__name__} is neither a tuple of tensors, nor a Dataset with a length, "
-            "nor a function that makes one"
-        )
-    if len(source) == 0:
-        raise JobError(f"{what}= holds no samples")
-    return source
+def seed_generators(seed: int) -> None:
+    """Seed the default generators of PyTorch, Python and NumPy."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
 
 
 @dataclass(frozen=True)
@@ -132,12 +145,12 @@ def _identity(found: _Read) -> _Read:
 
 
 class _KeyedDataset:
-    """A Dataset view whose keys are (sample, epoch), so that a DataLoader's workers know the epoch.
+    """A view of a source whose keys are (sample, epoch), so that a DataLoader's workers know the epoch.
 
     An exception is returned and not raised, since it concerns only the caller that will read this batch.
     """
 
-    def __init__(self, source: DatasetSource) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
 
     def __len__(self) -> int:
@@ -145,14 +158,16 @@ class _KeyedDataset:
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> _Read:
         try:
-            return default_collate([self.source.sample(*key) for key in keys]) if keys else None
+            if not keys:
+                return None
+            return self.source.batch(torch.tensor([number for number, _ in keys]), keys[0][1])
         except Exception:
             info = get_worker_info()
             return _ReadError(ExceptionWrapper(where=f"in DataLoader worker process {info.id if info else 0}"))
 
 
 class Reader:
-    """Reads the batches of one worker, ahead of time in loader processes if the job has `loader_workers`.
+    """Reads the batches of one worker, ahead of time in loader processes if the job has `num_workers`.
 
     Announced chunks are read in their order, a few batches ahead; any other chunk is read when it is requested.
 
@@ -168,25 +183,24 @@ class Reader:
         self,
         source: Source,
         order: Order,
-        loader_workers: int,
+        num_workers: int,
         end_with_parent: Callable[[int], None],
         repeats: bool = False,
     ) -> None:
         self.source, self.order, self.repeats = source, order, repeats
-        self.ahead = loader_workers * 2 if isinstance(source, DatasetSource) else 0
+        self.ahead = num_workers * 2 if source.traits.reads_ahead else 0
         self._announced: Iterator[Chunk] = iter(())
         self._under_way: deque[Chunk | None] = deque()
         self._ready: deque[tuple[Chunk, _Read]] = deque(maxlen=2 * self.ahead)
         self._cached: dict[Chunk, Batch] = {}
         self._found: Iterator[_Read] | None = None
         if self.ahead:
-            assert isinstance(source, DatasetSource)
             self._loader: DataLoader[Any] = DataLoader(
                 _KeyedDataset(source),  # type: ignore[arg-type]
                 batch_sampler=self._keys(),
-                num_workers=loader_workers,
+                num_workers=num_workers,
                 collate_fn=_identity,
-                worker_init_fn=end_with_parent,
+                worker_init_fn=_both(end_with_parent, source.traits.worker_init_fn),
                 multiprocessing_context="fork",
             )
 
@@ -244,6 +258,17 @@ class Reader:
             chunk = next(self._announced, None)
             self._under_way.append(chunk)
             yield [(index, chunk.epoch) for index in self.order.indices(chunk).tolist()] if chunk else []
+
+
+def _both(first: Callable[[int], None], second: Callable[[int], Any] | None) -> Callable[[int], None]:
+    """Return a function that calls both; the second where there is one."""
+
+    def call(number: int) -> None:
+        first(number)
+        if second is not None:
+            second(number)
+
+    return call
 
 
 def _without(known: Counter[Chunk], chunks: Iterable[Chunk]) -> Iterator[Chunk]:

@@ -24,7 +24,7 @@ def ray_job(training: Training, place: Place, version: str) -> str:
     """Return the manifest; `version` is that of Ray in the image."""
     comment = [
         f"Trains {training.summary}.",
-        "KubeRay, 1.6 or later, makes a cluster of Ray for it, and a token without which nobody may use the cluster.",
+        "KubeRay, 1.6 or later, makes a cluster of Ray for it, and a token without which no one may use the cluster.",
         "    kubectl apply -f FILE",
         f"    kubectl logs -f -l job-name={training.name}",
     ]

@@ -14,7 +14,7 @@ from paceline.emit.yaml_text import Value, documents
 PORT = 29471
 #: Where the run's keys are; PACELINE_KEYS names the folder.
 KEYS = "/etc/paceline/keys"
-#: Octal 0440: the keys may be read by the process and by nobody else.
+#: Octal 0440: the keys may be read by the process and by no one else.
 KEYS_MODE = 0o440
 
 #: A signal to the pod goes to its first process alone, which is the shell. `wait` also returns when a signal has been

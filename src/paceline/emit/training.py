@@ -6,18 +6,10 @@ from dataclasses import dataclass
 
 from paceline.emit.names import job_name, label, printable
 from paceline.errors import PlanError, UsageError, suggest
-from paceline.plans.methods import Method
-from paceline.plans.methods.native import NativeDdp
-from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.server import Hogwild
+from paceline.plans.clusters import check_method, no_checkpoints
 from paceline.plans.plan import Plan
 
 ROSTERS = ("ray", "environment")
-ONE_MACHINE: dict[type[Method], str] = {
-    Pipeline: "its stages exchange activations in shared memory",
-    Hogwild: "its workers write into one memory",
-    NativeDdp: "its processes form one group of PyTorch's own",
-}
 #: A node that is lost with its memory costs at most so much of the training.
 CHECKPOINT_EVERY = "60s"
 
@@ -54,9 +46,14 @@ class Training:
         return ["--engine", "ray", "--address", "auto"] if self.roster == "ray" else []
 
     @property
+    def together(self) -> bool:
+        """Whether the nodes form a cluster; the environment's roster of one node is the engine of one machine."""
+        return self.roster == "ray" or self.nodes > 1
+
+    @property
     def resumable(self) -> bool:
-        """Whether the plan keeps checkpoints."""
-        return not self.plan.traits.no_checkpoints
+        """Whether the plan keeps checkpoints on these nodes."""
+        return not self.plan.traits.no_checkpoints and not (self.together and no_checkpoints(self.plan))
 
     @property
     def summary(self) -> str:
@@ -88,19 +85,31 @@ def training(
     if roster not in ROSTERS:
         raise UsageError(f"--roster {roster!r}: {suggest(roster, ROSTERS)}")
     called = job_name(printable(job, "JOB")) if name is None else label(name)
-    return Training(job, chosen, called, nodes, cpus, gpus, memory, roster)
+    found = Training(job, chosen, called, nodes, cpus, gpus, memory, roster)
+    _check_nodes(found)
+    return found
 
 
 def _plan(text: str, workers: int | None) -> Plan:
-    """Return the plan, if its workers can be on several machines."""
     plan = Plan.parse(text, workers)
     if workers not in (None, plan.workers):
         raise PlanError(
             f"--workers {workers}: plan {plan} has {plan.workers}; plans of several are downpour, ring, ..."
         )
-    for method, why in ONE_MACHINE.items():
-        if isinstance(plan.method, method):
-            raise PlanError(
-                f"plan {plan.name!r} runs on one machine only: {why}; choose another, such as downpour or ring"
-            )
     return plan
+
+
+def _check_nodes(chosen: Training) -> None:
+    """Refuse what `paceline train` would refuse on these nodes."""
+    if not chosen.together:
+        return
+    try:
+        check_method(chosen.plan)
+    except PlanError as error:
+        raise PlanError(f"{error}. For one node give --roster environment --nodes 1") from None
+    workers = chosen.plan.workers
+    if chosen.roster == "environment" and chosen.nodes != workers:
+        raise UsageError(
+            f"--nodes {chosen.nodes}: under --roster environment each node has one worker, and plan {chosen.plan} has "
+            f"{workers}; leave --nodes out, give --nodes 1, or let Ray divide the workers (--roster ray)"
+        )

@@ -1,4 +1,4 @@
-"""The versions of installed packages, which images shall have too."""
+"""The versions of installed packages, which images must have, too."""
 
 from __future__ import annotations
 

@@ -28,12 +28,19 @@ from paceline.core.agenda import Agenda
 from paceline.core.server.checkpoint_cut import Cut
 from paceline.errors import RunFolderError
 from paceline.parameters.worker_state import TensorSlot, WorkerState, pack, tensor_slots, unpacked
+from paceline.plans.clusters import no_checkpoints
+from paceline.plans.plan import Plan
 from paceline.runs.record import CheckpointInterval, LifeRecord
 from paceline.runs.schema import from_dict, to_dict
 from paceline.runs.trace import Columns, Kind, Trace
 
 FORMAT = 1
 PAD = 4096  # checkpoint.json is padded to a multiple: a file that keeps its length is written faster
+
+
+def unable(plan: Plan, engine: str) -> str:
+    """Return why runs by this plan keep no checkpoints on an engine; an empty string if they can."""
+    return plan.traits.no_checkpoints or (no_checkpoints(plan) if engine in ("cluster", "ray") else "")
 
 
 @dataclass(frozen=True)

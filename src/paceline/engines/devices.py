@@ -1,6 +1,6 @@
 """Placement: where each worker computes, where its parameters are stored, and what adds gradients up.
 
-    device=       GPUs       parameters are stored         gradients are added up
+    device=       GPUs       parameters are stored         gradients are summed
     cpu           any        in shared memory              by table
     auto, cuda    one each   on the GPU                    by NCCL's all_reduce, in plans whose table adds all up
     auto, cuda    shared     in shared memory; the module  by table, or at the server
@@ -21,7 +21,8 @@ from torch import nn
 from paceline.errors import JobError
 from paceline.gradients.device_gradients import DeviceGradients
 from paceline.gradients.fused_replica import FusedGradients
-from paceline.gradients.replica import AUTOGRAD, CPU, Replica
+from paceline.gradients.loss_scaling import ScaledAutograd
+from paceline.gradients.replica import AUTOGRAD, CPU, GradientMethod, Replica
 from paceline.jobs.job import Job
 from paceline.parameters.layout import trainable
 from paceline.plans.plan import Plan
@@ -58,8 +59,18 @@ class Placement:
 
 def _replica_on(device: torch.device, job: Job, module: nn.Module, moving: tuple[str, ...]) -> Replica:
     module = module.to(device)
-    gradients = FusedGradients(job, module) if job.compute == "fused" else AUTOGRAD
-    return Replica(job, module, moving, device, gradients)
+    gradients: GradientMethod = AUTOGRAD
+    if job.compute == "fused":
+        gradients = FusedGradients(job, module)
+    elif job.precision == "16-mixed":
+        gradients = ScaledAutograd()
+    replica = Replica(job, module, moving, device, gradients)
+    if job.compile_options is not None:
+        replica.compile(job.compile_options)
+    return replica
+
+
+ON_CPU = {"stages": "stages of a pipeline", "parts": "parts of a layer"}
 
 
 def place(job: Job, plan: Plan, together: bool = False) -> Placement:
@@ -68,7 +79,7 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
     With `together` one process computes for all workers, with the arithmetic of workers that share a GPU.
     """
     kind = plan.traits.devices
-    wanted = _of_stages(job.device) if kind == "stages" else _wanted(job.device)
+    wanted = _of_parts(job.device, ON_CPU[kind]) if kind in ON_CPU else _wanted(job.device)
     if wanted.type == "cpu":
         return Placement((CPU,) * plan.workers, on_device=True, library="gloo" if kind == "native" else "")
     count = torch.cuda.device_count()
@@ -84,10 +95,10 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
     return Placement(devices, on_device=kind == "alone")
 
 
-def _of_stages(name: str) -> torch.device:
-    """Return the CPU, since messages between stages go through shared memory; raise for any other device."""
+def _of_parts(name: str, what: str) -> torch.device:
+    """Return the CPU, since what workers exchange goes through shared memory; raise for any other device."""
     if name not in ("auto", "cpu"):
-        raise JobError(f"device={name!r}: stages of a pipeline are computed on the CPU; give device='cpu', or 'auto'")
+        raise JobError(f"device={name!r}: {what} are computed on the CPU; give device='cpu', or 'auto'")
     return CPU
 
 

@@ -48,12 +48,12 @@ def check(job: Job, plan: Plan) -> None:
     if job.compute != "fused":
         raise JobError("under mpiexec the ranks train in generated code: give --compute fused, or leave mpiexec out")
     asked = {
-        "clip_norm": job.clip_norm is not None, "weight": job.weight is not None,
-        "transform": job.transform is not None, "on_nan='skip'": job.on_nan == "skip",
+        "gradient_clip_norm": job.gradient_clip_norm is not None, "loss_denominator": job.loss_denominator is not None,
+        "batch_transform": job.batch_transform is not None, "on_nan='skip'": job.on_nan == "skip",
     }  # fmt: skip
     if any(asked.values()):
         words = ", ".join(word for word, there in asked.items() if there)
-        raise JobError(f"under mpiexec generated code makes the steps, and knows nothing of {words}; leave mpiexec out")
+        raise JobError(f"under mpiexec generated code makes the steps, and does not know {words}; leave mpiexec out")
 
 
 def train(setup: Setup) -> Outcome:
@@ -61,10 +61,10 @@ def train(setup: Setup) -> Outcome:
     if not isinstance(setup.source, TensorSource) or len(setup.source.tensors) != 2:
         raise JobError("under mpiexec the data are two tensors, inputs and targets, since a whole pass is one call")
     norms = [part for part in setup.module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-    if norms and setup.job.accumulate > 1:
+    if norms and setup.job.accumulate_grad_batches > 1:
         raise JobError(
-            f"under mpiexec an update of accumulate={setup.job.accumulate} batches is one large batch, and batch-norm "
-            "would see all of it; leave accumulate out, or mpiexec"
+            "under mpiexec the batches of accumulate_grad_batches are computed as one large batch, and batch-norm "
+            "would see all of it; leave accumulate_grad_batches out, or mpiexec"
         )
     try:
         return _train(setup)

@@ -72,6 +72,16 @@ class Hearer(Protocol):
         """Hear of an evaluation that was made after the training."""
 
 
+@dataclass
+class Earlier:
+    """The evaluations that earlier lives of a resumed run made, where no callback hears of new ones."""
+
+    known: dict[int, Evaluation]
+
+    def evaluated(self, evaluation: Evaluation, module: nn.Module) -> None:
+        """Hear of an evaluation, which the record has anyway."""
+
+
 def finish(
     setup: Setup, outcome: Outcome, folder: RunFolder, record: RunRecord, hearer: Hearer | None = None,
     status: Status = Status.DONE, error: str = "",
@@ -113,12 +123,15 @@ def _evaluate(setup: Setup, outcome: Outcome, module: nn.Module, hearer: Hearer 
     """Evaluate every snapshot and the result on the test data, if there are any, and were not evaluated before."""
     if setup.test is None:
         return
-    # Workers copy them side by side: a later one may be done first.
-    points = sorted(outcome.snapshots, key=lambda snapshot: snapshot.updates)
+    known = hearer.known if hearer is not None else {}
+    kept = {snapshot.updates for snapshot in outcome.snapshots} | {setup.agenda.updates}
+    ends = [Snapshot(each.updates, each.seconds, list) for each in known.values() if each.updates not in kept]
+    # Workers copy them side by side: a later one may be done first. At the end of an earlier life there is none.
+    points = sorted([*outcome.snapshots, *ends], key=lambda snapshot: snapshot.updates)
     points.append(Snapshot(setup.agenda.updates, outcome.seconds, lambda: outcome.values))
     for point in points:
-        if hearer is not None and point.updates in hearer.known:
-            yield hearer.known[point.updates]
+        if point.updates in known:
+            yield known[point.updates]
             continue
         with users_code("the training is done, but its evaluation", RunFailed):
             made = module if point is points[-1] else load_values(setup, point.values())

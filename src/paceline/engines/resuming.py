@@ -8,26 +8,40 @@ from paceline.engines.job_file import load_job_file
 from paceline.engines.setup import Setup
 from paceline.errors import PlanError, RunFolderError, UsageError
 from paceline.jobs.job import Job
+from paceline.plans.methods.local_steps import LocalSteps
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan, make, make_again
 from paceline.runs.record import RunRecord, Status, read_record
 
 
 def open_run(
-    path: Path, job: Job | None, given: str | Plan | None, workers: int | None, limit: int | None
-) -> tuple[Job, Plan, RunRecord]:
-    """Return the job, the plan to resume with, and the record of the run so far."""
+    path: Path, job: Job | None, given: str | Plan | None, workers: int | None, limit: int | None,
+    epochs: int | None = None,
+) -> tuple[Job, Plan, RunRecord]:  # fmt: skip
+    """Return the job, the plan to resume with, and the record of the run so far; with `epochs` it goes on to these."""
     record = read_record(path)
-    if record.status == Status.DONE:
-        raise UsageError(f"{path} is done: there is nothing to resume")
-    if record.engine not in ("local", "cluster"):
+    had = record.job.epochs
+    if record.status == Status.DONE and epochs is None:
+        raise UsageError(
+            f"{path} is done: there is nothing to resume; to go on with it, say how many epochs it is to have in all, "
+            f"more than its {had}, as in --epochs {2 * (had or 1)}"
+        )
+    if epochs is not None and (had is None or epochs <= had or record.limit is not None):
+        why = f"was to end after {record.limit} updates" if record.limit is not None else f"has {had} epochs already"
+        raise UsageError(f"{path} {why}; epochs={epochs} would not make it longer")
+    if record.engine not in ("local", "cluster", "ray"):
         raise UsageError(f"{path} is a run of engine {record.engine!r}, which keeps no checkpoints; train it again")
     if record.checkpoint_every is None:
         raise UsageError(f"{path} keeps no checkpoints: it was begun without --checkpoint-every; train it again")
     if limit is not None and limit != record.limit:
-        raise UsageError(f"the run was begun with updates={record.limit}; it cannot be resumed with updates={limit}")
+        raise UsageError(
+            f"the run was begun with max_updates={record.limit}; it cannot be resumed with max_updates={limit}"
+        )
     plan = next_plan(Plan.recorded(record.plan, record.table), given, workers)
-    return job or load_job_file(path, resumable=True), plan, record
+    job = job or load_job_file(path, resumable=True)
+    if job.compute == "auto":
+        job = job.with_(compute=record.compute)
+    return job if epochs is None else job.with_(epochs=epochs), plan, record
 
 
 def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Plan:
@@ -70,10 +84,28 @@ def _backup(before: Plan, workers: int) -> Plan:
     return make(before.name, **{**before.options, "workers": workers, "backups": backups})
 
 
-def check_same(setup: Setup, record: RunRecord) -> None:
-    """Raise if the job, its data or the model are not those that the run was begun with."""
+def check_end(setup: Setup, updates: int, had: int) -> None:
+    """Raise if a run that was done after so many updates cannot go on, as its end was no point within a longer run.
+
+    `had` are the epochs that it had.
+    """
+    method, agenda = setup.plan.method, setup.agenda
+    if updates != agenda.updates_per_epoch * had:
+        return
+    every = method.averaging.every if isinstance(method, LocalSteps) else agenda.block
+    unflushed = isinstance(method, Pipeline) and not method.flushes
+    if agenda.data_parts or unflushed or not every or updates % every:
+        raise UsageError(
+            f"the run ended after update {updates}, where plan {setup.plan.name} would have gone on with replicas or "
+            "stages that were not brought together yet; train it again with more epochs"
+        )
+
+
+def check_same(setup: Setup, record: RunRecord, epochs: int | None = None) -> None:
+    """Raise if the job, its data or the model are not those that the run was begun with; with `epochs` it gets more."""
     job, kept = setup.job, record.job
-    for word in ("batch_size", "epochs", "accumulate", "seed", "precision"):
+    words = ("batch_size", "accumulate_grad_batches", "seed", "precision", *(("epochs",) if epochs is None else ()))
+    for word in words:
         if getattr(job, word) != getattr(kept, word):
             raise UsageError(
                 f"the run was begun with {word}={getattr(kept, word)}; it cannot be resumed with {getattr(job, word)}"

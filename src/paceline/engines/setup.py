@@ -7,27 +7,39 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from paceline.core.agenda import Agenda
 from paceline.core.schedules import Table
 from paceline.core.schedules.passes import passes
 from paceline.core.schedules.proof import prove_table
+from paceline.data.opening import open_source
 from paceline.data.order import Order
-from paceline.data.source import Source, open_source
+from paceline.data.source import Source
 from paceline.engines.devices import Placement, place
 from paceline.engines.memory_check import check_fit, peaks_of
 from paceline.engines.threads import threads
-from paceline.errors import JobWarning, PlanError, users_code
+from paceline.errors import JobError, JobWarning, PlanError, users_code
+from paceline.gradients.choice import Choice, choose
 from paceline.gradients.fused_replica import fused_if_possible
 from paceline.gradients.probe import Probe, probe
 from paceline.jobs.job import Job
 from paceline.links.store_order import require_store_order
+from paceline.parameters.epoch_schedule import EveryEpoch, follows_loss
 from paceline.parameters.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.parameters.sparse_tables import check_optimizer
+from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
+from paceline.splits.gradients import SplitBlueprint
+from paceline.splits.optimizers import check_parts
+from paceline.splits.planning import split_blueprint
 from paceline.stages.planning import agrees, blueprint
+from paceline.stages.rehearsal import Example
 from paceline.stages.segment import Blueprint
 
 
@@ -48,6 +60,8 @@ class Setup:
     engine: str
     limit: int | None = None
     blueprint: Blueprint | None = None  # only under plans that cut the model into stages
+    split: SplitBlueprint | None = None  # only under plans that split layers
+    choice: Choice | None = None  # only where compute="auto" has made one
 
     @property
     def snapshots_every(self) -> int:
@@ -93,11 +107,19 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     traits = plan.traits
     job = _check_loss_rules(job, plan, engine)
     source = open_source(job.data, job.seed)
+    _refuse_data(job, plan, source)
+    if source.arranged:
+        job = job.with_(shuffle=False)
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
     module = job.make_model()
     check_trainable(module)
     optimizer = job.make_optimizer(module, list(trainable(module).values()))  # refuse early what cannot be shared
-    if job.compute == "fused":
+    choice = None
+    if job.compute == "auto":
+        with threads(plan.threads):
+            choice = choose(job, module, source, _refused(plan, engine, placement))
+        job = job.with_(compute=choice.compute)
+    elif job.compute == "fused":
         job = fused_if_possible(job, module, source, not plan.traits.traced)
     with users_code("the first batch"):
         by_rows = traits.takes_sparse and traits.optimizer_at_server
@@ -114,12 +136,13 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
         check_optimizer(optimizer, module, found.tables, traits.optimizer_at_server)
     for note in found.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
-    agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate, limit)
+    agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, limit)
     if agenda.data_parts > agenda.leases:
         raise PlanError(
             f"plan {plan} wants {agenda.data_parts} parts of the data, but there are only {agenda.leases} batches to "
             "share out; give fewer parts, or a smaller batch_size"
         )
+    job = _by_epochs(job, plan, optimizer, agenda)
     layout = lay_out(module, plan.shards, found.moving)
     plan = plan.fitted(len(layout.shards))
     plan.method.prove(plan.workers)
@@ -127,7 +150,44 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
     if isinstance(plan.method, Pipeline):
         made = _cut(job, plan, plan.method, module, source, agenda, found)
         plan = plan.cut_at(made.names)
-    return Setup(job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit, made)
+    split = _split(job, plan, module, optimizer, source, agenda, found)
+    return Setup(
+        job, plan, source, test, module, found, agenda, layout, placement, sha256(module), engine, limit, made, split,
+        choice,
+    )  # fmt: skip
+
+
+def _split(
+    job: Job,
+    plan: Plan,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    source: Source,
+    agenda: Agenda,
+    found: Probe,
+) -> SplitBlueprint | None:
+    """Derive, prove and rehearse what the workers of a group compute together, if the plan splits layers."""
+    method = plan.method
+    if not isinstance(method, SplitLayers):
+        return None
+    check_parts(optimizer, module)
+    if job.compute != "autograd":
+        raise PlanError(f"plan {plan.name} computes parts of layers by PyTorch's autograd, not by {job.compute!r}")
+    examples = _examples(job, source, agenda)
+    workers = method.mesh(plan.workers).size("inside")
+    with threads(plan.threads):
+        return split_blueprint(job, module, examples, found.moving, workers, method.recipe, method.stage)
+
+
+def _refused(plan: Plan, engine: str, placement: Placement) -> str:
+    """Return why compute="auto" leaves a plan to PyTorch; empty where it depends on the job."""
+    if not plan.traits.traced or isinstance(plan.method, Pipeline | SplitLayers):
+        return f"plan {plan.name} computes by PyTorch's autograd"
+    if placement.devices[0].type != "cpu":
+        return "it is measured on the CPU only; compute='fused' takes generated code on a GPU, too"
+    if engine not in ("local", "virtual"):
+        return f"nodes of engine {engine} could come to different results; compute='fused' takes it on all of them"
+    return ""
 
 
 def _cut(
@@ -142,11 +202,7 @@ def _cut(
     for counts in kinds:
         table = pipeline.table(plan.workers, counts)
         prove_table(table.agreeing() if agrees(job) else table)
-    epoch = min(agenda.updates, agenda.updates_per_epoch)
-    sizes = {each.samples: each for update in (epoch - 1, 0) for each in agenda.filled(update)}
-    order = Order(len(source), job.seed, job.shuffle, agenda.cuts)
-    chunks = [sizes[samples] for samples in sorted(sizes, key=lambda samples: (samples < max(sizes), samples))]
-    examples = [(each, source.batch(order.indices(each), each.epoch)) for each in chunks]
+    examples = _examples(job, source, agenda)
     cuts = pipeline.cuts.split("+") if pipeline.cuts else []
     with threads(plan.threads):
         made = blueprint(
@@ -154,8 +210,17 @@ def _cut(
             pipeline.recomputing(plan.workers), flushes=pipeline.flushes,
         )  # fmt: skip
         if pipeline.memory:
-            check_fit(pipeline.memory, plan.workers, peaks_of(job, module, source, made, chunks[0], table))
+            check_fit(pipeline.memory, plan.workers, peaks_of(job, module, source, made, examples[0][0], table))
     return made
+
+
+def _examples(job: Job, source: Source, agenda: Agenda) -> list[Example]:
+    """Return a chunk of every size that an epoch has, a full one first."""
+    epoch = min(agenda.updates, agenda.updates_per_epoch)
+    sizes = {each.samples: each for update in (epoch - 1, 0) for each in agenda.filled(update)}
+    order = Order(len(source), job.seed, job.shuffle, agenda.cuts)
+    chunks = [sizes[samples] for samples in sorted(sizes, key=lambda samples: (samples < max(sizes), samples))]
+    return [(each, source.batch(order.indices(each), each.epoch)) for each in chunks]
 
 
 def _small(job: Job, plan: Plan, samples: int) -> list[str]:
@@ -188,8 +253,15 @@ def _check_loss_rules(job: Job, plan: Plan, engine: str) -> Job:
     traits = plan.traits
     if job.on_nan == "skip" and traits.cannot_skip:
         raise PlanError(f"plan {plan.name} cannot honour on_nan='skip': {traits.cannot_skip}")
-    if job.clip_norm is not None and traits.cannot_clip:
-        raise PlanError(f"plan {plan.name} cannot honour clip_norm={job.clip_norm}: {traits.cannot_clip}")
+    if job.gradient_clip_norm is not None and traits.cannot_clip:
+        raise PlanError(
+            f"plan {plan.name} cannot honour gradient_clip_norm={job.gradient_clip_norm}: {traits.cannot_clip}"
+        )
+    if job.precision == "16-mixed" and isinstance(plan.method, Pipeline | NativeDdp | SplitLayers):
+        raise PlanError(
+            f"plan {plan.name} computes gradients without the scaled loss that precision='16-mixed' needs; use "
+            "precision='bf16-mixed', or a plan such as ring or downpour"
+        )
     unchecked = not traits.checks_finite or (engine == "replay" and job.on_nan == "stop")
     return job.with_(on_nan="ignore") if unchecked else job
 
@@ -198,9 +270,49 @@ def _unused(job: Job, plan: Plan) -> list[str]:
     """Note which settings of the job a coordinator does not use."""
     if plan.traits.uses_optimizer:
         return []
-    unused = {"optimizer": True, "schedule": job.schedule is not None}
+    unused = {"optimizer": True, "lr_scheduler": job.lr_scheduler is not None}
     names = ", ".join(f"{name}=" for name, given in unused.items() if given)
     return [f"plan {plan.name} makes its own steps, and evaluates a batch several times; it does not use {names}"]
+
+
+def _by_epochs(job: Job, plan: Plan, optimizer: torch.optim.Optimizer, agenda: Agenda) -> Job:
+    """Return the job with a schedule that counts updates, where the user's steps by epochs; raise where it cannot."""
+    if job.lr_scheduler is None:
+        return job
+    plateau = follows_loss(job.lr_scheduler, optimizer)
+    if plateau and (not isinstance(plan.method, Alone | AllReduce) or job.compute == "fused"):
+        raise PlanError(
+            f"ReduceLROnPlateau follows the loss of whole batches, which no worker of plan {plan.name} "
+            f"{'in generated code ' * (job.compute == 'fused')}knows; use a plan that adds gradients up (ring, tree, "
+            "central), sequential, or a schedule that counts, such as torch.optim.lr_scheduler.CosineAnnealingLR"
+        )
+    if plateau or job.lr_scheduler_interval == "epoch":
+        return job.with_(lr_scheduler=EveryEpoch(job.lr_scheduler, agenda.updates_per_epoch))
+    return job
+
+
+def _refuse_data(job: Job, plan: Plan, source: Source) -> None:
+    """Raise for data that cannot be divided as the plan divides it."""
+    loader, traits = source.traits.batch_size, source.traits
+    if traits.whole and plan.parts > 1:
+        raise PlanError(
+            f"plan {plan.name} divides every batch among its workers, and this loader makes whole batches "
+            "(batch_size=None, or a batch_sampler whose batches differ in size); give the DataLoader a batch_size and "
+            "a sampler, or use a plan whose workers take whole batches, such as downpour or ssp"
+        )
+    if loader is not None and job.batch_size != loader and (traits.whole or callable(job.data)):
+        raise JobError(
+            f"data= makes batches of {loader}, and the job has batch_size={job.batch_size}; give batch_size={loader}"
+            + (": one update sees one batch of the loader's" if traits.whole else "")
+        )
+    if (
+        traits.redraws
+        and plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, None).data_parts
+    ):
+        raise PlanError(
+            f"plan {plan} gives each worker a part of the data for the whole training, and a sampler or a stream has "
+            "others in every epoch; use shuffle=True instead of a sampler, or another plan"
+        )
 
 
 def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:

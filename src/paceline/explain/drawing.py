@@ -1,6 +1,7 @@
 """Drawing a plan as plain text: what `paceline draw` prints.
 
 A table        for a collective: a row per step, a column per worker (`collective_table`)
+layers         for split layers: who holds what, and what travels (`split_table`)
 commands       for a coordinator: what it commands in an update (`commands`)
 a timetable    for a pipeline: a line per worker, a column per tick (`timetable`)
 a timeline     for everything else: a line per worker, in a virtual world of unequal workers (`timeline`)
@@ -12,9 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.core.splits.example import example_program
 from paceline.errors import PlanError, RunFolderError, UsageError
 from paceline.explain.collective_table import LETTERS, draw_collective
 from paceline.explain.commands import draw_commands
+from paceline.explain.split_table import draw_split
 from paceline.explain.timeline import draw_timeline
 from paceline.explain.timetable import draw_measured, draw_table, measured, shown_table
 from paceline.explain.timetable_page import page
@@ -22,6 +25,7 @@ from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
 from paceline.plans.plan import RECIPES, Plan
 
 if TYPE_CHECKING:
@@ -49,6 +53,9 @@ def _body(plan: Plan, colours: bool) -> list[str]:
             return draw_commands(coordinator)
         case Pipeline() as pipeline:
             return draw_table(shown_table(pipeline, plan.workers), colours)
+        case SplitLayers() as split:
+            mesh = split.mesh(plan.workers)
+            return draw_split(example_program(split.recipe, mesh.size(INSIDE), split.stage), mesh.size(DATA))
         case NativeDdp():
             return ["What its workers do is decided inside PyTorch: there is nothing of Paceline's to draw."]
         case _:

@@ -2,6 +2,7 @@
 
 a collective    its table: no worker waits for ever, no segment is read while it is changed, the sum is complete
 a pipeline      its timetable: messages, versions of weights, updates, within the bounds of the real buffers
+split layers    their program: movements meet, summands are summed once, gradients come back once
 a coordinator   the table by which its workers add vectors up; its commands are rehearsed
 a gate          every interleaving of a small world, with a death at every point
 anything else   no worker waits for another: there is nothing to prove
@@ -22,6 +23,8 @@ from paceline.core.coordinators.rehearsal import rehearse
 from paceline.core.schedules.proof import prove_table
 from paceline.core.server.explore import explore
 from paceline.core.server.gates import Gate
+from paceline.core.splits.example import example_program
+from paceline.core.splits.proof import prove_program
 from paceline.errors import PlanError
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.coordinated import Coordinated
@@ -29,6 +32,7 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import Server
+from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.plans.plan import Plan, make_again
 
 if TYPE_CHECKING:
@@ -78,6 +82,8 @@ def prove_plan(plan: Plan) -> Proved:
             return _mixing(plan, graph)
         case Pipeline() as pipeline:
             return _pipeline(plan, pipeline)
+        case SplitLayers() as split:
+            return _split(plan, split)
         case NativeDdp():
             return Proved(str(plan), None, ["Its all-reduce is PyTorch's own code, not a table of Paceline's."])
         case _:
@@ -110,6 +116,29 @@ def _pipeline(plan: Plan, pipeline: Pipeline) -> Proved:
     ]
     figures = {"workers": table.workers, "stages": table.stages, "ticks": found.ticks, "messages": found.messages}
     return Proved(str(plan), True, says, {**figures, "staleness": found.staleness, "bubble": found.bubble})
+
+
+def _split(plan: Plan, split: SplitLayers) -> Proved:
+    """Prove the program of a small net; that of a model is proved before it starts."""
+    split.prove(plan.workers)
+    program = example_program(split.recipe, split.mesh(plan.workers).size(INSIDE), split.stage)
+    try:
+        found = prove_program(program)
+    except PlanError as wrong:
+        return Proved(str(plan), False, str(wrong).splitlines())
+    says = [
+        f"a net of two convolutions and two dense layers, over {_many(program.workers, 'worker')}: "
+        f"{_many(found.operations, 'operation')}, {_many(found.movements, 'movement')} in "
+        f"{_many(found.exchanges, 'exchange')}",
+        "no circle of waits: all workers come to the same movements in the same order",
+        "no summand is used as if it were the sum, and no part as if it were the whole",
+        "every gradient comes back once, to the whole parameter or to its own part",
+        f"numbers that each worker sends for a batch of 64: {', '.join(map(str, found.numbers))}",
+    ]
+    if split.data > 1:
+        says.append(f"the all-reduce between {split.data} replicas is proved as ring's")
+    figures = {"workers": plan.workers, "movements": found.movements, "exchanges": found.exchanges}
+    return Proved(str(plan), True, [*says, "the program of a model itself is proved before it starts"], figures)
 
 
 def _many(count: int, what: str) -> str:

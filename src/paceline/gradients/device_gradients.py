@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
+from paceline.data.source import Reader
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Batch
+from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.rows import coalesced
 
 
@@ -30,6 +32,9 @@ class DeviceGradients:
         self._copy = HostDeviceCopy(host, on_device.parameters)
         #: Whether the host's parameters may have changed since they were copied to the device.
         self._stale = True
+
+    def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
+        return reader.batch(chunk)
 
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
         if self._stale:
@@ -46,6 +51,9 @@ class DeviceGradients:
     def take(self, replica: Replica) -> list[Tensor | None]:
         self._stale = True
         return self._copy.to_host([coalesced(g) for g in self.on_device.take()])
+
+    def stepper(self, replica: Replica, optimizer: Optimizer) -> None:
+        return None
 
 
 class HostDeviceCopy:

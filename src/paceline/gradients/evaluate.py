@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from paceline.data.source import Source
-from paceline.gradients.replica import CPU, loss_function, split_batch, to_device
+from paceline.gradients.loss import call, loss_function, loss_of, pair_of, split_batch
+from paceline.gradients.replica import CPU, to_device
 from paceline.jobs.job import Batch, Job
 from paceline.jobs.metrics import goes_by_batches, numbers
 
@@ -26,13 +28,16 @@ def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device =
     was_training = module.training
     module.eval()
     metrics, sums, weights = _Metrics(job.metrics, device), dict[str, float](), dict[str, float]()
-    for start in range(0, len(source), BATCH):
-        indices = torch.arange(start, min(start + BATCH, len(source)))
+    size = source.traits.batch_size or BATCH
+    for start in range(0, len(source), size):
+        indices = torch.arange(start, min(start + size, len(source)))
         batch = to_device(source.batch(indices, 0), device)
+        samples = _samples(batch) if source.traits.whole else len(indices)
         loss, pair = _loss_and_pair(job, module, batch)
-        found = {"test_loss": (loss, len(indices) if job.weight is None else float(job.weight(batch)))}
+        denominator = samples if job.loss_denominator is None else float(job.loss_denominator(batch))
+        found = {"test_loss": (loss, denominator)}
         if pair is not None:
-            found.update({name: (value, len(indices)) for name, value in _accuracy(*pair).items()})
+            found.update({name: (value, samples) for name, value in _accuracy(*pair).items()})
             metrics.update(pair)
         for name, (value, weight) in found.items():
             sums[name] = sums.get(name, 0.0) + value * weight
@@ -40,6 +45,11 @@ def evaluate(job: Job, module: nn.Module, source: Source, device: torch.device =
     own = metrics.compute()
     module.train(was_training)
     return {**{name: value / weights[name] for name, value in sums.items()}, **own}
+
+
+def _samples(batch: Batch) -> int:
+    """Return the number of samples in a batch of the user's own: the first size of its first tensor."""
+    return next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)
 
 
 def _loss_and_pair(job: Job, module: nn.Module, batch: Batch) -> tuple[float, Pair | None]:
@@ -51,7 +61,9 @@ def _loss_and_pair(job: Job, module: nn.Module, batch: Batch) -> tuple[float, Pa
         return float(loss_function(job)(module, batch)), (pair[0], pair[1])
     if job.step is not None:
         return float(job.step(module, batch)), None
-    assert job.loss is not None
+    if job.loss is None:
+        result = call(module, batch)
+        return float(loss_of(result)), pair_of(result, batch)
     inputs, target = split_batch(batch)
     output = module(*inputs)
     return float(job.loss(output, target)), (output, target)

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
-from paceline.data.source import Source
+from paceline.data.source import Reader, Source, TensorSource
 from paceline.errors import JobError, JobWarning, users_code
-from paceline.gradients.replica import Replica, split_batch, take_gradients
+from paceline.gradients.loss import split_batch
+from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch, Job
-from paceline.kernels import Fused, NoCompiler, fuse, fuse_ranks
+from paceline.kernels import CannotFuse, Fused, NoCompiler, fuse, fuse_ranks
+from paceline.kernels.cpu import Cpu
 from paceline.kernels.graph import describe
 from paceline.kernels.losses import loss_kind
+from paceline.kernels.optimizers import rule_of
 from paceline.kernels.ranks import own_rank
+from paceline.kernels.resident import GradientsByNumber, Leg, Resident
+from paceline.parameters.layout import trainable
+from paceline.parameters.optimizers import Optimizer, has_hooks
 
 FusedNetwork = Fused  # a network with its optimizer, of this process or of all ranks of an MPI program
 
@@ -26,32 +34,92 @@ class FusedGradients:
     """Computes gradients by code that was generated for the module, on the device where the module is."""
 
     def __init__(self, job: Job, module: nn.Module) -> None:
-        assert job.loss is not None
-        self.fused = fuse(module, job.loss, None, job.batch_size, threads=torch.get_num_threads())
+        self.fused = network(job, module)
         self.names = {id(p): name for name, p in module.named_parameters()}
+        #: Where samples are read from, and what reads them by their numbers; None where batches are made.
+        self._source: Source | None = None
+        self._by_number: GradientsByNumber | None = None
+
+    def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
+        """Return the numbers of a chunk's samples, if generated code can read the samples where they lie."""
+        if self._source is not reader.source:
+            self._source, tensors = reader.source, readable(self.fused, replica.job, reader.source)
+            self._by_number = GradientsByNumber(self.fused, *tensors) if tensors else None
+        return reader.batch(chunk) if self._by_number is None else reader.order.indices(chunk)
 
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
-        (x,), y = split_batch(replica.prepared(chunk, batch))
         seed = mix(replica.job.seed, chunk.update, chunk.number) & (2**63 - 1)
-        loss, gradients = self.fused.loss_and_gradients(x, y, seed)
-        for parameter in replica.parameters:
-            gradient = gradients.get(self.names[id(parameter)])
-            if gradient is None:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.mul(gradient, weight)
-            else:
-                parameter.grad.add_(gradient, alpha=weight)
+        if self._by_number is not None:
+            loss, found = self._by_number.compute(batch, seed)
+        else:
+            (x,), y = split_batch(replica.prepared(chunk, batch))
+            loss, found = self.fused.loss_and_gradients(x, y, seed)
+        pairs = [(p, g) for p in replica.parameters if (g := found.get(self.names[id(p)])) is not None]
+        weighted = torch._foreach_mul([gradient for _, gradient in pairs], weight)
+        for (parameter, _), gradient in zip(pairs, weighted, strict=True):
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         return loss
 
     def take(self, replica: Replica) -> list[Tensor | None]:
         return take_gradients(replica.parameters)
 
+    def stepper(self, replica: Replica, optimizer: Optimizer) -> FusedStep | None:
+        """Return the generated step, where the optimizer has a text and nothing listens to its own."""
+        if not isinstance(self.fused.processor, Cpu) or self.fused.optimizer is None or has_hooks(optimizer):
+            return None
+        return FusedStep(self.fused, optimizer, replica.parameters)
+
+
+class FusedStep:
+    """The optimizer's step by generated code, on parameters and state that lie in its memory.
+
+    An update that is made alone is stepped by the same code as those of a leg, so both have the same bits.
+    """
+
+    def __init__(self, fused: FusedNetwork, optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
+        self.fused, self.optimizer, self.parameters = fused, optimizer, parameters
+        self._resident: Resident | None = None
+
+    def __call__(self) -> None:
+        """Apply the gradients that the parameters have."""
+        self.resident().step([(p, p.grad) for p in self.parameters if p.grad is not None])
+
+    def resident(self, x: Tensor | None = None) -> Resident:
+        """Return the module in generated code's memory, laid out for samples such as `x`, or those seen first."""
+        if self._resident is None:
+            self._resident = Resident(self.fused, self.optimizer, x)
+        return self._resident
+
+    def leg(self, x: Tensor, y: Tensor, seed: int, doing: np.ndarray, most: int) -> Leg:
+        """Return what makes up to `most` updates in one call from these samples; `doing` says which is being made."""
+        return Leg(self.resident(x[:1]), x, y, seed, doing, most)
+
+
+def readable(fused: FusedNetwork, job: Job, source: Source) -> tuple[Tensor, Tensor] | None:
+    """Return inputs and targets if generated code can read them where they lie; None where they change on the way."""
+    if not isinstance(source, TensorSource) or job.batch_transform is not None or job.loss_denominator is not None:
+        return None
+    x, y = source.tensors
+    dtype = fused.weights.dtype if x.is_floating_point() else torch.int64
+    # Another type is converted batch by batch: all of it would be a copy of the data.
+    return (x, y) if isinstance(fused.processor, Cpu) and x.dtype == dtype and x.is_contiguous() else None
+
+
+def network(job: Job, module: nn.Module) -> FusedNetwork:
+    """Return the network as each worker computes it, with the job's optimizer if that has a text."""
+    assert job.loss is not None
+    make: Callable[..., Optimizer] | None = partial(job.make_optimizer, module)
+    try:
+        rule_of(job.make_optimizer(module, list(trainable(module).values())), 0.0)
+    except CannotFuse:
+        make = None
+    return fuse(module, job.loss, make, job.batch_size, threads=torch.get_num_threads())
+
 
 def by_one(job: Job, module: nn.Module) -> FusedNetwork:
     """Return the network with its optimizer, as this process trains it alone."""
     assert job.loss is not None
-    return fuse(module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate)
+    return fuse(module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate_grad_batches)
 
 
 def by_ranks(job: Job, module: nn.Module) -> FusedNetwork:
@@ -60,37 +128,43 @@ def by_ranks(job: Job, module: nn.Module) -> FusedNetwork:
     where = torch.device(job.device)
     if where.type == "cuda":
         module.to(where if where.index is not None else torch.device("cuda", own_rank() % torch.cuda.device_count()))
-    return fuse_ranks(module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate)
+    return fuse_ranks(
+        module, job.loss, partial(job.make_optimizer, module), job.batch_size * job.accumulate_grad_batches
+    )
 
 
 def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool) -> Job:
-    """Return the job where its network has kernels; without a compiler, a job whose gradients PyTorch computes.
-
-    Raise `JobError` for a network without kernels, before anything is started. The kernels are compiled here, so that
-    workers find them in the cache.
-    """
+    """Return the job where its network has kernels; without a compiler, a job whose gradients PyTorch computes."""
     if native:
         raise JobError("plan ddp is PyTorch's own, autograd included; compute='fused' goes with every other plan")
+    try:
+        check_fusible(job, module, source)
+    except NoCompiler as error:
+        warnings.warn(f"{error}; this run does", JobWarning, stacklevel=4)
+        return job.with_(compute="autograd")
+    return job
+
+
+def check_fusible(job: Job, module: nn.Module, source: Source) -> None:
+    """Raise `JobError` for a network without kernels, before anything is started.
+
+    The kernels are compiled here, so that workers find them in the cache.
+    """
     if job.loss is None:
         raise JobError(
             "compute='fused' needs loss=, since it reads it instead of running it; step= is compute='autograd'"
         )
-    if job.precision != "float32":
+    if job.precision != "32-true":
         raise JobError(f"compute='fused' computes in the model's own precision, not in {job.precision}")
     with users_code("the first batch"):
         batch = source.batch(torch.arange(min(len(source), 2)), 0)
-        if job.transform is not None:
-            batch = job.transform(batch)
+        if job.batch_transform is not None:
+            batch = job.batch_transform(batch)
         inputs, _ = split_batch(batch)
     if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
         raise JobError("compute='fused' takes one tensor as the network's input; compute='autograd' takes any")
     if job.device != "cpu":  # whose kernels the workers make, since this process keeps away from the GPU
         loss_kind(job.loss)
         describe(module, tuple(inputs[0].shape[1:]), not inputs[0].is_floating_point())
-        return job
-    try:
-        fuse(module, job.loss, None, job.batch_size).prepare(inputs[0])
-    except NoCompiler as error:
-        warnings.warn(f"{error}; this run does", JobWarning, stacklevel=4)
-        return job.with_(compute="autograd")
-    return job
+        return
+    network(job, module).prepare(inputs[0])

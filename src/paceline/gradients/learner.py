@@ -1,6 +1,6 @@
 """A learner: a replica with its data, which computes a worker's chunks of an update under every plan.
 
-In a loop of the user's own it has no data, and is given the gradients.
+In a user-defined loop it has no data, and is given the gradients.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class Learner:
 
     def __init__(self, replica: Replica, reader: Reader | None = None) -> None:
         self.replica, self.reader = replica, reader
+        #: Whether this worker steps by its own samples alone, so that they weigh as a whole batch does.
+        self.alone = False
         self._moving = replica.moving
         self._dtype = replica.parameters[0].dtype
 
@@ -38,8 +40,8 @@ class Learner:
         for number, chunk in enumerate(chunks):
             if number and start:
                 torch._foreach_copy_(self._moving, start)
-            batch = self.reader.batch(chunk)
-            weight = replica.chunk_weight(chunk, batch)
+            batch = replica.gradients.batch(replica, self.reader, chunk)
+            weight = 1.0 if self.alone and len(chunks) == 1 else replica.chunk_weight(chunk, batch)
             loss += weight * replica.backward(chunk, batch, weight)
             total += weight
             samples += chunk.samples
@@ -64,10 +66,13 @@ class Learner:
         if not computed.weight:
             return [None] * len(computed.gradients)
         job = self.replica.job
-        if alone or job.weight is not None or (job.on_nan == "skip" and computed.weight < 1.0 - ROUNDING):
+        partial = (
+            alone or job.loss_denominator is not None or (job.on_nan == "skip" and computed.weight < 1.0 - ROUNDING)
+        )
+        if partial and computed.weight != 1.0:
             computed = computed.scaled(1.0 / computed.weight)
         self.set_buffers(computed.buffers)
-        return clipped(computed.gradients, job.clip_norm)
+        return clipped(computed.gradients, job.gradient_clip_norm)
 
     def set_buffers(self, values: list[Tensor]) -> None:
         """Write the moving buffers; integers are rounded."""

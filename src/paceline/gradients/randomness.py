@@ -18,14 +18,19 @@ _DRAWING = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn
 
 
 class Chance:
-    """Seeds a module's randomness by the chunk that `begin` names."""
+    """Seeds a module's randomness by the chunk that `begin` names.
 
-    def __init__(self, module: nn.Module, seed: int, device: torch.device | None = None) -> None:
+    Without `by_module` only the chunk's start is seeded: a hook of a module would cut compiled code in two.
+    """
+
+    def __init__(
+        self, module: nn.Module, seed: int, device: torch.device | None = None, *, by_module: bool = True
+    ) -> None:
         self._start = mix(seed, 0)
         self._chunk = self._turn = 0
         self._seed = _seeder(device)
         for number, part in enumerate(module.modules(), start=1):
-            if draws(part):
+            if by_module and draws(part):
                 part.register_forward_pre_hook(self._reseeder(number))
 
     def begin(self, update: int, chunk: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -12,11 +12,15 @@ from torch import Tensor, nn
 
 from paceline.core.agenda import Chunk
 from paceline.core.chance import mix
-from paceline.errors import JobError
+from paceline.core.rules import Averaging, Rule
+from paceline.data.source import Reader
+from paceline.gradients.loss import loss_function
 from paceline.gradients.randomness import Chance
 from paceline.jobs.job import PRECISIONS, Batch, Job, seeded_elsewhere
 from paceline.parameters.layout import trainable
+from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.rows import coalesced, numbers
+from paceline.parameters.store import LocalStore
 from paceline.parameters.worker_state import WorkerState, copy_into, state_of_tensors
 
 CPU = torch.device("cpu")
@@ -26,15 +30,24 @@ NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 class GradientMethod(Protocol):
     """Computes a replica's gradients."""
 
+    def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
+        """Return the samples of a chunk, in the form that `backward` takes."""
+
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""
 
     def take(self, replica: Replica) -> list[Tensor | None]:
         """Return the gradients, which now belong to the caller; None for parameters that got none."""
 
+    def stepper(self, replica: Replica, optimizer: Optimizer) -> Callable[[], object] | None:
+        """Return what steps the replica's parameters in place of the optimizer; None where that steps itself."""
+
 
 class Autograd:
     """Computes gradients by PyTorch's autograd, which adds them up in `parameter.grad`."""
+
+    def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
+        return reader.batch(chunk)
 
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
         loss = replica.forward(replica.module, chunk, batch)
@@ -44,6 +57,9 @@ class Autograd:
 
     def take(self, replica: Replica) -> list[Tensor | None]:
         return take_gradients(replica.parameters)
+
+    def stepper(self, replica: Replica, optimizer: Optimizer) -> None:
+        return None
 
 
 AUTOGRAD = Autograd()
@@ -67,11 +83,17 @@ class Replica:
         self.autocast = PRECISIONS[job.precision]
         buffers = dict(module.named_buffers())
         self.moving = [buffers[name] for name in moving]
+        self._compiled = False
+
+    def compile(self, options: Mapping[str, Any]) -> None:
+        """Let `torch.compile` compile the module, in place: its parameters keep their names."""
+        self.module.compile(**options)
+        self._compiled = True
 
     @cached_property
     def chance(self) -> Chance:
         """The module's randomness, tied to chunks on first use: a module that computes nothing here keeps its own."""
-        return Chance(self.module, self.job.seed, self.device)
+        return Chance(self.module, self.job.seed, self.device, by_module=not self._compiled)
 
     @cached_property
     def loss(self) -> Callable[[nn.Module, Batch], Tensor]:
@@ -86,6 +108,11 @@ class Replica:
 
     def restore(self, worker_state: WorkerState) -> None:
         copy_into(self.values(), worker_state.many("values"))
+
+    def local_store(self, optimizer: Optimizer, rule: Rule | Averaging) -> LocalStore:
+        """Return a store of these parameters, which no other worker reads or writes."""
+        step = self.gradients.stepper(self, optimizer)
+        return LocalStore(self.parameters, optimizer, self.job.lr_scheduler, rule, step)
 
     def backward(self, chunk: Chunk, batch: Batch, weight: float) -> float:
         """Add weight x gradient of the chunk's mean loss to the gradients; return that mean loss."""
@@ -114,14 +141,14 @@ class Replica:
     def transformed(self, chunk: Chunk, batch: Batch) -> Batch:
         """Return the batch, augmented where the job asks for it. From here on, randomness is this chunk's."""
         self.chance.begin(chunk.update, chunk.number)
-        if self.job.transform is None:
+        if self.job.batch_transform is None:
             return batch
         with seeded_elsewhere(mix(self.job.seed, chunk.update, chunk.number)):
-            return self.job.transform(batch)
+            return self.job.batch_transform(batch)
 
     def chunk_weight(self, chunk: Chunk, batch: Batch) -> float:
         """Return the chunk's share of its update by samples, or what the job's own `weight` gives for the batch."""
-        return chunk.weight if self.job.weight is None else float(self.job.weight(batch))
+        return chunk.weight if self.job.loss_denominator is None else float(self.job.loss_denominator(batch))
 
 
 def take_gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:
@@ -133,39 +160,21 @@ def take_gradients(parameters: list[nn.Parameter]) -> list[Tensor | None]:
     return gradients
 
 
-def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
-    """Return the job's `step(model, batch)`, made from `loss` where the job gives that."""
-    if job.step is not None:
-        return job.step
-    loss = job.loss
-    assert loss is not None
-
-    def step(module: nn.Module, batch: Batch) -> Tensor:
-        inputs, target = split_batch(batch)
-        result: Tensor = loss(module(*inputs), target)
-        return result
-
-    return step
-
-
-def split_batch(batch: Batch) -> tuple[tuple[Any, ...], Any]:
-    """Return a batch's inputs and its target."""
-    if not isinstance(batch, tuple | list) or len(batch) < 2:
-        raise JobError(
-            "loss=f(output, target) needs batches (*inputs, target); for batches of another shape give "
-            "step=f(model, batch) -> loss instead"
-        )
-    return tuple(batch[:-1]), batch[-1]
-
-
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Copy a batch from pinned memory, so that the copy runs while the host does other things."""
+    """Copy a batch from pinned memory, so that the copy runs while the host does other things.
+
+    Lists, tuples and dictionaries are copied with what is in them, and objects with a method `to` (packed sequences,
+    the batches of a tokenizer) by it. Anything else stays as it is.
+    """
     if isinstance(batch, Tensor):
         return (batch.pin_memory() if device.type == "cuda" else batch).to(device, non_blocking=True)
-    if isinstance(batch, dict):
+    if callable(move := getattr(batch, "to", None)):
+        return move(device)
+    if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return tuple(to_device(value, device) for value in batch)
+        moved = [to_device(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     return batch
 
 

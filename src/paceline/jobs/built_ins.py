@@ -1,6 +1,6 @@
 """The built-in jobs: something to train on any machine, without a network.
 
-    digits            scikit-learn's 1,797 images, enlarged and shifted about; a small convolutional net; always runs
+    digits            scikit-learn's 1,797 images, enlarged and randomly shifted; a small convolutional net; always runs
     mnist-dnn         784-64-64-10, tanh, dropout, L2: the network of the parameter-server literature's small studies
     mnist-cnn         conv 6@5x5, trainable 4x4 subsampling with stride 4, dense 10
     cifar-resnet      a residual net on generated images of CIFAR's shape
@@ -205,7 +205,7 @@ def _falling(updates: int) -> Callable[[torch.optim.Optimizer], Any]:
 BUILT_IN: dict[str, Callable[[str | None], Job]] = {
     "digits": lambda _: _job(
         "digits", digits_net, digits(16, 20), epochs=2, evaluate_every=50,
-        optimizer=partial(torch.optim.SGD, lr=0.15), schedule=_falling(2 * 288),
+        optimizer=partial(torch.optim.SGD, lr=0.15), lr_scheduler=_falling(2 * 288),
     ),
     "mnist-dnn": lambda d: _job("mnist-dnn", mnist_dnn, mnist(d), epochs=3, optimizer=_tanh_sgd(), evaluate_every=200),
     "mnist-cnn": lambda d: _job("mnist-cnn", mnist_cnn, mnist(d), epochs=1, batch_size=64, evaluate_every=200),

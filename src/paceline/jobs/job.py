@@ -1,4 +1,4 @@
-"""The job: a model, its data and how to train it. A job knows nothing of workers, and a plan nothing of models."""
+"""The job: a model, its data and how to train it. A job does not know workers, and a plan nothing of models."""
 
 from __future__ import annotations
 
@@ -14,42 +14,54 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import JobError, suggest, users_code
+from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, accepts_old_names, renames_fields
+from paceline.jobs.compiling import unwrapped
+from paceline.jobs.loaders import LoaderData, adopted, taken_apart
 from paceline.jobs.metrics import RESERVED, by_name, goes_by_batches
 
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
+PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 ON_NAN = ("stop", "skip", "ignore")
-COMPUTES = ("autograd", "fused")
+COMPUTES = ("autograd", "fused", "auto")
+INTERVALS = ("update", "epoch")
 
 
+@renames_fields(JOB_FIELDS, JOB_VALUES)
 @dataclass
 class Job:
     """Describes a training.
 
     model       an nn.Module, or a function that makes one
-    data        a tuple of tensors, a Dataset, or a function that makes either
+    data        a tuple of tensors, a Dataset, a DataLoader, an IterableDataset, or a function that makes one of these.
+                A DataLoader decides batch_size, shuffle and num_workers; docs/inputs.md
     loss        loss(model(*inputs), target), for batches (*inputs, target)
-    step        or step(model, batch) -> loss, for any other shape of batch
+    step        or step(model, batch) -> loss, for any other shape of batch. With neither, the loss is the model's own:
+                the `loss` of what model(**batch) returns, as transformers' models do
     optimizer   a function of the parameters that makes a torch optimizer; for groups, a function of `model`:
                 `lambda model: SGD([{"params": model.head.parameters(), "lr": 0.1}, ...], lr=0.01)`
     batch_size  samples of one update, of all workers together where they share a batch
     epochs      passes over the data
     seed        of all randomness: the model, the order of samples, dropout, augmentation
-    schedule    a function of the optimizer that makes a learning-rate schedule, stepped once per update
-    accumulate  batches whose gradients are averaged before one update (bunch mode)
+    lr_scheduler  a function of the optimizer that makes a learning-rate scheduler, stepped once per update
+    lr_scheduler_interval  "epoch" for a scheduler that is stepped once per epoch
+    accumulate_grad_batches  batches whose gradients are averaged before one update
     device      "cpu", "cuda" (workers share the GPUs out), "cuda:1", or "auto": cuda where there is a GPU
-    precision   "float32": as the model is; or "bfloat16": the same parameters, computed with by autocast
-    clip_norm   the largest norm of an update's gradient; larger ones are scaled down
+    precision   "32-true": no autocast; "bf16-mixed" or "16-mixed": autocast, with the same parameters; in float16
+                with a scaled loss
+    gradient_clip_norm  the largest norm of an update's gradient; larger ones are scaled down
     shuffle     whether each epoch has an order of its own
-    loader_workers  processes that load samples ahead for each worker, for a Dataset
-    weight      weight(batch) -> number, for a loss that is not a mean over samples: what the loss divided by
+    num_workers  processes that load samples ahead for each worker, for a Dataset
+    loss_denominator  f(batch) -> number, for a loss that is not a mean over samples: the number that it divides by
     metrics     {name: metric} over `test`: either f(output, target) -> number, called once with all outputs and all
                 targets, or an object with update(output, target) for each batch, compute() and reset(), which keeps no
                 outputs. Those of torchmetrics are such objects; a list of them or a MetricCollection does, too
     evaluate    evaluate(model, batch) -> (output, target): what metrics see of a test batch. Needed beside `step`;
                 beside `loss` it takes the place of (model(*inputs), target)
-    transform   augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
-    compute     how a gradient is made: "autograd" (PyTorch), or "fused" (one piece of machine code; small networks)
+    batch_transform  augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
+    compute     how a gradient is made: "autograd" (PyTorch), "fused" (one compiled program; small networks), or "auto":
+                fused where the network has kernels and a measurement on the first batch says that it pays
+    compile_options  keywords of torch.compile, by which every worker compiles the model; {} for none. A model that went
+                through torch.compile brings its own
     on_nan      when a loss is not finite: "stop" the run, "skip" the batch (looks at gradients too), or "ignore" it
     evaluate_every  evaluate on `test` from a snapshot every so many updates; default: once per epoch
     """
@@ -63,33 +75,49 @@ class Job:
     epochs: int = 1
     test: Any = None
     seed: int = 0
-    schedule: Callable[[torch.optim.Optimizer], Any] | None = None
-    clip_norm: float | None = None
-    accumulate: int = 1
+    lr_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    lr_scheduler_interval: str = "update"
+    gradient_clip_norm: float | None = None
+    accumulate_grad_batches: int = 1
     device: str = "auto"
-    precision: str = "float32"
+    precision: str = "32-true"
     compute: str = "autograd"
+    compile_options: dict[str, Any] | None = None
     metrics: Any = field(default_factory=dict)  # a dictionary, once the job is made
     on_nan: str = "stop"
     evaluate_every: int | None = None
-    loader_workers: int = 0
+    num_workers: int = 0
     shuffle: bool = True
-    weight: Callable[[Batch], float] | None = None
-    transform: Callable[[Batch], Batch] | None = None
+    loss_denominator: Callable[[Batch], float] | None = None
+    batch_transform: Callable[[Batch], Batch] | None = None
     evaluate: Callable[[nn.Module, Batch], tuple[Any, Any]] | None = None
     name: str = "job"
     origin: str = ""  # where the command line found it
 
     def __post_init__(self) -> None:
         self.metrics = by_name(self.metrics)
-        faults = list(self._faults())
+        self.model = self._uncompiled(self.model)
+        faults = [*self._take_loaders(), *self._faults()]
         if faults:
             raise JobError("this job cannot be trained:\n" + "\n".join(f"  - {fault}" for fault in faults))
 
+    def _take_loaders(self) -> Iterator[str]:
+        """Take DataLoaders and streams apart, and adopt what they say; yield where the job says something else."""
+        loader, self.test = self.data, taken_apart(self.test)
+        self.data, fields = adopted(taken_apart(loader), loader) if not isinstance(loader, LoaderData) else (loader, {})
+        for name, value in fields.items():
+            default = type(self).__dataclass_fields__[name].default
+            if getattr(self, name) not in (default, value):
+                yield (
+                    f"{name}={getattr(self, name)}, and data= is a DataLoader that says {value}; leave {name}= out, or "
+                    "make them agree"
+                )
+            setattr(self, name, value)
+
     def _faults(self) -> Sequence[str]:
         faults = []
-        if (self.loss is None) == (self.step is None):
-            faults.append("give either loss=f(output, target) or step=f(model, batch), not both and not neither")
+        if self.loss is not None and self.step is not None:
+            faults.append("give either loss=f(output, target) or step=f(model, batch), not both")
         if not isinstance(self.model, nn.Module) and not callable(self.model):
             faults.append(f"model={self.model!r} is neither an nn.Module nor a function that makes one")
         if isinstance(self.optimizer, torch.optim.Optimizer):
@@ -100,7 +128,7 @@ class Job:
             )
         elif not callable(self.optimizer):
             faults.append(f"optimizer={self.optimizer!r} is not a function that makes an optimizer")
-        for word, least in (("batch_size", 1), ("epochs", 1), ("accumulate", 1), ("loader_workers", 0)):
+        for word, least in (("batch_size", 1), ("epochs", 1), ("accumulate_grad_batches", 1), ("num_workers", 0)):
             value = getattr(self, word)
             if not isinstance(value, int) or value < least:
                 faults.append(f"{word}={value!r} is not a whole number of at least {least}")
@@ -112,9 +140,20 @@ class Job:
             faults.append(f"precision={self.precision!r}; {suggest(self.precision, PRECISIONS)}")
         if self.compute not in COMPUTES:
             faults.append(f"compute={self.compute!r}; {suggest(self.compute, COMPUTES)}")
+        if self.lr_scheduler_interval not in INTERVALS:
+            interval = self.lr_scheduler_interval
+            faults.append(f"lr_scheduler_interval={interval!r}; {suggest(interval, INTERVALS)}")
         if self.on_nan not in ON_NAN:
             faults.append(f"on_nan={self.on_nan!r}; {suggest(self.on_nan, ON_NAN)}")
-        return [*faults, *self._faults_of_metrics()]
+        return [*faults, *self._faults_of_functions(), *self._faults_of_metrics()]
+
+    def _faults_of_functions(self) -> Iterator[str]:
+        for word, usual in (("loss", "nn.CrossEntropyLoss()"), ("step", "f(model, batch) -> loss")):
+            value = getattr(self, word)
+            if value is not None and not callable(value):
+                yield f"{word}={value!r:.60} is not a function; give one, such as {usual}"
+        if isinstance(self.data, tuple) and any(isinstance(part, list) for part in self.data):
+            yield "data= holds Python lists; give tensors, as in data=(torch.tensor(x), torch.tensor(y))"
 
     def _faults_of_metrics(self) -> Iterator[str]:
         if self.metrics and self.step is not None and self.evaluate is None:
@@ -152,6 +191,7 @@ class Job:
         """Return the job without test data and the fields about them."""
         return self.with_(test=None, metrics={}, evaluate=None, evaluate_every=None)
 
+    @accepts_old_names(JOB_FIELDS)
     def with_(self, **changes: Any) -> Job:
         """Return the job with some fields changed."""
         return replace(self, **changes)
@@ -165,15 +205,28 @@ class Job:
         with torch.random.fork_rng(devices=[]), seeded_elsewhere(self.seed):
             torch.manual_seed(self.seed)
             with users_code("model="):
-                module = self.model()
+                module = self._uncompiled(self.model())
         if not isinstance(module, nn.Module):
             raise JobError(f"model= returned {type(module).__name__}, not an nn.Module")
+        return module
+
+    def _uncompiled(self, model: Any) -> Any:
+        """Return the module within a model that went through torch.compile, whose options are kept for the workers."""
+        module, options = unwrapped(model)
+        if options is not None and self.compile_options is None:
+            self.compile_options = options
         return module
 
     def make_optimizer(self, module: nn.Module, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Return a new optimizer for the module. Raise `JobError` for what is not a first-order torch optimizer."""
         with users_code("optimizer="):
             optimizer = self.optimizer(module if _wants_module(self.optimizer) else parameters)
+        if isinstance(optimizer, list | tuple | dict):
+            raise JobError(
+                f"optimizer= returned a {type(optimizer).__name__} of {len(optimizer)}, and a job has one optimizer; "
+                "give one with a group for each part: `lambda model: Adam([{'params': model.a.parameters()}, "
+                "{'params': model.b.parameters(), 'lr': 1e-4}])`; docs/inputs.md shows this for a GAN"
+            )
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise JobError(f"optimizer= returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
         if isinstance(optimizer, torch.optim.LBFGS):

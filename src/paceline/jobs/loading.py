@@ -1,4 +1,4 @@
-"""Find the job that the command line names: a built-in one, or one in a Python file."""
+"""Find the job that the command line names: a built-in one, or one in a Python or TOML file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any
 
 import cloudpickle
 
-from paceline.errors import JobError, suggest
+from paceline.errors import JobError, PacelineError, suggest
 from paceline.jobs.built_ins import BUILT_IN, built_in
 from paceline.jobs.job import Job
+from paceline.jobs.toml_file import load_toml
 
 
 def load_job(where: str, data_dir: str | None = None) -> Job:
-    """Load JOB as the command line names it: a built-in job, `file.py`, or `file.py:name`."""
+    """Load JOB as the command line names it: a built-in job, `file.py`, `file.py:name`, or `file.toml`."""
     found = load_maker(where, data_dir)
     if isinstance(found, Job):
         return found
@@ -29,11 +30,16 @@ def load_job(where: str, data_dir: str | None = None) -> Job:
 def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., Any]:
     """Load a job as `load_job` does, or a function that makes a job for each trial of a tuning."""
     path, _, name = where.partition(":")
+    if path.endswith(".toml"):
+        return load_toml(path, load_job)
     if not path.endswith(".py"):
         if path not in BUILT_IN:
+            if os.path.exists(path):
+                what = "a folder" if os.path.isdir(path) else "neither a Python nor a TOML file"
+                raise JobError(f"{path} is {what}; give a job file, as in my_job.py, or a built-in job, as in digits")
             near = f"did you mean {path}.py? " if os.path.isfile(f"{path}.py") else ""
             raise JobError(
-                f"there is no job {where!r}; {near or suggest(path, BUILT_IN) + ', or a path to a Python file'}"
+                f"there is no job {where!r}; {near or suggest(path, BUILT_IN) + ', or a path to a Python or TOML file'}"
             )
         return built_in(path, data_dir)
     file = Path(path).resolve()
@@ -44,7 +50,9 @@ def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., A
     if callable(job):
         return job  # type: ignore[no-any-return]
     found = [key for key, value in vars(module).items() if isinstance(value, Job)]
-    raise JobError(f"{path} has no Job called {name!r}; it has {', '.join(found) or 'none'}")
+    if not found:
+        raise JobError(f"{path} defines no job; a job file has a variable, as in job = paceline.Job(...)")
+    raise JobError(f"{path} has no job called {name!r}; it has {', '.join(found)}")
 
 
 def _module(path: str, file: Path) -> ModuleType:
@@ -66,5 +74,7 @@ def _module(path: str, file: Path) -> ModuleType:
         line = next(
             (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(file)), 0
         )
+        if isinstance(error, PacelineError):
+            raise JobError(f"{path}, line {line}: {error}") from error
         raise JobError(f"{path} fails when it is read, in line {line}: {type(error).__name__}: {error}") from error
     return module

@@ -5,7 +5,7 @@ ir.py          the statements of one sample; lower.py writes them, adjoint.py de
 fusion.py  blocks.py  memory.py  plan.py     what is done in one go, in which registers, where it lies
 printers/      C++ in lanes, of one sample, as a study published it; CUDA C; NumPy
 build.py       a library from the text, cached
-fused.py       `fuse`: the object that trains
+fused.py       `fuse`: the object that trains; resident.py lets module and optimizer lie in its memory, and makes legs
 weights.py     whose parameters it trains; replicas.py has several models at once
 cpu.py  cuda/  the processors that it trains on
 runner.py      the processes that train together; ranks.py has the ranks of an MPI program

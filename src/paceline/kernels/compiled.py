@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from paceline.kernels.layers.base import Graph, Layer
 from paceline.kernels.lower import lower
 from paceline.kernels.memory import Target
+from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan, make
 
 
@@ -22,9 +24,11 @@ class Call(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
             "weights", "gradients", "lane_gradients", "state", "arenas", "x", "tokens", "targets", "labels", "order",
-            "settings", "team", "losses", "seeds", "rates",
+            "settings", "team", "losses", "seeds", "rates", "notes", "doing",
         )),
-        *((name, ctypes.c_int64) for name in ("samples", "batch", "updates", "threads", "update", "seed")),
+        *((name, ctypes.c_int64) for name in (
+            "samples", "batch", "updates", "threads", "update", "seed", "first", "stride", "chunk", "pace",
+        )),
     ]  # fmt: skip
 
 
@@ -33,6 +37,8 @@ class Compiled:
     """A plan with its program and its memory."""
 
     plan: Plan
+    #: The optimizer's step, as the text has it.
+    rule: Rule
     batch_size: int
     source: str
     #: The text, compiled; of the processor's own class.
@@ -47,6 +53,25 @@ class Compiled:
     tensors: list[Tensor]
     #: Views of the first chunk's gradient, by the parameter's name.
     gradients: dict[str, Tensor]
+
+    def take_weights(self) -> None:
+        """Copies the module's tensors into the padded memory; one that lies there already is not copied."""
+        apart = [pair for pair in zip(self.weights, self.tensors, strict=True) if _apart(*pair)]
+        if apart:
+            torch._foreach_copy_([view for view, _ in apart], [tensor for _, tensor in apart])
+
+    def give_weights(self, tensors: Sequence[Tensor] | None = None) -> None:
+        """Copies the padded memory back into the module's tensors, or into some of them."""
+        given = None if tensors is None else set(map(id, tensors))
+        pairs = zip(self.weights, self.tensors, strict=True)
+        apart = [pair for pair in pairs if _apart(*pair) and (given is None or id(pair[1]) in given)]
+        if apart:
+            torch._foreach_copy_([tensor for _, tensor in apart], [view for view, _ in apart])
+
+
+def _apart(view: Tensor, tensor: Tensor) -> bool:
+    """Whether a tensor of the module does not lie in generated code's memory."""
+    return view.data_ptr() != tensor.data_ptr()
 
 
 # --- from a module to a plan ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The fused network: what `fuse` gives back.
+"""The fused network: what `fuse` returns.
 
 The module's own parameters are copied into padded memory before a call and back after it; within a call, which may be a
 whole epoch, nothing else leaves the generated text.
@@ -40,7 +40,7 @@ def fuse(
     threads: int | None = None,
     l1: float = 0.0,
 ) -> Fused:
-    """`model` as one piece of machine code, made when the first samples show their shape.
+    """`model` as one compiled program, made when the first samples show their shape.
 
     The code is for the CPU, or for the GPU that the model's parameters lie on.
 
@@ -84,7 +84,7 @@ class Fused:
         if self._compiled and tuple(x.shape[1:]) not in {shape for shape, _ in self._compiled}:
             raise CannotFuse(f"samples of shape {tuple(x.shape[1:])}: what the optimizer remembers is of another shape")
         made = self.compiled(x)
-        torch._foreach_copy_(made.weights, made.tensors)
+        made.take_weights()
         settings = self.weights.settings(made.plan.target.lanes)
         begin = time.perf_counter()
         samples = order.shape[-1]
@@ -92,7 +92,7 @@ class Fused:
         total = self._call(made, x, y, order, self.batch_size, updates, self.updates, settings, seed)
         self.timed = samples, time.perf_counter() - begin
         self.updates += updates
-        torch._foreach_copy_(made.tensors, made.weights)
+        made.give_weights()
         self.weights.count_batches(updates)
         return total / updates
 
@@ -100,10 +100,10 @@ class Fused:
     def loss_and_gradients(self, x: Tensor, y: Tensor, seed: int = 0) -> tuple[float, dict[str, Tensor]]:
         """The mean loss of these samples and its gradient by parameter, in memory that the next call overwrites."""
         made = self.compiled(x)
-        torch._foreach_copy_(made.weights, made.tensors)
+        made.take_weights()
         order = torch.arange(len(x))
         loss = self._call(made, x, y, order, len(x), 1, -1, torch.zeros(1, dtype=torch.float64), seed)
-        self._copy_statistics(made)
+        self.copy_statistics(made)
         return loss, made.gradients
 
     def explain(self) -> str:
@@ -113,7 +113,7 @@ class Fused:
         return "\n\n".join(self._explained(made) for made in self._compiled.values())
 
     def close(self) -> None:
-        """Gives back the memory that MPI lent; all ranks together, and before MPI ends."""
+        """Returns the memory that MPI lent; all ranks together, and before MPI ends."""
         self.runner.node.close()
         self._compiled = {}
 
@@ -123,8 +123,10 @@ class Fused:
         """Compiles for samples such as these."""
         self.compiled(x)
 
-    def compiled(self, x: Tensor) -> Compiled:
-        """What was compiled for samples such as these, which it is now if it was not before."""
+    def compiled(self, x: Tensor | None = None) -> Compiled:
+        """What was compiled for samples such as these, which it is now if it was not before; or what was first."""
+        if x is None:
+            return next(iter(self._compiled.values()))
         if not x.dim():
             raise CannotFuse("x is one number: its first dimension is the samples'")
         tokens = not x.is_floating_point()
@@ -153,7 +155,7 @@ class Fused:
         }
         seconds = time.perf_counter() - begin
         weights, tensors = [view for view, _ in views], [tensor for _, tensor in views]
-        return Compiled(plan, self.batch_size, source, program, seconds, memory, weights, tensors, gradients)
+        return Compiled(plan, rule, self.batch_size, source, program, seconds, memory, weights, tensors, gradients)
 
     def _memory(self, plan: Plan, rule: Rule) -> dict[str, Tensor]:
         """All that a call reads and writes besides the samples."""
@@ -162,7 +164,7 @@ class Fused:
         arena = sizes["arena"] * lanes * self.processor.arenas(plan, self.batch_size)
         weights, lane_gradients = sizes["weights"] * wide, sizes["lanes"] * lanes * chunks
         dtype = self.weights.dtype
-        needed = (weights * (1 + rule.states + chunks) + lane_gradients + arena) * dtype.itemsize
+        needed = (weights * (1 + len(rule.states) + chunks) + lane_gradients + arena) * dtype.itemsize
         if needed > MOST:
             raise CannotFuse(
                 f"this network needs {needed / 1e9:.1f} GB side by side; kernels are for small "
@@ -172,7 +174,7 @@ class Fused:
             "weights": (weights, dtype),
             "gradients": (sizes["gradient"] * wide * chunks, dtype),
             "lane_gradients": (lane_gradients, dtype),
-            "state": (weights * rule.states, dtype),
+            "state": (weights * len(rule.states), dtype),
             "losses": ((chunks + 1) * lanes, torch.float64),
             "team": (TEAM, torch.int64),
         }
@@ -204,19 +206,23 @@ class Fused:
         seed: int,
     ) -> float:
         """Runs the generated code: so many updates from `update` on, or, if that is negative, one batch's gradient."""
-        check_batches(made.plan, order.shape[-1], batch)
         call, given = self._prepared(made, x, y, order, settings)
         call.batch, call.updates, call.update, call.seed = batch, updates, update, seed
-        needed = made.plan.sizes["arena"] * made.plan.target.lanes * self.processor.arenas(made.plan, batch)
-        if made.memory["arenas"].numel() < needed:
-            made.memory |= self._arenas(made.plan, needed)
-        call.arenas = made.memory["arenas"].data_ptr()
-        loss = self.runner.run(made, call)
+        loss = self.run(made, call)
         del given  # the call has only their addresses
         return loss
 
+    def run(self, made: Compiled, call: Call) -> float:
+        """Makes the updates of a call that was prepared; the sum of their losses."""
+        check_batches(made.plan, call.samples, call.batch)
+        needed = made.plan.sizes["arena"] * made.plan.target.lanes * self.processor.arenas(made.plan, call.batch)
+        if made.memory["arenas"].numel() < needed:
+            made.memory |= self._arenas(made.plan, needed)
+        call.arenas = made.memory["arenas"].data_ptr()
+        return self.runner.run(made, call)
+
     def call_for(self, made: Compiled, x: Tensor, y: Tensor) -> tuple[Call, list[Tensor]]:
-        """What a library's functions are called with, for measuring; and what has to live until then."""
+        """A call of these samples, and the tensors that have to live as long as it does."""
         return self._prepared(made, x, y, torch.arange(len(x)), torch.zeros(1, dtype=torch.float64))
 
     def _prepared(
@@ -243,15 +249,11 @@ class Fused:
             setattr(call, name, tensor.data_ptr())
         return call, [x, y, order, settings, *own.values()]
 
-    def _copy_statistics(self, made: Compiled) -> None:
+    def copy_statistics(self, made: Compiled) -> None:
         """Batch-norm's statistics go back into the module; its parameters did not change."""
-        moving = [
-            (tensor, view)
-            for tensor, view in zip(made.tensors, made.weights, strict=True)
-            if not isinstance(tensor, nn.Parameter)
-        ]
+        moving = [tensor for tensor in made.tensors if not isinstance(tensor, nn.Parameter)]
         if moving:
-            torch._foreach_copy_([tensor for tensor, _ in moving], [view for _, view in moving])
+            made.give_weights(moving)
             self.weights.count_batches(1)
 
     def _explained(self, made: Compiled) -> str:

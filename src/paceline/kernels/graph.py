@@ -29,7 +29,7 @@ def describe(module: nn.Module, inputs: Shape, tokens: bool = False) -> Graph:
         elif node.op == "output":
             result = made[node.args[0]] if isinstance(node.args[0], fx.Node) else None
             if not isinstance(result, str):
-                raise CannotFuse("the model gives back more than one tensor; compute='autograd' trains it")
+                raise CannotFuse("the model returns more than one tensor; compute='autograd' trains it")
             return Graph(tuple(layers.values()), inputs, tokens, result)
         else:
             _add(node, parts, made, shapes, layers)

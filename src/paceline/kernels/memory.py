@@ -7,7 +7,7 @@
 
 The gradient of a dense layer's weights is made by rows: `turned` is the layer's input with a row per sample, so that
 lanes are neighbouring inputs and the samples are summed over one by one. A convolution's is made in the lanes, since it
-sums over many pixels before its lanes have to be added up.
+sums over many pixels before its lanes have to be summed.
 """
 
 from __future__ import annotations

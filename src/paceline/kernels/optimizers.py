@@ -31,26 +31,27 @@ class Rule:
     """An optimizer as text."""
 
     settings: tuple[str, ...] = ()  # numbers of a parameter group, by the optimizer's own words
-    states: int = 0
+    states: tuple[str, ...] = ()  # what is remembered of a weight, by torch's own names
+    counts: bool = False  # whether torch remembers the number of steps beside them
     once: tuple[str, ...] = ()  # done once per update
     each: tuple[str, ...] = ()  # done for each weight
     segments: tuple[Segment, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """The function that makes the step for a range of weights."""
-        yield "FUNCTION void apply_rule(const Call& c, int64_t from, int64_t to, int64_t t) {"
+        yield "FUNCTION void apply_rule(const Call& c, const double* settings, int64_t from, int64_t to, int64_t t) {"
         yield f"    static const int64_t segments[][3] = {{{', '.join(self._segments()) or '{0, 0, 0}'}}};"
-        yield "    (void)t;"
+        yield "    (void)t, (void)settings;"
         yield "    for (const auto& part : segments) {"
         yield "        const int64_t begin = part[0] > from ? part[0] : from, end = part[1] < to ? part[1] : to;"
         yield "        if (begin >= end) continue;"
         for number, name in enumerate(self.settings):
-            yield f"        const W {name} = setting(c, part[2], {number});"
+            yield f"        const W {name} = setting(settings, part[2], {number});"
         for line in self.once:
             yield f"        {line}"
         yield "        W* __restrict weights = c.weights;"
         yield "        const W* __restrict gradients = c.gradients;"
-        for number in range(self.states):
+        for number in range(len(self.states)):
             yield f"        W* __restrict s{number} = c.state + (int64_t){number} * NUMBERS;"
         yield "        for (int64_t q = begin; q < end; q++) {"
         yield "            W w = weights[q], g = gradients[q];"
@@ -102,17 +103,17 @@ def _decay(groups: list[dict[str, Any]], l1: float) -> tuple[list[str], list[str
 def _sgd(groups: list[dict[str, Any]], l1: float) -> Rule:
     settings, lines = _decay(groups, l1)
     if not any(group["momentum"] for group in groups):
-        return Rule(tuple(settings), 0, (), (*lines, "w -= lr * g;"))
+        return Rule(tuple(settings), each=(*lines, "w -= lr * g;"))
     lines.append("s0[q] = momentum * s0[q] + g;")
     step = "g + momentum * s0[q]" if groups[0]["nesterov"] else "s0[q]"
-    return Rule((*settings, "momentum"), 1, (), (*lines, f"w -= lr * ({step});"))
+    return Rule((*settings, "momentum"), ("momentum_buffer",), each=(*lines, f"w -= lr * ({step});"))
 
 
 def _adagrad(groups: list[dict[str, Any]], l1: float) -> Rule:
     settings, lines = _decay(groups, l1)
     once = ("const W pace = lr / (W{} + R(1) + R(t - 1) * lr_decay);",)
     lines += ["s0[q] += g * g;", "w -= pace * g / (root(s0[q]) + eps);"]
-    return Rule((*settings, "lr_decay", "eps"), 1, once, tuple(lines))
+    return Rule((*settings, "lr_decay", "eps"), ("sum",), True, once, tuple(lines))
 
 
 def _rmsprop(groups: list[dict[str, Any]], l1: float) -> Rule:
@@ -120,9 +121,9 @@ def _rmsprop(groups: list[dict[str, Any]], l1: float) -> Rule:
     settings += ["alpha", "eps"]
     lines += ["s0[q] = alpha * s0[q] + (R(1) - alpha) * g * g;", "g = g / (root(s0[q]) + eps);"]
     if not any(group["momentum"] for group in groups):
-        return Rule(tuple(settings), 1, (), (*lines, "w -= lr * g;"))
+        return Rule(tuple(settings), ("square_avg",), True, each=(*lines, "w -= lr * g;"))
     lines += ["s1[q] = momentum * s1[q] + g;", "w -= lr * s1[q];"]
-    return Rule((*settings, "momentum"), 2, (), tuple(lines))
+    return Rule((*settings, "momentum"), ("square_avg", "momentum_buffer"), True, each=tuple(lines))
 
 
 def _adam(groups: list[dict[str, Any]], l1: float) -> Rule:
@@ -139,7 +140,7 @@ def _adam(groups: list[dict[str, Any]], l1: float) -> Rule:
         "s1[q] = beta2 * s1[q] + (R(1) - beta2) * g * g;",
         "w -= pace * s0[q] / (root(s1[q]) / second + eps);",
     ]
-    return Rule((*settings, "beta1", "beta2", "eps"), 2, once, tuple(lines))
+    return Rule((*settings, "beta1", "beta2", "eps"), ("exp_avg", "exp_avg_sq"), True, once, tuple(lines))
 
 
 OPTIMIZERS: dict[type[torch.optim.Optimizer], Callable[[list[dict[str, Any]], float], Rule]] = {

@@ -8,7 +8,7 @@
 
 Within a node the ranks are one team, as threads are: weights, gradients of chunks and the row of work lie in memory
 that all of them see, and a rank that is free takes the next item. So the result has the bits of any number of threads.
-Between nodes each has a share of every batch, and the gradients are added up by MPI.
+Between nodes each has a share of every batch, and the gradients are summed by MPI.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ The parts that the members for one machine are made of:
     memory           zeroed bytes that processes share by a descriptor; tensors in them
     store_order      which processors keep the order of stores, on which all of this relies
     futex, doorbell  waking a process that sleeps
-    waiting          how a rank waits: it spins, then sleeps, until a deadline or until the run is called off
+    waiting          how a rank waits: it spins, then sleeps, until a deadline or until the run is cancelled
     locks            record locks, which the kernel releases when their owner dies
     double_buffer    integers that change all at once or not at all
     ring             a single-producer single-consumer ring of slots
@@ -81,7 +81,7 @@ class Link(Protocol):
 
         Raises:
             WaitedTooLong: the peer has not offered it before the deadline; the message names the peer.
-            Cancelled: the link was called off meanwhile.
+            Cancelled: the link was cancelled meanwhile.
         """
 
     def call_off(self) -> None:

@@ -52,7 +52,7 @@ class RecordLock:
 
     def _try(self) -> bool:
         try:
-            # Not F_SETLKW: a wait in the kernel has no deadline and cannot be called off.
+            # Not F_SETLKW: a wait in the kernel has no deadline and cannot be cancelled.
             fcntl.fcntl(self._descriptor, fcntl.F_SETLK, self._take)
         except OSError:
             return False

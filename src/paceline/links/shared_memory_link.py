@@ -70,7 +70,7 @@ class SharedMemoryLink:
             shared: the vectors and counters of all ranks.
             rank: whose end this is.
             doorbells: one per rank. A rank's `waiter` sleeps on its own.
-            waiter: how this rank waits: its deadline, and whether the run was called off.
+            waiter: how this rank waits: its deadline, and whether the run was cancelled.
         """
         self.rank, self.waited = rank, 0
         self.vectors: Sequence[Tensor] = shared.vectors[rank]
@@ -106,7 +106,7 @@ class SharedMemoryLink:
         """Wait until the peer has made its offer of this number."""
         offers, called_off = self._offers[peer], self._called_off
         self.waited += self._waiter.until(lambda: offers[0] >= wanted or called_off[0] != 0, lambda: f"worker {peer}")
-        # What was offered before the link was called off is still taken.
+        # What was offered before the link was cancelled is still taken.
         if offers[0] < wanted:
             raise Cancelled
 

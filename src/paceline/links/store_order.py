@@ -1,7 +1,7 @@
 """The order in which other processes see what a process stores.
 
 Shared memory is published without a lock: a process writes the data, then a counter that says that the data lie ready.
-Whoever sees the counter reads the data.
+A process that sees the counter reads the data.
 
     writer    data = ...         reader    until counter is n
               counter = n                  ... = data

@@ -28,7 +28,7 @@ class Spin(NamedTuple):
 
 
 class Cancelled(Exception):
-    """The run was called off: the worker ends without a message of its own."""
+    """The run was cancelled: the worker ends without a message of its own."""
 
 
 def wait(ready: Callable[[], bool], doorbell: Doorbell | None, spin: Spin, nap: Callable[[int], float]) -> int:
@@ -62,7 +62,7 @@ def wait(ready: Callable[[], bool], doorbell: Doorbell | None, spin: Spin, nap: 
 
 
 class Waiter:
-    """How one rank of a run waits: never past the deadline, and never after the run was called off."""
+    """How one rank of a run waits: never past the deadline, and never after the run was cancelled."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Waiter:
         rung = rung and self.doorbell is not None
 
         def nap(waited: int) -> float:
-            # Asked again after the flag: what became ready before the run was called off is still taken.
+            # Asked again after the flag: what became ready before the run was cancelled is still taken.
             if self._called_off() and not ready():
                 raise Cancelled
             if waited > self.deadline * 1e9:

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import JobError
-
 Optimizer = torch.optim.Optimizer
 LRSchedule = Callable[[Optimizer], Any]
 
@@ -20,16 +18,29 @@ class ScheduleStepper:
 
     def __init__(self, optimizer: Optimizer, schedule: LRSchedule | None) -> None:
         self.scheduler = schedule(optimizer) if schedule else None
-        if self.scheduler is not None and type(self.scheduler).__name__ == "ReduceLROnPlateau":
-            raise JobError(
-                "ReduceLROnPlateau follows a metric, not the number of updates, and workers do not share one; "
-                "use a schedule such as torch.optim.lr_scheduler.CosineAnnealingLR"
-            )
         #: Steps that the scheduler has made.
         self.count = 0
         # A scheduler warns when it is stepped before its optimizer. Here another worker's optimizer may have stepped.
         if self.scheduler is not None:
             optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def hear(self, loss: float) -> None:
+        """Tell the loss of an update to a schedule that follows losses."""
+        if callable(hear := getattr(self.scheduler, "hear", None)):
+            hear(loss)
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what a checkpoint keeps of a schedule besides the count; None for most."""
+        state: Callable[[], dict[str, Any] | None] | None = getattr(self.scheduler, "state", None)
+        return state() if state is not None else None
+
+    def restore(self, count: int, state: dict[str, Any] | None) -> None:
+        """Continue after `count` steps, with what `state` returned."""
+        if state is None or self.scheduler is None:
+            self.advance(count)
+            return
+        self.count = count
+        self.scheduler.restore(state)
 
     def advance(self, updates: int) -> None:
         """Bring the optimizer's settings to those of the update that follows `updates` updates."""
@@ -40,13 +51,18 @@ class ScheduleStepper:
                 self.count += 1
 
 
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Return whether functions were registered that run before or after the optimizer's step."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
 def bare_step(optimizer: Optimizer) -> Callable[[], Any]:
     """Return the optimizer's step without PyTorch's profiler label, unless hooks need the labelled one.
 
     The label takes as long as the arithmetic of a small network.
     """
     bare = getattr(type(optimizer).step, "__wrapped__", None)
-    if bare is None or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    if bare is None or has_hooks(optimizer):
         return lambda: type(optimizer).step(optimizer)  # not one that was patched into the instance
     return lambda: bare(optimizer)
 

@@ -31,6 +31,7 @@ class AveragingReplica:
 
     def __init__(self, learner: Learner, store: LocalStore, rule: Averaging) -> None:
         self.learner, self.store, self.rule = learner, store, rule
+        learner.alone = True
 
     def step(self, computed: GradientSum) -> None:
         """Make one local step with the worker's own chunks; none where it had no samples or they were left out."""
@@ -69,9 +70,8 @@ class ExchangingReplica:
         self.store = self._fresh_store()
 
     def _fresh_store(self) -> LocalStore:
-        replica, job = self.learner.replica, self.learner.replica.job
-        optimizer = optimizer_over(self.optimizer, {p: p for p in replica.parameters})
-        return LocalStore(replica.parameters, optimizer, job.schedule, Plain())
+        replica = self.learner.replica
+        return replica.local_store(optimizer_over(self.optimizer, {p: p for p in replica.parameters}), Plain())
 
     def worker_state(self) -> WorkerState:
         """Return the state after an exchange. It is empty where every lease starts afresh."""
@@ -157,7 +157,7 @@ class GossipReplica:
 def weighted_sum(
     vectors: Sequence[Tensor] | Mapping[int, Tensor], weights: list[tuple[int, float]], into: Tensor
 ) -> None:
-    """Write the weighted sum of some workers' vectors, added up in the order of the weights."""
+    """Write the weighted sum of some workers' vectors, summed in the order of the weights."""
     (first, share), *rest = weights
     torch.mul(vectors[first], share, out=into)
     for other, weight in rest:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -28,13 +29,17 @@ class LocalStore:
         optimizer: Optimizer,
         schedule: LRSchedule | None,
         rule: Rule | Averaging,
+        step: Callable[[], object] | None = None,
     ) -> None:
+        """`step` makes the optimizer's step in place of the optimizer itself."""
         self.parameters, self.optimizer = parameters, optimizer
         self.memory = [rule.remembers(p.detach()) for p in parameters]
         self.schedule = ScheduleStepper(optimizer, schedule)
         #: Updates that were applied before the next one; what a schedule follows.
         self.updates = 0
-        self._step = bare_step(optimizer)
+        #: What steps in place of the optimizer; None where that steps itself.
+        self.stepper = step
+        self._step = step or bare_step(optimizer)
 
     @property
     def values(self) -> list[Tensor]:
@@ -57,14 +62,20 @@ def state_of_store(store: LocalStore) -> WorkerState:
     return (
         state_of_memories("rule", store.memory)
         | state_of_optimizer(store.optimizer, store.parameters)
-        | WorkerState(facts={"pace": store.schedule.count, "updates": store.updates})
+        | WorkerState(facts={"pace": store.schedule.count, "updates": store.updates} | _state_of_schedule(store))
     )
+
+
+def _state_of_schedule(store: LocalStore) -> dict[str, Any]:
+    """Return the state of a schedule that follows losses; most have none but the count."""
+    state = store.schedule.state()
+    return {} if state is None else {"schedule": state}
 
 
 def restore_store(store: LocalStore, worker_state: WorkerState) -> None:
     """Restore what `state_of_store` returned."""
     restore_memories(store.memory, worker_state, "rule")
-    store.schedule.advance(worker_state.facts["pace"])  # a schedule has no state but the count
+    store.schedule.restore(worker_state.facts["pace"], worker_state.facts.get("schedule"))
     restore_optimizer(store.optimizer, store.parameters, worker_state)
     store.updates = worker_state.facts["updates"]
 

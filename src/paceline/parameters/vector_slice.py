@@ -6,7 +6,7 @@ vector.
     direction     |    .     |    .     |    .     |
     s0, y0, ...   |    .     |    .     |    .     |
 
-The bits of a product depend on where vectors are cut, so everybody cuts them by the same rule, and adds up the parts in
+The bits of a product depend on where vectors are cut, so everybody cuts them by the same rule, and sums the parts in
 the order of one table.
 """
 

@@ -66,14 +66,14 @@ DATA_PARALLEL: dict[str, Recipe] = {
     "ring": Recipe("synchronous all-reduce around a ring", lambda: AllReduce(Ring()), TEAM),
     "tree": Recipe("synchronous, up a tree and down again: short vectors", lambda: AllReduce(Tree()), TEAM),
     "halving_doubling": Recipe(
-        "synchronous, halves with far partners first", lambda: AllReduce(HalvingDoubling()), TEAM
+        "synchronous, halves with distant partners first", lambda: AllReduce(HalvingDoubling()), TEAM
     ),
     "hierarchical": Recipe(
         "synchronous, within groups, then between them",
         lambda groups: AllReduce(Hierarchical(groups)),
         {**TEAM, "groups": Kind(2)},
     ),
-    "central": Recipe("synchronous parameter server: one place adds up", lambda: AllReduce(Central()), TEAM),
+    "central": Recipe("synchronous parameter server: one place sums the gradients", lambda: AllReduce(Central()), TEAM),
     "downpour": Recipe("asynchronous parameter server", lambda shards: ParameterServer(shards=shards), SERVER),
     "ssp": Recipe(
         "asynchronous, no worker more than `bound` batches ahead",
@@ -84,13 +84,13 @@ DATA_PARALLEL: dict[str, Recipe] = {
         "synchronous, without the `backups` slowest workers", _backup, {**TEAM, "backups": Kind(1, least=0)}
     ),
     "dc_asgd": Recipe(
-        "asynchronous, old gradients bent towards the newest parameters",
+        "asynchronous, old gradients corrected towards the newest parameters",
         _dc_asgd,
         {**SERVER, "mode": Kind("constant", words=tuple(PUBLISHED_LAMBDA)), "lam": Kind(None, least=0)},
     ),
     "hogwild": Recipe("asynchronous, all workers change the same memory without locks", Hogwild, TEAM),
     "local_sgd": Recipe(
-        "local steps, now and then the mean of all replicas",
+        "local steps, periodically the mean of all replicas",
         lambda every: LocalSteps(Ring(), ModelAveraging(every)),
         {**TEAM, "every": Kind(10)},
     ),
@@ -100,7 +100,7 @@ DATA_PARALLEL: dict[str, Recipe] = {
         {**TEAM, "mode": Kind("synchronous", words=("synchronous", "map_reduce")), "parts": Kind(8)},
     ),
     "easgd": Recipe(
-        "local steps, replicas tied to a centre by springs",
+        "local steps, replicas pulled towards a centre by an elastic force",
         _easgd,
         {**TEAM, "mode": MODES, "every": Kind(10), "spring": Kind(None, least=0)},
     ),

@@ -49,7 +49,7 @@ def _pipedream(workers: int, mode: str, micro_batches: int, **cutting: Any) -> P
 
 
 def _own(file: str, saved_table: str, **cutting: Any) -> Pipeline:
-    """Make the pipeline of a user's own table, from its file or as a run saved it, since the file may have changed."""
+    """Make a pipeline by a user-defined table, from its file, or as a run saved it in case the file has changed."""
     schedule = Own(saved_table, file or Own.name) if saved_table else Own()
     if file and not saved_table:
         try:

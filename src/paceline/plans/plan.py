@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,14 +16,16 @@ from paceline.core.codecs import Codec
 from paceline.core.codecs.dense import Dense
 from paceline.core.schedules.own import Own
 from paceline.errors import PlanError, suggest
+from paceline.plans.aliases import ALIASES, NEAREST, canonical
 from paceline.plans.data_parallel import DATA_PARALLEL, PEERS
 from paceline.plans.methods import Division, Method, Traits
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import ParameterServer
 from paceline.plans.pipelines import PIPELINES
 from paceline.plans.recipe import Option, Recipe
+from paceline.plans.splits import SPLIT
 
-RECIPES: dict[str, Recipe] = {**DATA_PARALLEL, **PIPELINES, **PEERS}
+RECIPES: dict[str, Recipe] = {**DATA_PARALLEL, **PIPELINES, **SPLIT, **PEERS}
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,9 @@ class Plan:
         """Make a plan from its name and options; `workers` is used if the text does not say it."""
         if isinstance(text, Plan):
             return text if workers is None or "workers" in text.options else make_again(text, workers)
-        name, _, tail = text.strip().partition(":")
-        options = _options(name, tail)
+        given, _, tail = text.strip().partition(":")
+        name, implied = canonical(given)
+        options = _options(name, implied) | _options(name, tail)
         if workers is not None and "workers" in _recipe(name).options:
             options.setdefault("workers", workers)
         return make(name, **options)
@@ -111,7 +115,7 @@ class Plan:
 
     @property
     def own_table(self) -> str:
-        """The text of a table of the user's own, which a run keeps besides the plan's name and options."""
+        """The text of a user-defined table, which a run keeps besides the plan's name and options."""
         method = self.method
         return method.schedule.text if isinstance(method, Pipeline) and isinstance(method.schedule, Own) else ""
 
@@ -160,24 +164,21 @@ def make_again(plan: Plan, workers: int) -> Plan:
     return make(plan.name, **{**plan.options, "workers": workers})
 
 
-def plan_class(name: str) -> Callable[..., Plan] | None:
-    """Return the constructor of a plan, such as `DcAsgd` for "dc_asgd"; None if no plan has that name."""
-    for plan in RECIPES:
-        if "".join(part.capitalize() for part in plan.split("_")) == name:
-
-            def build(_plan: str = plan, /, **options: Any) -> Plan:
-                return make(_plan, **options)
-
-            build.__name__, build.__doc__ = name, RECIPES[plan].about
-            return build
-    return None
-
-
 def _recipe(name: str) -> Recipe:
     if name not in RECIPES:
+        if name in NEAREST:
+            raise PlanError(f"there is no plan {name!r}: {NEAREST[name]}")
+        if "," in name:
+            raise PlanError(f"{name!r} is not one plan; give one, or compare several with `paceline compare`")
         own = f"for a table of your own in {name} write table:file={name}; " if "." in name else ""
-        raise PlanError(f"there is no plan {name!r}; {own}{suggest(name, RECIPES)}")
+        raise PlanError(f"there is no plan {name!r}; {own}{_suggested(name)}")
     return RECIPES[name]
+
+
+def _suggested(name: str) -> str:
+    near = difflib.get_close_matches(name, [*RECIPES, *ALIASES], n=1)
+    did_you_mean = f"did you mean {near[0]!r}? " if near else ""
+    return f"{did_you_mean}`paceline plans` lists all plans"
 
 
 def _options(name: str, tail: str) -> dict[str, Option]:

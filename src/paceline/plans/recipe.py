@@ -22,6 +22,7 @@ class Kind(NamedTuple):
     default: Option | None
     least: float = 1
     words: tuple[str, ...] = ()
+    most: float = math.inf
 
     @property
     def free(self) -> bool:
@@ -37,6 +38,8 @@ class Kind(NamedTuple):
         what = "whole number" if isinstance(self.default, int) else "number"
         fits = isinstance(value, int if isinstance(self.default, int) else int | float) and not isinstance(value, bool)
         fits = fits and self.least <= value < math.inf  # type: ignore[operator]
+        if fits and value > self.most:  # type: ignore[operator]
+            return f"is more than {self.most}"
         return None if fits else f"is not a {what} of at least {self.least}"
 
 

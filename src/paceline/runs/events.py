@@ -1,6 +1,6 @@
 """events.jsonl: what happened to the processes of a run on a cluster, one line per event, in the order they were noted.
 
-Whoever wants to know how long a death went unnoticed, or when a shard had its backup again, finds the times here. The
+How long a death went unnoticed, and when a shard had its backup again, follows from the times here. The
 trace has no place for them: an event is of a process or of a shard, and may come before the first update.
 """
 

@@ -21,7 +21,7 @@ from paceline.runs.trace import Columns, Kind
 
 WINDOW = 10.0  # seconds that the figures are taken over
 SILENT = 2.0  # seconds without a row from which on a worker is silent, or ten of its usual steps, whichever is more
-REPORTS = 10  # latest reports in which a worker must have been awake: at the gate it wakes now and then to look
+REPORTS = 10  # latest reports in which a worker must have been awake: at the gate it wakes from time to time to look
 WAITS = 0.2  # share of its time from which on a worker is said to wait for the straggler
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from paceline.errors import RunFolderError
+from paceline.errors.renames import JOB_FIELDS, JOB_VALUES
 from paceline.runs.schema import INLINE, SCHEMA_VERSION, StrEnum, read_as, to_dict
 
 if TYPE_CHECKING:
@@ -52,22 +53,24 @@ class LayerRecord:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """The settings of the job. None where they are not known, as in a run of the user's own loop (`parallel`)."""
+    """The settings of the job. None where they are not known, as in a user-defined run loop (`parallel`)."""
+
+    RENAMED: ClassVar[dict[str, str]] = JOB_FIELDS
 
     name: str = "?"
     origin: str = ""  # where the command line found the job
     batch_size: int | None = None
     epochs: int | None = None
-    accumulate: int | None = None
+    accumulate_grad_batches: int | None = None
     seed: int | None = None
     precision: str | None = None
     device: str = ""  # of each worker, without repetition
     optimizer: str = ""  # as one would write it in Python
-    clip_norm: float | None = None
+    gradient_clip_norm: float | None = None
     shuffle: bool | None = None
     evaluate_every: int | None = None
     on_nan: str | None = None
-    loader_workers: int | None = None
+    num_workers: int | None = None
     samples: int | None = None  # in the training data
     test_samples: int = 0
     parameters: int = 0  # trainable numbers
@@ -225,6 +228,8 @@ class RunRecord:
 def read_record(path: Path) -> RunRecord:
     """Read a run folder's run.json; RunFolderError if it is missing, damaged or of a newer schema."""
     try:
-        return read_as(RunRecord, path / "run.json")
+        record = read_as(RunRecord, path / "run.json")
     except FileNotFoundError:
         raise RunFolderError(f"{path} is not a run's folder: it has no run.json") from None
+    precision = record.job.precision
+    return record.with_(job=replace(record.job, precision=JOB_VALUES["precision"].get(precision or "", precision)))

@@ -2,6 +2,7 @@
 
 A record is a dataclass or a NamedTuple. A key that a file lacks takes the field's default, so that a new field does not
 make old files unreadable; a key that no field has is ignored. A value of another type than the field's is an error.
+`RENAMED` of a record's class maps old names of its fields to their new ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 #: The version that this code writes into run.json, live.json, comparison.json and trace.arrow. Files without one are
 #: of version 1. Increase it when a reader of the version before would misread a file, not when a field is added.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 #: Metadata of a dictionary whose entries are written beside the other fields, such as metrics with the user's names.
 INLINE = {"inline": True}
 
@@ -96,7 +97,9 @@ def _container(origin: Callable[..., Any], arguments: tuple[Any, ...], value: An
 
 
 def _record(kind: Any, value: Any, where: str) -> Any:
-    given, hints = dict(_checked(dict, value, where)), _hints(kind)
+    renamed: dict[str, str] = getattr(kind, "RENAMED", {})
+    given = {renamed.get(key, key): part for key, part in _checked(dict, value, where).items()}
+    hints = _hints(kind)
     known: dict[str, Any] = {}
     inline = next((each for each in fields(kind) if each.metadata == INLINE), None)
     for each in fields(kind):

@@ -131,7 +131,9 @@ class Pace:
 
 
 def straggling(rows: Columns, workers: int) -> dict[int, float]:
-    """Find the stragglers of a whole run."""
+    """Find the stragglers of a whole run; a worker by itself is none."""
+    if workers == 1:
+        return {}
     accounting = TimeAccounting(workers)
     accounting.add(rows)
     return Pace(accounting.sums).stragglers()

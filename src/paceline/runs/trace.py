@@ -101,7 +101,7 @@ class TraceRing:
         self._sent, self._taken, self._raw = ring.sent, ring.taken, ring.raw
         self._rows = np.frombuffer(ring.raw, DTYPE)
         #: What `sent` says, kept here too: to read shared memory costs more than to write a row.
-        self._head = self._sent[0]  # a worker that takes the place of a dead one goes on with its ring
+        self._head = self._sent[0]  # a worker that takes the place of a dead one continues with its ring
 
     @classmethod
     def size(cls) -> int:
@@ -113,17 +113,34 @@ class TraceRing:
         """Whether the next row would overwrite one that is not drained yet."""
         return self._head - self._taken[0] >= self.ROWS
 
+    @property
+    def crowded(self) -> bool:
+        """Whether more than half of the ring is not drained yet."""
+        return self._head - self._taken[0] > self.ROWS // 2
+
     def write(self, *row: float) -> None:
         """Write one row, in the order of `Row`'s fields; the caller has checked `full`."""
         ROW.pack_into(self._raw, (self._head % self.ROWS) * ROW.size, *row)
         self._head += 1
         self._sent[0] = self._head
 
+    def write_rows(self, rows: Columns) -> int:
+        """Write as many of these rows as there is space for, and return their number."""
+        count = min(len(rows), self.ROWS - (self._head - self._taken[0]))
+        place = self._head % self.ROWS
+        first = min(count, self.ROWS - place)  # the rest goes to the beginning
+        self._rows[place : place + first] = rows[:first]
+        self._rows[: count - first] = rows[first:count]
+        self._head += count
+        self._sent[0] = self._head
+        return count
+
     def drain(self) -> Columns:
         """Take the rows written since the last call."""
         head, tail = self._sent[0], self._taken[0]
-        places = np.arange(tail, head) % self.ROWS
-        rows = self._rows[places]
+        place = tail % self.ROWS
+        first = min(head - tail, self.ROWS - place)
+        rows = np.concatenate([self._rows[place : place + first], self._rows[: head - tail - first]])
         self._taken[0] = head
         return rows
 
@@ -180,8 +197,7 @@ class TraceWriter:
 
     def so_far(self) -> Trace:
         """Return the trace of what was appended until now."""
-        rows = np.concatenate(self._parts) if self._parts else np.empty(0, DTYPE)
-        return Trace(rows[np.argsort(rows["end"], kind="stable")])
+        return Trace(_by_end(self._parts))
 
 
 class Trace:
@@ -211,15 +227,14 @@ class Trace:
                 for name in Row._fields:
                     part[name] = batch.column(name).to_numpy()
                 parts.append(part)
-        rows = np.concatenate(parts) if parts else np.empty(0, DTYPE)
-        return Trace(rows[np.argsort(rows["end"], kind="stable")])
+        return Trace(_by_end(parts))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def of_kind(self, *kinds: Kind) -> Columns:
         """Select the rows of these kinds."""
-        return self.rows[np.isin(self.rows["kind"], kinds)]
+        return self.rows[np.isin(self.rows["kind"], kinds) if len(kinds) > 1 else self.rows["kind"] == kinds[0]]
 
     def lives(self) -> list[Columns]:
         """Split the rows where the run was resumed."""
@@ -229,16 +244,17 @@ class Trace:
 
     def staleness(self) -> npt.NDArray[np.int64]:
         """Count, for each push to a shard, the updates between the worker's pull and the push."""
-        rows = self.of_kind(Kind.APPLY)
-        rows = rows[rows["version"] > 0]  # without locks there are no versions
-        stale: npt.NDArray[np.int64] = rows["version"] - 1 - rows["base"]
+        pushes = (self.rows["kind"] == Kind.APPLY) & (self.rows["version"] > 0)  # without locks there are no versions
+        stale: npt.NDArray[np.int64] = self.rows["version"][pushes] - 1 - self.rows["base"][pushes]
         return stale
 
     def wait_fraction(self) -> float:
         """Return the share of all workers' time that was spent waiting for others."""
-        rows = self.rows
-        total = sum(_span(rows[rows["worker"] == worker]) for worker in np.unique(rows["worker"]))
-        return float(rows["waited"].sum()) / total if total else 0.0
+        workers, total = self.rows["worker"], 0
+        for worker in np.unique(workers):
+            own = workers == worker
+            total += int(self.rows["end"][own].max() - self.rows["start"][own].min())
+        return float(self.rows["waited"].sum()) / total if total else 0.0
 
     def bytes_sent(self) -> int:
         """Sum the bytes that were moved between workers."""
@@ -246,24 +262,29 @@ class Trace:
 
     def loss_curve(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Return (updates, losses): the mean over an update's samples, without losses that are not finite."""
-        rows = self._computed()
-        updates, place = np.unique(rows["update"], return_inverse=True)
-        finite = np.isfinite(rows["value"])
-        weights = np.bincount(place, rows["samples"] * finite, len(updates))
-        sums = np.bincount(place, np.where(finite, rows["samples"] * rows["value"], 0.0), len(updates))
+        update, samples, loss = self._computed("update", "samples", "value")
+        updates, place = np.unique(update, return_inverse=True)
+        finite = np.isfinite(loss)
+        weights = np.bincount(place, samples * finite, len(updates))
+        sums = np.bincount(place, np.where(finite, samples * loss, 0.0), len(updates))
         return updates, np.where(weights > 0, sums / np.maximum(weights, 1), math.nan)
 
     def not_finite(self) -> int:
         """Count the gradients that came from a loss of NaN or infinity."""
-        return int((~np.isfinite(self._computed()["value"])).sum())
+        (losses,) = self._computed("value")
+        return int((~np.isfinite(losses)).sum())
 
-    def _computed(self) -> Columns:
-        rows = self.of_kind(Kind.COMPUTE)
-        return rows[rows["samples"] > 0]  # a worker may get none of a small last batch
+    def _computed(self, *names: str) -> list[npt.NDArray[Any]]:
+        """Return columns of the gradients that have samples: a worker may get none of a small last batch."""
+        which = (self.rows["kind"] == Kind.COMPUTE) & (self.rows["samples"] > 0)
+        return [self.rows[name][which] for name in names]
 
 
-def _span(rows: Columns) -> int:
-    return int(rows["end"].max() - rows["start"].min()) if len(rows) else 0
+def _by_end(parts: Sequence[Columns]) -> Columns:
+    """Join rows, in the order in which they ended."""
+    rows = np.concatenate(parts) if parts else np.empty(0, DTYPE)
+    ends = rows["end"]
+    return rows if (ends[1:] >= ends[:-1]).all() else rows[np.argsort(ends, kind="stable")]
 
 
 def percentile(values: Sequence[int] | npt.NDArray[np.int64], share: float) -> float:

@@ -107,7 +107,7 @@ def splits(table: Table) -> bool:
 
 def agrees(job: Job) -> bool:
     """Return whether an update needs the norm of the whole gradient."""
-    return job.clip_norm is not None or job.on_nan == "skip"
+    return job.gradient_clip_norm is not None or job.on_nan == "skip"
 
 
 def _bytes(values: Sequence[Tensor]) -> int:

@@ -123,7 +123,7 @@ class Segment:
         moving = [name for name in plan.moving if name in names]
         replica = Replica(job, nn.ParameterList(), ())
         replica.parameters, replica.chance = mine, chance
-        weights = weights_of(mine, optimizer, job.schedule, plan.versions[number], plan.predicts)
+        weights = weights_of(mine, optimizer, job.lr_scheduler, plan.versions[number], plan.predicts)
         self.names[number] = [*(name for name in names if name in named), *moving]
         return Stage(
             code, replica, plan.call, plan.needs[number], weights, moving, plan.flushes,
@@ -164,7 +164,7 @@ class Segment:
 
     def reads(self, stage: Stage) -> bool:
         """Whether this stage needs the batch itself: its inputs, its targets, or its weight."""
-        return stage.code.first or stage.code.last or self.job.weight is not None
+        return stage.code.first or stage.code.last or self.job.loss_denominator is not None
 
     def samples(self, update: int) -> list[int]:
         chunks = self.passing.agenda.filled(update)
@@ -177,7 +177,7 @@ class Segment:
     def agree(self, squares: float) -> None:
         """Clip the gradient, or leave it out, by the sum of all workers' squares."""
         job = self.job
-        scale = 1.0 if job.clip_norm is None else job.clip_norm / (math.sqrt(squares) + 1e-6)
+        scale = 1.0 if job.gradient_clip_norm is None else job.gradient_clip_norm / (math.sqrt(squares) + 1e-6)
         self.scale = 1.0 if scale > 1.0 else scale
         self.good = job.on_nan != "skip" or math.isfinite(squares)
 

@@ -217,7 +217,7 @@ class Stage:
         """Return the gradients of the whole update, as they are applied."""
         if not self.gradients:
             self.gradients = take_gradients(self.parameters)
-            if self.replica.job.weight is not None and self.sums.weight:
+            if self.replica.job.loss_denominator is not None and self.sums.weight:
                 self.gradients = [None if g is None else g.div_(self.sums.weight) for g in self.gradients]
                 self.sums.buffers = [b.div_(self.sums.weight) for b in self.sums.buffers]
         return self.gradients

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from paceline.errors import JobError, users_code
 from paceline.gradients.randomness import draws
@@ -49,6 +50,12 @@ class CallRecorder(nn.Module):
         self.found = args, kwargs
         raise _Called
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise _not_whole(name) from None
+
 
 class KnownResult(nn.Module):
     """Stands in for the model where its result is known already."""
@@ -62,16 +69,24 @@ class KnownResult(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            raise JobError(
-                f"step= uses model.{name}, and under a pipeline no worker has the whole model; use only what "
-                "model(...) returns, or a plan that does not cut the model"
-            ) from None
+            raise _not_whole(name) from None
+
+
+def _not_whole(name: str) -> JobError:
+    return JobError(
+        f"step= uses model.{name}, and under a pipeline no worker has the whole model; use only what model(...) "
+        "returns, or a plan that does not cut the model"
+    )
 
 
 class Argument(Enum):
     """Marks the place of a tensor among the arguments of a call."""
 
     TENSOR = 0
+
+
+def _is_packed(value: Any) -> bool:
+    return isinstance(value, PackedSequence)
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,11 @@ class Call:
         with contextlib.suppress(_Called):
             step(asked, batch)
             raise JobError("step= never calls the model, so there is nothing to cut into stages")
+        if any(isinstance(leaf, PackedSequence) for leaf in tree_leaves(asked.found, is_leaf=_is_packed)):
+            raise JobError(
+                "a packed sequence has another shape in every batch, and a pipeline is cut for one; give padded "
+                "sequences with their lengths, or use a plan that divides batches, such as ring or downpour"
+            )
         flat, spec = tree_flatten(asked.found)
         tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
         args, kwargs = tree_unflatten([Argument.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat], spec)

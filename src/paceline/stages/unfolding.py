@@ -3,7 +3,7 @@
     nn.TransformerEncoder, nn.TransformerEncoderLayer    their layers; attention, norms, linear layers
     nn.LSTM, nn.GRU, nn.RNN of several layers            one layer after the other, dropout in between
 
-A rule is called instead of the module, with proxies, and does the same by parts: the same numbers to the bit, from the
+A rule is called instead of the module, with proxies, and does the same by parts: the same numbers bit for bit, from the
 same seeds. Parameters stay where they are, under the model's names. A layer of a recurrent net is a piece of its own,
 called as the module with the layer's number: `lstm_l1` is the second one of `lstm`.
 """

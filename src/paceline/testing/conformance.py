@@ -82,6 +82,15 @@ PLANS = (
     Member("pipedream:mode=two_buffers,micro_batches=3", (3,)),
     Member("spectrain", (2, 3)),
     Member("table", (2,)),
+    Member("tensor", (2, 3)),
+    Member("tensor:data=2", (4,)),
+    Member("zero:stage=1", (3,)),
+    Member("zero:stage=2", (2,)),
+    Member("zero", (2, 5)),
+    Member("zero:data=2", (4,)),
+    Member("cannon", (4,)),
+    Member("one_weird_trick", (2,)),
+    Member("per_layer:ways=*:whole", (3,)),
 )
 ENGINES = ("virtual", "local")
 
@@ -95,8 +104,8 @@ def difference(one: nn.Module, other: nn.Module) -> float:
 
 def same_numbers(job: Job, plan: Plan, engine: str, tolerance: float = 1e-9, updates: int = 20) -> None:
     """Assert that `plan` trains as the oracle does, which computes the same chunks in one process."""
-    oracle = train(job, make("sequential", chunks=plan.parts), engine="virtual", folder=None, updates=updates)
-    run = train(job, plan, engine=engine, folder=None, updates=updates)
+    oracle = train(job, make("sequential", chunks=plan.parts), engine="virtual", folder=None, max_updates=updates)
+    run = train(job, plan, engine=engine, folder=None, max_updates=updates)
     gap = difference(oracle.model, run.model)
     assert gap <= tolerance, f"{plan} on {engine} differs from the oracle by {gap:.2e}"
 
@@ -209,7 +218,7 @@ def _plan(run: Run) -> Plan:
 
 def _agenda(run: Run) -> Agenda:
     job = run.job
-    given = (run.record.job.samples or 0, job.batch_size, job.epochs, job.accumulate)
+    given = (run.record.job.samples or 0, job.batch_size, job.epochs, job.accumulate_grad_batches)
     return _plan(run).agenda(*given, limit=run.record.limit)
 
 

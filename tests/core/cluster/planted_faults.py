@@ -9,11 +9,13 @@ from paceline.core.cluster.applied import Applied
 from paceline.core.cluster.desk import DeskMachine
 from paceline.core.cluster.messages import (
     NONE,
+    Acknowledged,
     Dismiss,
     Enrol,
     InSync,
     Process,
     Propose,
+    Pulled,
     Push,
     Pushed,
     Replicate,
@@ -49,6 +51,16 @@ class AcknowledgesFirst(ShardMachine):
         yield from super()._push(now, sender, push)
         for batch, (_, workers) in self.waiting.items():
             yield from (Send(worker, Pushed(self.shard, self.view, batch, self.version)) for worker in workers)
+
+
+class ShowsTheNewest(ShardMachine):
+    """Sends its newest parameters with an answer, although a backup may lack them."""
+
+    def _acknowledge(self) -> Iterator[Output]:
+        for output in super()._acknowledge():
+            if isinstance(output, Send) and isinstance(output.message, Pushed | Pulled):
+                output = Send(output.to, output.message._replace(version=self.version))
+            yield output
 
 
 class AcknowledgesRepeats(ShardMachine):
@@ -157,8 +169,8 @@ class _OtherViews(DeskMachine):
 
     Views: type[ShardViews]
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         self.views = [self.Views(view.shard, view.copies, view.since) for view in self.views]
 
 
@@ -226,7 +238,7 @@ class ForgetsItsBatch(WorkerMachine):
     def _new_views(self, now: float, message: Any) -> Iterator[Output]:
         if self.stage is Stage.PUSHING and any(v.number > self.views[v.shard].number for v in message.views):
             self.awaited.clear()
-            self.acknowledged = [view.number for view in sorted(message.views)]
+            self.acknowledged = {Acknowledged(view.shard, view.number) for view in message.views}
             yield from self._exchanged(now, 0, self.base[0])
         yield from super()._new_views(now, message)
 
@@ -240,8 +252,8 @@ class Plant(NamedTuple):
 
 def _plants() -> Iterator[Plant]:
     for shard in (
-        KnowsBatchesByWorker, AcknowledgesFirst, AcknowledgesRepeats, BackupKnowsNoViews, BackupSkipsGaps, AlwaysInSync,
-        CopiesOnce, FeedsOnce, WaitsForEver, EntersOlderViews, ComparesViewsOfShards,
+        KnowsBatchesByWorker, AcknowledgesFirst, ShowsTheNewest, AcknowledgesRepeats, BackupKnowsNoViews,
+        BackupSkipsGaps, AlwaysInSync, CopiesOnce, FeedsOnce, WaitsForEver, EntersOlderViews, ComparesViewsOfShards,
         AcknowledgesWhatItInherited, ComparesVersionsOnly,
     ):  # fmt: skip
         lasting = {"lasting": True} if shard in (CopiesOnce, FeedsOnce, ComparesViewsOfShards) else {}

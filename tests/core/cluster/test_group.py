@@ -2,7 +2,7 @@
 
 Three ranks make two updates. A rank may die between any two of its steps, the head may take a living one for dead, and
 a message may arrive a second time, at any later moment. Whatever happens, every survivor applies every update once, all
-apply the same sums, every sum has each chunk once, and nobody waits for ever.
+apply the same sums, every sum has each chunk once, and no one waits for ever.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.core.cluster.messages import KINDS, View, Views, pack, unpack
+from paceline.core.cluster.messages import KINDS, Acknowledged, View, Views, pack, unpack
 from paceline.engines.virtual.network import History, Scenario, first_fault
 from paceline.errors import ProtocolError
 from tests.core.cluster.planted_faults import PLANTED
@@ -12,7 +12,8 @@ from tests.core.cluster.planted_faults import PLANTED
 SEEDS, PARTS = 5000, 4  # the parts run side by side
 #: Found only after several hundred seeds.
 RARE = {"AlwaysInSync", "EntersOlderViews", "ComparesViewsOfShards", "RecoversAtOnce"}
-#: Not found within 2,000 seeds: what they break takes more to go wrong at the same time than histories draw.
+#: Not found within 2,000 seeds: what they break takes more to go wrong at the same time than histories draw. The walk
+#: of every interleaving finds the first one (test_explore).
 MISSED = {
     "AcknowledgesWhatItInherited", "ComparesVersionsOnly", "SpareIsSafe", "TrustsEveryAcknowledgement",
     "BlamesOthersForItsSleep",
@@ -37,10 +38,10 @@ def test_a_planted_fault_is_found_and_told(name: str) -> None:
 
 
 def test_messages_come_back_from_their_integers() -> None:
+    values = {"tuple[int": (7, 8), "View": (View(1, 2, (3,)),), "Acknowledged": (Acknowledged(1, 2),)}
     for kind in KINDS:
-        fields = [((7, 8),) if "tuple[int" in str(t) else ((View(1, 2, (3,)),),) if "View" in str(t) else (5,)
-                  for t in kind.__annotations__.values()]  # fmt: skip
-        message = kind(*[value for (value,) in fields])
+        hints = [str(hint) for hint in kind.__annotations__.values()]
+        message = kind(*[next((value for part, value in values.items() if part in hint), 5) for hint in hints])
         assert unpack(*pack(message)) == message
 
 

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Trains job.py by downpour:workers=8: 8 workers on 4 nodes.
+# Trains job.py by ring:workers=4: 4 workers on 4 nodes.
 #SBATCH --job-name=job
 #SBATCH --nodes=4
 #SBATCH --ntasks=4
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=2
+#SBATCH --cpus-per-task=1
 #SBATCH --gpus-per-node=1
 #SBATCH --mem=16G
 #SBATCH --time=1:00:00
@@ -39,7 +39,7 @@ for record in "$runs"/*/run.json; do
     if [ -e "$record" ]; then latest=${record%/run.json}; fi
 done
 if [ -z "$latest" ]; then
-    set -- "$@" --plan downpour:workers=8 --checkpoint-every 60s --runs "$runs"
+    set -- "$@" --plan ring:workers=4 --checkpoint-every 60s --runs "$runs"
 elif grep -q '^ "status": "done"' "$latest/run.json"; then
     echo "$latest is done"; exit 0
 else
@@ -47,7 +47,7 @@ else
 fi
 
 status=0
-srun --mpi=none --no-kill --kill-on-bad-exit=0 --wait=0 --cpus-per-task=2 "$@" || status=$?
+srun --mpi=none --no-kill --kill-on-bad-exit=0 --wait=0 --cpus-per-task=1 "$@" || status=$?
 
 if ((status)); then
     echo "The training ended with $status. To resume the run: PACELINE_RUNS=$runs sbatch FILE" >&2

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Trains job.py by downpour:workers=8: 8 workers on 4 nodes.
+# Trains job.py by ring:workers=4: 4 workers on 4 nodes.
 #SBATCH --job-name=job
 #SBATCH --nodes=4
 #SBATCH --ntasks=4
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=2
+#SBATCH --cpus-per-task=1
 #SBATCH --gpus-per-node=1
 #SBATCH --mem=16G
 #SBATCH --time=1:00:00
@@ -44,7 +44,7 @@ for record in "$runs"/*/run.json; do
     if [ -e "$record" ]; then latest=${record%/run.json}; fi
 done
 if [ -z "$latest" ]; then
-    set -- "$@" --plan downpour:workers=8 --checkpoint-every 60s --runs "$runs"
+    set -- "$@" --plan ring:workers=4 --checkpoint-every 60s --runs "$runs"
 elif grep -q '^ "status": "done"' "$latest/run.json"; then
     echo "$latest is done"; exit 0
 else
@@ -58,8 +58,8 @@ rm -f "$runs/.driver"
 set -- sh -c 'echo $$ >"$0" && exec "$@"' "$runs/.driver" "$@"
 
 status=0
-srun --mpi=none --no-kill --kill-on-bad-exit=0 --wait=0 --cpus-per-task=2 \
-    ray symmetric-run --address "$head" --min-nodes 4 --num-cpus=2 --num-gpus=1 -- "$@" &
+srun --mpi=none --no-kill --kill-on-bad-exit=0 --wait=0 --cpus-per-task=1 \
+    ray symmetric-run --address "$head" --min-nodes 4 --num-cpus=1 --num-gpus=1 -- "$@" &
 step=$!
 wait "$step" || status=$?
 while kill -0 "$step" 2>/dev/null; do

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 import torch
 
 import paceline as pl
+from paceline.engines.cluster import head_node
 from paceline.runs.trace import Kind, Trace
 from tests.engines.cluster.held import job
-from tests.engines.cluster.nodes import PATIENCE, Nodes, nodes, told
+from tests.engines.cluster.nodes import PATIENCE, Nodes, free_port, nodes, told
 from tests.engines.cluster.test_deaths import gap, oracle
 
 
@@ -74,6 +76,18 @@ def test_one_machine_resumes_what_several_began(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     here = pl.train(job(tmp_path), "ring", workers=3, engine="virtual", folder=None)
     assert pl.train(resume=run).summary()["parameters_sha256"] == here.summary()["parameters_sha256"]
+
+
+def test_a_head_that_cannot_begin_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(folder: Path | None) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(head_node, "EventLog", full)
+    for name, value in {"RANK": "0", "NODES": "1", "HEAD": f"127.0.0.1:{free_port()}"}.items():
+        monkeypatch.setenv(f"PACELINE_{name}", value)
+    with pytest.raises(OSError, match="no space left"):
+        pl.train(job(tmp_path), "ring", engine="cluster", folder=tmp_path / "runs", checkpoint_every=5)
+    assert "paceline-checkpoints" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_run_goes_on_without_a_node_that_is_asked_to_end(tmp_path: Path) -> None:

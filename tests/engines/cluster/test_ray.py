@@ -20,7 +20,7 @@ import torch
 import paceline as pl
 from paceline.engines.cluster import ray_session
 from paceline.engines.cluster.ray_nodes import alternating
-from paceline.errors import DeathWarning, MachineError, PlanError, RunFailed, SecurityError, UsageError
+from paceline.errors import DeathWarning, MachineError, PlanError, RunFailed, RunStopped, SecurityError, UsageError
 from paceline.links.tcp.doors import Address
 from paceline.runs.trace import Kind
 from tests.engines.cluster.held import job
@@ -83,7 +83,7 @@ def _train(
     try:
         return pl.train(
             job(folder, test=None, epochs=epochs), plan, engine="ray", address="auto", trusted_network=True,
-            folder=folder / "runs", deadline=DEADLINE, **options,
+            folder=folder / "runs", timeout=DEADLINE, **options,
         )  # fmt: skip
     finally:
         ended.set()
@@ -133,6 +133,19 @@ def test_ring_computes_what_the_local_engine_does(cluster: ray_session.RaySessio
     local = pl.train(job(tmp_path, test=None), "ring", workers=2, folder=None)
     assert ran.record.engine == "ray"
     assert ran.summary()["parameters_sha256"] == local.summary()["parameters_sha256"]
+
+
+def test_a_run_that_was_stopped_is_resumed_on_ray(cluster: ray_session.RaySession, tmp_path: Path) -> None:
+    """SIGTERM to the driver writes a checkpoint, from which the run goes on to the same bits."""
+    with pytest.raises(RunStopped, match="stopped after"):
+        _train(tmp_path, "ring", lambda: os.kill(os.getpid(), signal.SIGTERM), workers=2, checkpoint_every=0)
+    (run,) = (tmp_path / "runs").iterdir()
+    resumed = pl.train(resume=run, engine="ray", address="auto", trusted_network=True, timeout=DEADLINE)
+    assert resumed.record.engine == "ray"
+    local = pl.train(job(tmp_path, test=None), "ring", workers=2, folder=None)
+    assert resumed.summary()["parameters_sha256"] == local.summary()["parameters_sha256"]
+    with pytest.raises(PlanError, match="plan downpour keeps no checkpoints: on a cluster"):
+        _train(tmp_path, "downpour", workers=2, checkpoint_every=5)
 
 
 def test_a_killed_worker_and_a_killed_server_are_replaced(cluster: ray_session.RaySession, tmp_path: Path) -> None:
@@ -190,7 +203,7 @@ def _new(before: list[int]) -> list[int]:
 def test_survivors_of_a_plan_in_step_go_on(cluster: ray_session.RaySession, tmp_path: Path) -> None:
     with _told() as told:
         run = _train(tmp_path, "ring", lambda: os.kill(_agents()[0].pid, signal.SIGKILL), workers=2)
-    assert any("the run goes on with rank" in line for line in told)
+    assert any("the run continues with rank" in line for line in told)
     oracle = pl.train(job(tmp_path, test=None), "ring", workers=2, engine="virtual", folder=None)
     for name, value in oracle.model.state_dict().items():
         assert torch.allclose(run.model.state_dict()[name], value, rtol=1e-9, atol=1e-12)
@@ -201,7 +214,7 @@ def test_functions_of_the_program_and_keys_travel(cluster: ray_session.RaySessio
     pytest.importorskip("cryptography")
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     lambdas = pl.Job(model=lambda: torch.nn.Linear(3, 1), data=(x, x[:, :1]), loss=lambda a, b: ((a - b) ** 2).mean())
-    run = pl.train(lambdas, "ring", workers=2, engine="ray", address="auto", folder=None, deadline=DEADLINE)
+    run = pl.train(lambdas, "ring", workers=2, engine="ray", address="auto", folder=None, timeout=DEADLINE)
     local = pl.train(lambdas, "ring", workers=2, folder=None)
     assert run.summary()["parameters_sha256"] == local.summary()["parameters_sha256"]
 
@@ -222,7 +235,7 @@ def test_more_workers_than_cpus_end_at_the_deadline(cluster: ray_session.RaySess
         pytest.raises(RunFailed, match="give fewer workers"),
     ):
         pl.train(
-            job(tmp_path, test=None), "downpour", workers=64, engine="ray", address="auto", folder=None, deadline=3.0,
+            job(tmp_path, test=None), "downpour", workers=64, engine="ray", address="auto", folder=None, timeout=3.0,
             trusted_network=True,
         )  # fmt: skip
 

@@ -3,49 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-import paceline as pl
 from paceline.core.cluster.messages import Process, Push, Role
 from paceline.core.cluster.outputs import TIMING
 from paceline.core.cluster.worker import WorkerMachine
-from paceline.core.rules.plain import Plain
 from paceline.engines.cluster.servers.loop import MachineLoop
-from paceline.engines.cluster.servers.shard_process import ShardProcess
-from paceline.engines.cluster.servers.shard_state import ShardState
 from paceline.engines.cluster.servers.wire import Other, addresses_to_bytes, kind_of, peer_of
-from paceline.engines.setup import set_up
 from paceline.links.tcp.doors import Address
-from paceline.links.tcp.handshake import Peer
-from paceline.links.tcp.hub import Event, Gone, Received, Unreached
-from paceline.plans.plan import Plan
+from paceline.links.tcp.hub import Gone, Received, Unreached
+from tests.engines.cluster.stubs import AT_DESK, AT_SERVER, Notes, shard_server
 
 DESK, SERVER, WORKER = Process(Role.DESK, 0), Process(Role.SERVER, 0), Process(Role.WORKER, 0)
-AT_DESK, AT_SERVER = Address("127.0.0.1", 1), Address("127.0.0.1", 2)
-
-
-class Notes:
-    """A hub that takes notes, and reports what a test says."""
-
-    def __init__(self) -> None:
-        self.peers: set[Peer] = set()
-        self.dialled: list[Address] = []
-        self.events: list[Event] = []
-
-    def dial(self, address: Address, seconds: float) -> None:
-        self.dialled.append(address)
-
-    def poll(self, timeout: float) -> list[Event]:
-        found, self.events = self.events, []
-        return found
-
-    def post(self, peer: Peer, kind: int, ints: Sequence[int] = (), bodies: Sequence[Any] = ()) -> bool:
-        return False
 
 
 class Nobody:
@@ -53,6 +24,7 @@ class Nobody:
 
     def departed(self, process: Process, why: str) -> None: ...
     def arrived(self, process: Process) -> None: ...
+    def postpones(self, event: object, message: object) -> bool: ...
     def carry_out(self, output: object, body: memoryview) -> None: ...
     def bodies(self, message: object, body: memoryview) -> Sequence[Any]:
         return ()
@@ -65,7 +37,7 @@ def hub() -> Notes:
 
 @pytest.fixture
 def loop(hub: Notes) -> MachineLoop:
-    """A worker's loop that knows where a server listens, and is connected to nobody."""
+    """A worker's loop that knows where a server listens, and is connected to no one."""
     made = MachineLoop(WORKER, WorkerMachine(0, 1, TIMING), hub, Nobody(), TIMING, AT_DESK)  # type: ignore[arg-type]
     assert hub.dialled == [AT_DESK]
     _learn(made, hub)
@@ -119,13 +91,7 @@ def test_one_that_has_connected_again_is_not_dialled(loop: MachineLoop, hub: Not
 
 
 def test_half_a_gradient_takes_no_memory_for_ever(hub: Notes) -> None:
-    job = pl.Job(
-        model=lambda: nn.Linear(3, 2), data=(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)),
-        loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=2,
-    )  # fmt: skip
-    layout = set_up(job, Plan.parse("downpour:workers=1"), "virtual", None).layout
-    make = lambda shard: ShardState(job, layout, shard, Plain())  # noqa: E731
-    server = ShardProcess(0, 0, TIMING, lambda place: hub, AT_DESK, "127.0.0.1", make, 1)  # type: ignore[arg-type,return-value]
+    server = shard_server(hub)
     assert server.state is not None
     vectors = server.state.vectors
     for number in range(20):

@@ -1,7 +1,7 @@
 """Real faults: processes of a run are killed or stopped while it trains. It ends, has applied every batch once, and
-is replayed to the bit.
+is replayed bit for bit.
 
-Workers hold before their last batches until the last fault is mended, so no test depends on how fast a machine is.
+Workers hold before their last batches until the last fault is repaired, so no test depends on how fast a machine is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A wait for a peer ends with what was waited for, at the deadline, by silence, or when it is called off."""
+"""A wait for a peer ends with what was waited for, at the deadline, by silence, or when it is cancelled."""
 
 from __future__ import annotations
 

@@ -294,21 +294,21 @@ def test_a_link_that_is_called_off_ends_every_take() -> None:
     assert sorted(ended) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("how", ["calls off", "leaves"])
+@pytest.mark.parametrize("how", ["cancels", "leaves"])
 def test_an_offer_to_a_rank_that_has_gone_says_why(how: str) -> None:
-    """One that was called off must not be taken for dead."""
+    """One that was cancelled must not be taken for dead."""
     whole, gone = Span(0, 0, NUMBERS), threading.Event()
 
     def do(link: TcpLink) -> None:
         if link.rank == 1:
             link.offer(0, whole)
-            if how == "calls off":
+            if how == "cancels":
                 link.call_off()
             link.close()
             gone.set()
             return
         assert gone.wait(PATIENCE)
-        with pytest.raises(Cancelled if how == "calls off" else PeerLost) as error:
+        with pytest.raises(Cancelled if how == "cancels" else PeerLost) as error:
             [link.offer(1, whole) for _ in range(1000)]
         assert getattr(error.value, "left", True)
 

@@ -79,7 +79,7 @@ def test_ten_thousand_hostile_frames_do_no_harm(hubs: list[Hub]) -> None:
         under_way.popleft().close()
     for _ in range(10):
         events += target.exchange()
-    assert events == []  # none has arrived, and nobody has gone
+    assert events == []  # none has arrived, and no one has gone
     assert target.desk.refused > 9900  # the last ones may go before they are looked at
     assert len(target.told) <= 500  # once for each address
     assert set(os.listdir("/proc/self/fd")) == descriptors
@@ -203,7 +203,7 @@ def test_recorded_handshakes_and_frames_are_worth_nothing(hubs: list[Hub]) -> No
 
 
 def test_strangers_that_say_nothing_keep_nobody_out(hubs: list[Hub]) -> None:
-    """More of them than there are places, each with a byte now and then: one of them has to go for each that comes."""
+    """More of them than there are places, each with a byte at times: one of them has to go for each that comes."""
     target = Target(hubs)
     silent = [attack(target.desk.address, b"p", f"127.0.0.{1 + number % 3}") for number in range(3 * PLACES)]
     honest = Hub(Identity(Peer(2, 9), RUN, JOB))

@@ -70,7 +70,7 @@ def _edges(facts: Facts) -> dict[tuple[str, str], list[Edge]]:
 
 
 def _counts(resource: Resource) -> bool:
-    """Whether a resource can be part of a cycle: semaphores and locks of containers cannot be told apart."""
+    """Whether a resource can be part of a cycle: semaphores and locks of containers cannot be distinguished."""
     return resource.kind in LOCKS and "Semaphore" not in resource.kind and not resource.one_of_several
 
 

@@ -7,6 +7,10 @@
     desk        leases batches to workers; rebuilt from the shards when it was lost
     shard       a shard server: primary, backup or spare
     worker      asks, computes, pushes to every shard
+    machines    the classes of the three machines
+    steps       the steps of single processes, each computed once
+    small_cluster  what may happen next to a few processes
+    explore     walks every interleaving of them
     launchers   what a launcher says in the environment
 
 A machine is handed messages and the time, and returns outputs:

@@ -1,4 +1,4 @@
-"""The desk of a cluster: it leases batches to workers, and decides which servers hold which shard.
+"""The desk of a cluster: it leases blocks of batches to workers, and decides which servers hold which shard.
 
     recovering    servers report what they hold; the desk chooses a view for every shard      (not for the first desk)
     rebuilding    all views are proposed; once every one is established, the leases are rebuilt from the shards
@@ -6,7 +6,7 @@
 
 The desk is soft state. A batch is finished if every shard has it, so the shards know all that matters: which batches
 were finished, which are under way. A worker that still computes one says so when it enters. What the desk decides
-wrongly (a batch leased twice, since a worker was silent) costs time, and is refused by the shards.
+wrongly (a block leased twice, since a worker was silent) costs time, and is refused by the shards, batch by batch.
 
 The epoch fences earlier desks: servers and workers ignore messages of an epoch that is older than one they have seen.
 """
@@ -55,7 +55,7 @@ class Seat:
     def __init__(self, worker: Process, slot: int, holding: int) -> None:
         #: `slot` is its number in the plan.
         self.worker, self.slot = worker, slot
-        #: The batch that it computes, or NONE.
+        #: The block that it works on, or NONE.
         self.holding = holding
         #: Its last request, and the answer; None while there is none.
         self.request: NextBatch | None = None
@@ -68,7 +68,7 @@ class DeskMachine:
     def __init__(
         self, epoch: int, slots: int, batches: int, gate: Gate, copies: int, timing: Timing,
         members: Sequence[tuple[int, ...]], now: float = 0.0, expected: Collection[int] | None = None,
-        node: Callable[[int], int] = lambda server: server,
+        node: Callable[[int], int] = lambda server: server, block: int = 1,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -79,8 +79,10 @@ class DeskMachine:
             expected: for a later desk, all servers that are believed to be alive, which are to report first; None if
                 that is not known.
             node: returns the node of a server; no two servers of a shard share one.
+            block: batches that are leased at once. Block b is batches b * block to (b + 1) * block - 1.
         """
-        self.epoch, self.slots, self.batches, self.gate, self.timing = epoch, slots, batches, gate, timing
+        self.epoch, self.slots, self.gate, self.timing = epoch, slots, gate, timing
+        self.batches, self.block, self.blocks = batches, block, -(-batches // block)
         self.views = [ShardViews(shard, copies, now) for shard in range(len(members))]
         self.phase = Phase.REBUILDING if epoch == 1 else Phase.RECOVERING
         self.seats: dict[Process, Seat] = {}
@@ -262,31 +264,43 @@ class DeskMachine:
 
     def _rebuild(self) -> Iterator[Output]:
         """Rebuild the leases from what the shards have."""
-        finished = common(view.durable for view in self.views)
+        durable = common(view.durable for view in self.views)
         held = {seat.holding for seat in self.seats.values()} - {NONE}
         known = self.desk.given_out(self.state)
-        given_out = max(known, *(view.end for view in self.views), *(batch + 1 for batch in held))
-        orphans = [batch for batch in range(given_out) if batch not in finished]
+        begun = [-(-view.end // self.block) for view in self.views]
+        given_out = max(known, *begun, *(block + 1 for block in held))
+        orphans = [block for block in range(given_out) if not all(b in durable for b in self._of(block))]
         self._ready(given_out, orphans)
         for seat in self.seats.values():
             self._sit(seat)
-        again = tuple(batch for batch in orphans if batch not in held)
+        # After a loss a worker may have pushed what is lost of the block that it still holds.
+        leased = [block for block in orphans if self._lossy or block not in held]
+        again = tuple(b for block in leased for b in self._of(block) if b not in durable)
         if again or self._lossy:
-            yield Again(again, given_out if self.epoch > 1 and self._lossy else NONE)
+            yield Again(again, given_out * self.block if self.epoch > 1 and self._lossy else NONE)
         self._lossy = False
         self.phase = Phase.SERVING
         yield from self._answer_all()
 
     def _ready(self, given_out: int, orphans: Sequence[int]) -> None:
-        """Make the leases: so many batches were given out, and these of them are not finished."""
-        self.desk = Desk(self.slots, self.batches, self.gate, len(orphans), keyed=True)
+        """Make the leases: so many blocks were given out, and these of them are not finished."""
+        self.desk = Desk(self.slots, self.blocks, self.gate, len(orphans), keyed=True)
         self.state = [0] * self.desk.ints
         self.desk.init(self.state, given_out, orphans)
         for slot in range(self.slots):
             self.desk.handle(self.state, Death(slot))
 
+    def _of(self, block: int) -> range:
+        """Return the batches of a block."""
+        return range(block * self.block, min(self.batches, (block + 1) * self.block))
+
+    @property
+    def finished(self) -> int:
+        """The batches that are finished, in whole blocks."""
+        return min(self.batches, self.desk.finished(self.state) * self.block)
+
     def _sit(self, seat: Seat) -> None:
-        """Let a worker take its slot, with the batch that it already computes."""
+        """Let a worker take its slot, with the block that it already works on."""
         self.desk.handle(self.state, Join(seat.slot))
         if seat.holding != NONE and not self.desk.retain(self.state, seat.slot, seat.holding):
             seat.holding = NONE
@@ -300,14 +314,15 @@ class DeskMachine:
             free = [slot for slot in (worker.number, *range(self.slots)) if slot < self.slots and slot not in taken]
             if not free:
                 return  # the worker asks again
-            seat = self.seats[worker] = Seat(worker, free[0], message.holding)
+            holding = message.holding // self.block if message.holding != NONE else NONE
+            seat = self.seats[worker] = Seat(worker, free[0], holding)
             if self.phase == Phase.SERVING:
                 self._sit(seat)
         yield Send(worker, Entered(self.epoch, seat.slot))
         yield Send(worker, self.valid_views())
 
     def _leave(self, worker: Process) -> Iterator[Output]:
-        """Let a worker's batch be computed by another one."""
+        """Let a worker's block be computed by another one."""
         seat = self.seats.pop(worker)
         if self.phase == Phase.SERVING:
             self.desk.handle(self.state, Death(seat.slot))
@@ -328,20 +343,19 @@ class DeskMachine:
             yield from self._answer_all()
 
     def _finish(self, seat: Seat, request: NextBatch) -> Iterator[Output]:
-        """Count a worker's batch as finished, if all acknowledgements of it still hold; else lease it again."""
+        """Count a worker's block as finished, if all acknowledgements of it still hold; else lease it again."""
         held = self.desk.leased(self.state)[seat.slot]
         if held == NONE:
             return
         seat.holding = NONE
-        valid = len(request.acknowledged) == len(self.views) and all(
-            view.trust.holds(number) for number, view in zip(request.acknowledged, self.views, strict=True)
-        )
-        if held == request.finished and valid:
+        by_all = {shard for shard, _ in request.acknowledged} == set(range(len(self.views)))
+        valid = by_all and all(self.views[shard].trust.holds(view) for shard, view in request.acknowledged)
+        if held * self.block == request.finished and valid:
             yield from self._give(seat, self.desk.handle(self.state, Finish(seat.slot, held)))
         else:
             self.desk.handle(self.state, Death(seat.slot))
             self.desk.handle(self.state, Join(seat.slot))
-            yield Again((held,))
+            yield Again(tuple(self._of(held)))
 
     def _answer_all(self) -> Iterator[Output]:
         """Answer every request that can be answered now: what is finished opens the gate for others."""
@@ -350,7 +364,7 @@ class DeskMachine:
             yield from self._finish(seat, seat.request)
         for seat in self._waiting():
             yield from self._give(seat, self.desk.handle(self.state, Ask(seat.slot)))
-        if self.desk.finished(self.state) == self.batches and not self._finished:
+        if self.desk.finished(self.state) == self.blocks and not self._finished:
             self._finished = True
             yield Finished()
 
@@ -361,8 +375,8 @@ class DeskMachine:
         """Answer a worker's request, unless it has to wait."""
         assert seat.request is not None
         if isinstance(action, Lease):
-            seat.holding = action.batch
-            seat.answer = Leased(self.epoch, seat.request.sequence, action.batch)
+            seat.holding, batches = action.batch, self._of(action.batch)
+            seat.answer = Leased(self.epoch, seat.request.sequence, batches.start, len(batches))
         elif isinstance(action, Done):
             seat.answer = AllDone(self.epoch, seat.request.sequence)
         if seat.answer is not None:

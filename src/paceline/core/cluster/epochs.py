@@ -37,7 +37,7 @@ class Epochs:
         self._all = [Epoch(0, dict.fromkeys(range(workers), -1))]
         for epoch in later:
             while len(self._all) > 1 and (self._all[-1].since, self._all[-1].number) >= (epoch.since, epoch.number):
-                self._all.pop()  # it was called off before it had made anything
+                self._all.pop()  # it was cancelled before it had made anything
             self._all.append(epoch)
 
     @property

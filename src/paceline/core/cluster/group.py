@@ -12,7 +12,7 @@ rank 2 shared out, or one does, and gives it to the others. Sums lie in two vect
 has it, and nothing is copied beforehand or rolled back.
 
 The head decides alone who belongs to the group, so there are never two. A member that was taken for dead, and was not,
-holds an epoch that nobody answers any longer: it is dismissed, and no rank of the group is connected to it.
+holds an epoch that no one answers any longer: it is dismissed, and no rank of the group is connected to it.
 
 A report is final: its member begins no collective before the next Regroup. That is why the head may count on it.
 """
@@ -28,7 +28,7 @@ NOBODY = -1
 
 
 class Report(NamedTuple):
-    """A member has been called off, or is ready for its first group (epoch 0)."""
+    """A member has been cancelled, or is ready for its first group (epoch 0)."""
 
     epoch: int
     #: The last collective whose sum it holds; -1 for none.
@@ -99,7 +99,7 @@ Output = Send | Excluded | Formed
 class Head:
     """The head's side. The engine hands in what it hears, and sends what comes out.
 
-    `patience` is how many seconds a member that was called off may take to report.
+    `patience` is how many seconds a member that was cancelled may take to report.
     """
 
     #: Ranks that are part of the run.
@@ -112,13 +112,13 @@ class Head:
         self.epoch = 0
         #: The ranks of the group of `epoch`; none before the first.
         self.members: tuple[int, ...] = ()
-        #: Whether the group was called off and the next one is not formed yet.
+        #: Whether the group was cancelled and the next one is not formed yet.
         self.forming = True
         #: What the living members have reported since then.
         self.reports: dict[int, Report] = {}
-        #: When the group was called off.
+        #: When the group was cancelled.
         self.since = 0.0
-        #: Pairs of ranks of which one could not reach the other in this epoch, and in the one before although nobody
+        #: Pairs of ranks of which one could not reach the other in this epoch, and in the one before although no one
         #: of its group was gone.
         self._accused: set[frozenset[int]] = set()
         self._apart: set[frozenset[int]] = set()
@@ -133,7 +133,7 @@ class Head:
         return self._form_if_complete()
 
     def accuse(self, now: float, rank: int, message: Accuse) -> list[Output]:
-        """A member cannot reach another one: the group is called off, and whoever does not report is lost.
+        """A member cannot reach another one: the group is cancelled, and a member that does not report is lost.
 
         If both report, the fault may have been a short one. When it comes again in the next group, the accused rank is
         excluded.
@@ -160,7 +160,7 @@ class Head:
         return outputs + (self._call_off(now) if rank in self.members else [])
 
     def tick(self, now: float) -> list[Output]:
-        """Exclude the members that were called off and have not reported in time."""
+        """Exclude the members that were cancelled and have not reported in time."""
         if not self.forming or not self.epoch or now - self.since < self.patience:
             return []
         outputs: list[Output] = []
@@ -209,7 +209,7 @@ class Member:
         self.epoch = 0
         #: The newest group; None before the first.
         self.group: Regroup | None = None
-        #: Whether the newest group was called off.
+        #: Whether the newest group was cancelled.
         self.called_off = True
         #: Whether the worker is in a collective, or in the exchange before the first.
         self.inside = False

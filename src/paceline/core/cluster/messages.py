@@ -49,13 +49,20 @@ class View(NamedTuple):
     members: tuple[int, ...]
 
 
+class Acknowledged(NamedTuple):
+    """A view that has acknowledged pushes to its shard."""
+
+    shard: int
+    view: int
+
+
 # Between workers and the desk
 
 
 class Enter(NamedTuple):
     """A worker introduces itself to a desk that does not know it."""
 
-    #: The batch that it computes or pushes, or NONE.
+    #: The first batch of the block that it works on, or NONE.
     holding: int
 
 
@@ -67,22 +74,24 @@ class Entered(NamedTuple):
 
 
 class NextBatch(NamedTuple):
-    """A worker wants a batch. Sent again under the same sequence number until it is answered."""
+    """A worker wants a block of batches. Sent again under the same sequence number until it is answered."""
 
     epoch: int
     sequence: int
-    #: The batch that it has pushed to every shard, or NONE.
+    #: The first batch of the block that it has pushed to every shard, or NONE.
     finished: int
-    #: For each shard, the view that acknowledged that push.
-    acknowledged: tuple[int, ...]
+    #: The views that acknowledged these pushes, each once.
+    acknowledged: tuple[Acknowledged, ...]
 
 
 class Leased(NamedTuple):
-    """Compute this batch."""
+    """Compute these batches, one after another."""
 
     epoch: int
     sequence: int
+    #: The first one, and how many.
     batch: int
+    length: int
 
 
 class AllDone(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.core.cluster.messages import NONE, Message, Process
 
@@ -94,3 +94,9 @@ class Timing(NamedTuple):
 
 
 TIMING = Timing()
+
+
+def say(thing: Any) -> str:
+    """Return a message or an output in words."""
+    fields = ", ".join(f"{name}={value}" for name, value in zip(thing._fields, thing, strict=True))
+    return f"{type(thing).__name__}({fields})"

@@ -8,11 +8,13 @@
        <-- Pushed --------- <-- Replicated(v) --------------
                             only when every backup of the view has v
 
-The invariants, whatever is lost, doubled or late, and whoever is replaced:
+The invariants, whatever is lost, doubled or late, and whatever is replaced:
 
 - a batch is applied once: `applied` knows every batch, and refuses it from any worker;
 - a push is acknowledged by the primary of a view only after every backup of that view has it. A primary that was
   replaced while it was paused cannot acknowledge, as its backups are in a later view;
+- what a worker is shown is on every backup of the view: the parameters of an answer are those of the newest version
+  that all backups have, so no gradient is computed from parameters that a failure loses;
 - the versions of a backup that is in sync are the first ones of its primary's. A backup that enters a view *enrols*
   with its version. The primary answers that it is in sync, or sends a copy: after a change of view it may hold
   versions that were never acknowledged, and that the new primary lacks.
@@ -120,6 +122,10 @@ class ShardMachine:
         self.lineage: dict[int, int] = {}
         #: Workers that wait for their push to be on every backup: batch -> its version, and those who sent it.
         self.waiting: dict[int, tuple[int, set[Process]]] = {}
+        #: Workers that wait for parameters, without a push.
+        self.pulling: set[Process] = set()
+        #: The engine's tensors have been brought to this version, so none before it can be shown.
+        self.shown = 0
         #: The backup that makes no progress, or NONE.
         self.missing = NONE
         #: The newest view of each shard that it was dismissed from.
@@ -136,9 +142,11 @@ class ShardMachine:
         if isinstance(message, Push):
             outputs += self._push(now, sender, message)
         elif isinstance(message, Pull):
-            current = self.primary and message.view == self.view
-            answer = Pulled(self.shard, self.view, self.version) if current else Refused(self.shard, self.view)
-            outputs.append(Send(sender, answer))
+            if self.primary and message.view == self.view:
+                self.pulling.add(sender)
+                outputs += self._acknowledge()
+            else:
+                outputs.append(Send(sender, Refused(self.shard, self.view)))
         elif isinstance(message, Replicate):
             outputs += self._replicate(sender, message)
         elif isinstance(message, Replicated):
@@ -186,22 +194,11 @@ class ShardMachine:
         self._statuses += 1
         mark, above = self.applied.key
         fed = self.feeding if self.feeding != NONE and self.followers[self.feeding].confirmed != NONE else NONE
-        return Send(
-            DESK,
-            Status(
-                self.epoch,
-                self._statuses,
-                self.shard,
-                self.view,
-                self.members,
-                self.synced,
-                self.version,
-                mark,
-                above,
-                fed,
-                self.missing,
-            ),
-        )
+        status = Status(
+            self.epoch, self._statuses, self.shard, self.view, self.members, self.synced, self.version, mark, above,
+            fed, self.missing,
+        )  # fmt: skip
+        return Send(DESK, status)
 
     def _report(self) -> Send:
         """Tell the primary what this backup has."""
@@ -273,11 +270,20 @@ class ShardMachine:
             yield self.status()  # a spare that is up to date may become a backup
 
     def _acknowledge(self) -> Iterator[Output]:
-        """Acknowledge every push that all backups of the view have, and forget the log that no follower lacks."""
+        """Answer every push that all backups of the view have, and forget the log that no follower lacks.
+
+        The parameters that go with an answer are of the newest version that all backups have.
+        """
         held = min((self.followers[number].confirmed for number in self.members[1:]), default=self.version)
-        for batch in [batch for batch, (version, _) in self.waiting.items() if version <= held]:
-            for worker in sorted(self.waiting.pop(batch)[1]):
-                yield Send(worker, Pushed(self.shard, self.view, batch, self.version))
+        if held >= self.shown:
+            for batch in [batch for batch, (version, _) in self.waiting.items() if version <= held]:
+                for worker in sorted(self.waiting.pop(batch)[1]):
+                    self.shown = held
+                    yield Send(worker, Pushed(self.shard, self.view, batch, held))
+            for worker in sorted(self.pulling):
+                self.shown = held
+                yield Send(worker, Pulled(self.shard, self.view, held))
+            self.pulling.clear()
         unneeded = min((each.has for each in self.followers.values()), default=self.version)
         while self.log and self.log[0].version <= unneeded:
             self.log.popleft()
@@ -300,6 +306,7 @@ class ShardMachine:
         follower = self.followers[number]
         if now - follower.copied >= self.timing.stuck:
             follower.confirmed, follower.needs, follower.since, follower.copied = NONE, self.version, now, now
+            self.shown = self.version
             yield Send(self._server(number), Copy(self.view, self.shard, self.version, *self.applied.key))
 
     def _copy(self, sender: Process, message: Copy) -> Iterator[Output]:
@@ -373,13 +380,14 @@ class ShardMachine:
         self.view, self.members, self.missing = message.view, message.members, NONE
         if leads:
             self.follows = self.synced = self.view
-            self.entered_at, self.feeding = self.version, NONE
+            self.entered_at, self.shown, self.feeding = self.version, self.version, NONE
             start = self.log_start - 1
             self.followers = {number: Follower(now, start) for number in self.members[1:]}
 
     def _leave(self) -> None:
         """Stop being a primary: what was not acknowledged never will be."""
         self.followers, self.waiting, self.lineage, self.feeding = {}, {}, {}, NONE
+        self.pulling.clear()
         self.log.clear()
 
     def _server(self, number: int) -> Process:

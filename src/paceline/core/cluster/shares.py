@@ -1,6 +1,6 @@
 """Which chunks of an update each rank of a group computes.
 
-A batch is cut into as many chunks as the plan has workers, and the chunks stay the same whoever is there: so does the
+A batch is cut into as many chunks as the plan has workers, and they stay the same however many are there: so does the
 mathematics. Every rank computes the chunk of its own number; those of absent ranks go around from update to update.
 """
 

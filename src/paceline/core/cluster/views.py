@@ -5,7 +5,7 @@
 
 A member is *safe* if it certainly holds every acknowledged push: one that has caught up with the primary of its view,
 since a push is acknowledged only when all members have it. A member that is safe in one view is safe in the next. If no
-safe member is alive, the shard goes on with the best survivor, and the change is *lossy*: what was acknowledged before
+safe member is alive, the best survivor continues the shard, and the change is *lossy*: what was acknowledged before
 may have to be computed again.
 """
 

@@ -1,13 +1,14 @@
-"""A worker of a cluster: it asks the desk for a batch, computes its gradient, and pushes it to every shard.
+"""A worker of a cluster: it asks the desk for a block of batches, computes their gradients one after another, and
+pushes each to every shard.
 
-    ENTERING --Entered, Views--> PULLING --Pulled from every shard--> ASKING --Leased--> COMPUTING
-                                                                        ^                    | `computed`
-                                                     AllDone            |                    v
-                                          FINISHED <------- ASKING      +--- Pushed by all --- PUSHING
-
+    ENTERING --Entered, Views--> PULLING --Pulled from every shard--> ASKING --Leased--> COMPUTING <--------+
+                                                                        ^                    | `computed`   |
+                                                     AllDone            | last of the        v              | next of
+                                          FINISHED <------- ASKING      +--- block --- PUSHING -- Pushed ---+ the block
+                                                                                                  by all
 It pushes to all shards at once, and takes the newest parameters of each with the answer. What is not answered is sent
 again, to the primary of the newest view: a shard that has the batch already says so. To a desk that does not know it
-the worker says which batch it holds, and goes on with it.
+the worker says which block it holds, named by its first batch, and goes on with it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from enum import IntEnum
 from paceline.core.cluster.messages import (
     DESK,
     NONE,
+    Acknowledged,
     AllDone,
     Enter,
     Entered,
@@ -58,13 +60,16 @@ class WorkerMachine:
         self.slot = NONE
         self.stage = Stage.PULLING
         self.views: dict[int, View] = {}
-        #: The batch that is computed or pushed, and the number of the last request for one.
-        self.batch, self.sequence, self.finished = NONE, 0, NONE
+        #: The batch that is computed or pushed, and the batches of its block.
+        self.batch, self.block = NONE, range(0)
+        #: The number of the last request for a block, and the first batch of the one that was finished before.
+        self.sequence, self.finished = 0, NONE
         #: The version of each shard that the worker computes with.
         self.base = [0] * shards
-        #: The shards whose answer is awaited; for the others, the view that acknowledged the push.
+        #: The shards whose answer is awaited.
         self.awaited = set(range(shards))
-        self.acknowledged = [0] * shards
+        #: What has acknowledged the pushes of the block.
+        self.acknowledged: set[Acknowledged] = set()
         self._since, self._beat = 0.0, 0.0
 
     def start(self, now: float) -> list[Output]:
@@ -125,11 +130,10 @@ class WorkerMachine:
         return self.stage in (Stage.PULLING, Stage.PUSHING)
 
     def _enter(self) -> Send:
-        return Send(DESK, Enter(self.batch))
+        return Send(DESK, Enter(self.block.start if self.block else NONE))
 
     def _request(self) -> Send:
-        acknowledged = tuple(self.acknowledged) if self.finished != NONE else ()
-        return Send(DESK, NextBatch(self.epoch, self.sequence, self.finished, acknowledged))
+        return Send(DESK, NextBatch(self.epoch, self.sequence, self.finished, tuple(sorted(self.acknowledged))))
 
     def _exchanges(self, shards: set[int]) -> list[Output]:
         """Push to these shards, or pull from them, as far as their primaries are known."""
@@ -161,16 +165,18 @@ class WorkerMachine:
     def _answered(self, now: float, message: Leased | AllDone) -> Iterator[Output]:
         if self.stage is Stage.ASKING and message.sequence == self.sequence:
             self.finished = NONE
+            self.acknowledged.clear()
             if isinstance(message, Leased):
+                self.block = range(message.batch, message.batch + message.length)
                 self.stage, self.batch = Stage.COMPUTING, message.batch
                 yield Compute(message.batch)
             else:
-                self.stage, self.batch = Stage.FINISHED, NONE
+                self.stage, self.batch, self.block = Stage.FINISHED, NONE, range(0)
                 yield Finished()
 
     def _pushed(self, now: float, message: Pushed) -> Iterator[Output]:
         if self.stage is Stage.PUSHING and message.batch == self.batch and message.shard in self.awaited:
-            self.acknowledged[message.shard] = message.view
+            self.acknowledged.add(Acknowledged(message.shard, message.view))
             yield from self._exchanged(now, message.shard, message.version)
 
     def _pulled(self, now: float, message: Pulled) -> Iterator[Output]:
@@ -178,12 +184,21 @@ class WorkerMachine:
             yield from self._exchanged(now, message.shard, message.version)
 
     def _exchanged(self, now: float, shard: int, version: int) -> Iterator[Output]:
-        """Compute with a shard's newest parameters; when all have answered, ask for a batch."""
+        """Compute with a shard's newest parameters; when all have answered, go on with the block, or ask for one."""
         self.awaited.discard(shard)
         self.base[shard] = version
         yield Adopt(shard, version)
         if not self.awaited:
-            self.stage, self._since = Stage.ASKING, now
-            self.finished, self.sequence = self.batch, self.sequence + 1
-            if self.entered:
-                yield self._request()
+            yield from self._next(now)
+
+    def _next(self, now: float) -> Iterator[Output]:
+        """Compute the next batch of the block, or ask for another block after its last one."""
+        if self.batch + 1 in self.block:
+            self.batch += 1
+            self.stage = Stage.COMPUTING
+            yield Compute(self.batch)
+            return
+        self.stage, self._since = Stage.ASKING, now
+        self.finished, self.sequence = self.block.start if self.block else NONE, self.sequence + 1
+        if self.entered:
+            yield self._request()

@@ -21,7 +21,7 @@ promise y.s > 0, so a pair without it is left out. Where the gradient is zero or
 
 An update is one such iteration on one batch: all its evaluations are of the same samples. The pairs are carried over
 to the next batch; as published, the batch is the whole data set. Not to be confused with torch.optim.LBFGS, which
-makes up to 20 iterations in a step, nor with the published load balancing (small portions of work, handed out as
+makes up to 20 iterations in a step, nor with the published load balancing (small portions of work, assigned as
 workers become free; backup copies of the last ones), which is not here: every worker has its chunk.
 """
 

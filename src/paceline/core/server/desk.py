@@ -1,4 +1,4 @@
-"""The parameter server as two machines: the desk hands out batches, each shard counts its versions.
+"""The parameter server as two machines: the desk assigns batches, each shard counts its versions.
 
               Ask, Finish                        Push
         worker ------------> desk    worker ------------> shard (one per part of the parameters)
@@ -36,7 +36,7 @@ DEAD = -2  # no worker
 
 
 class Desk:
-    """Hands out batches 0..batches-1, each to one worker at a time, until every one is finished.
+    """Assigns batches 0..batches-1, each to one worker at a time, until every one is finished.
 
     state: next | finished | orphans | lost | orphan per worker and ghost | lease per worker | lost batch per worker |
     the gate's integers
@@ -148,7 +148,7 @@ class Desk:
         return Lease(state[lease], again=True)
 
     def retain(self, state: State, worker: int, batch: int) -> bool:
-        """Let a worker that has just joined go on with an orphan that it computes; return whether it is one."""
+        """Let a worker that has just joined continue with an orphan that it computes; return whether it is one."""
         for cell in range(self._orphan, self._lease):
             if state[cell] == batch:
                 state[self._lease + worker], state[cell] = batch, NONE
@@ -169,6 +169,10 @@ class Desk:
 
     def finished(self, state: State) -> int:
         return state[1]
+
+    def all_out(self, state: State) -> bool:
+        """Return whether every batch is with a worker or finished: no worker gets one before a death or the end."""
+        return state[0] == self.batches and not state[2] and state[1] < self.batches
 
     def key(self, state: State) -> tuple[int, ...]:
         return tuple(state[: self.ints])

@@ -6,7 +6,7 @@
 
 Each gradient is in a slot. A worker that pushes leaves its slot to the round and takes the free one of the round for
 its next gradient, so slots are written before the lock is taken, and a round whose last contributor is killed while it
-adds up still has all the others.
+sums still has all the others.
 
     slots of worker 0, worker 1 | of the round      0 1 | 2 3
     worker 1 is the first to push                   0 2 | 1 3

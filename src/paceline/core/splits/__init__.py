@@ -1,4 +1,109 @@
-"""Splits: the part of the model that each worker holds. So far by depth: stages, runs of neighbouring pieces.
+"""Splits: which part of the model each worker holds.
 
-A table {module: how} for splits inside layers will be the general form, of which this is one recipe.
+    by_depth                           stages, runs of neighbouring pieces, for pipelines
+    columns, rows, heads, channels,    inside a layer: a file for each way, which says how what the layer takes, gives
+    samples, vocabulary, experts, ...  and holds is placed on the workers of a group
+    following                          how operations without a choice of their own follow what they take
+    movements                          what travels where a layer wants a value placed otherwise than it was made
+    derivation                         all of it for a model: the program that every worker runs
+    proof                              that the program never waits for ever and sums right
+
+A value is placed on the P workers of a group in one of four ways. The gradient of a value is placed in the dual way:
+
+    placement   a worker holds                                          its gradient
+    ---------   -----------------------------------------------------   -------------------------------------------
+    whole       all of it, the same on every worker                     whole
+    copied      all of it; each worker computes another part with it    partial: the sum over workers is the gradient
+    partial     a summand: the sum over workers is the value            whole
+    split       the part of it between two bounds of some dimensions    split in the same way
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+#: In place of a dimension: the tensor's numbers in a row. Only what a worker stores of a parameter is cut so.
+FLAT = -1
+#: (first, stop) along each dimension.
+Box = tuple[tuple[int, int], ...]
+
+
+class Cut(NamedTuple):
+    """One dimension of a tensor cut into parts."""
+
+    dim: int
+    #: Where parts begin and end: one number more than there are parts.
+    bounds: tuple[int, ...]
+    #: By how much the places of two workers with neighbouring parts differ.
+    stride: int = 1
+    #: On a grid: parts are turned by where a worker lies in the other direction, whose stride this is; 0: they are not.
+    skew: int = 0
+    #: And by so many parts for all workers.
+    turn: int = 0
+
+    def part(self, place: int) -> tuple[int, int]:
+        """Return (first, stop) of the part of the worker at this place of its group."""
+        number = place // self.stride + (place // self.skew if self.skew else 0) + self.turn
+        number %= len(self.bounds) - 1
+        return self.bounds[number], self.bounds[number + 1]
+
+
+class Placement(NamedTuple):
+    """How a value is placed on the workers of a group."""
+
+    kind: str
+    cuts: tuple[Cut, ...] = ()
+
+    @property
+    def is_split(self) -> bool:
+        return bool(self.cuts)
+
+    @property
+    def dual(self) -> Placement:
+        """The placement of the value's gradient."""
+        return {"whole": WHOLE, "copied": PARTIAL, "partial": WHOLE}.get(self.kind, self)
+
+    @property
+    def stored(self) -> Placement:
+        """How a parameter that is used so lies with the workers between updates."""
+        return self if self.is_split else WHOLE
+
+    def cut(self, dim: int) -> Cut | None:
+        """Return how this dimension is cut, if it is."""
+        return next((cut for cut in self.cuts if cut.dim == dim), None)
+
+    def box(self, shape: Sequence[int], place: int) -> Box:
+        """Return the part of a tensor that the worker at this place holds."""
+        cuts = {max(cut.dim, 0): cut.part(place) for cut in self.cuts}
+        return tuple(cuts.get(dim, (0, size)) for dim, size in enumerate(self.extent(shape)))
+
+    def extent(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape that the placement's dimensions refer to."""
+        return (prod(shape),) if self.cuts and self.cuts[0].dim == FLAT else tuple(shape)
+
+    def __str__(self) -> str:
+        if not self.is_split:
+            return self.kind
+        dims = " and ".join("in a row" if cut.dim == FLAT else f"dim {cut.dim}" for cut in self.cuts)
+        return f"split({dims})"
+
+
+WHOLE, COPIED, PARTIAL = Placement("whole"), Placement("copied"), Placement("partial")
+
+
+def split(dim: int, bounds: Sequence[int]) -> Placement:
+    """Return the placement where one dimension is cut at these bounds."""
+    return Placement("split", (Cut(dim, tuple(bounds)),))
+
+
+def even(length: int, parts: int, unit: int = 1) -> tuple[int, ...]:
+    """Return the bounds of parts that differ by one unit at most."""
+    units = length // unit
+    return tuple(unit * (units * part // parts) for part in range(parts + 1))
+
+
+def flat(shape: Sequence[int], workers: int) -> Placement:
+    """Return the placement of a parameter whose numbers are dealt out in a row."""
+    return Placement("split", (Cut(FLAT, even(prod(shape), workers)),))

@@ -23,7 +23,7 @@ class Team:
         self.x, self.y = setup.source.tensors
         self.module = setup.fresh_module().train()
         self.fused = make(setup.job, self.module)
-        optimizer, schedule = self.fused.optimizer, setup.job.schedule
+        optimizer, schedule = self.fused.optimizer, setup.job.lr_scheduler
         self.schedule = schedule(optimizer) if schedule is not None and optimizer is not None else None
         buffers = dict(self.module.named_buffers())
         self.tensors = [*trainable(self.module).values(), *(buffers[name] for name in setup.probe.moving)]

@@ -49,6 +49,8 @@ class ServerArithmetic:
             self.ports.append(open_ports(side, self.memories, lambda number, shared: nullcontext(0), self.buffers))
         self.encoders = [GradientEncoder(plan.wire, side.learner.replica.parameters) for side in self.sides]
         self.gradients: list[list[Tensor | None]] = [[] for _ in self.sides]
+        #: What `hold` has kept of shards.
+        self.held: dict[int, Tensor] = {}
 
     def resume(self, before: ServerArithmetic) -> None:
         """Continue from where an earlier part of the run ended, perhaps with another number of workers."""
@@ -85,8 +87,15 @@ class ServerArithmetic:
     def newest(self, shard: int) -> list[ShardVersion]:
         return self.memories[shard].all_newest
 
+    def hold(self, shard: int) -> None:
+        """Let `values` return this version of a shard, whatever is pushed to it from now on."""
+        self.held[shard] = self.memories[shard].newest.values.clone()
+
     def values(self) -> list[Tensor]:
         """Return the newest trainable parameters in the module's order, then the moving buffers."""
         layout, names = self.setup.layout, self.setup.names
-        found = mean_of([layout.collect(flats, names) for flats in newest_values(self.memories)])
+        newest = newest_values(self.memories)
+        if len(self.memories) > 1:
+            newest = [[self.held.get(shard, values) for shard, values in enumerate(newest[0])]]
+        found = mean_of([layout.collect(flats, names) for flats in newest])
         return [value.clone() for value in found]

@@ -18,7 +18,6 @@ from paceline.engines.arithmetic.common import Snapshots, make_encoders, make_le
 from paceline.engines.setup import Setup
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.parameters.replicas import AveragingReplica, mean_of, weighted_sum
-from paceline.parameters.store import LocalStore
 from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
@@ -34,7 +33,7 @@ class SharedParameters:
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         self.learner, optimizer = make_learner(setup)
         parameters = self.learner.replica.parameters
-        self.store = LocalStore(parameters, optimizer, setup.job.schedule, Plain())
+        self.store = self.learner.replica.local_store(optimizer, Plain())
         self.payloads = Payloads(setup, method.collective) if method.collective is not None else None
         self.encoders = make_encoders(setup, parameters)
 
@@ -50,6 +49,7 @@ class SharedParameters:
         """Add the shares of all ranks up, then let the optimizer apply the whole batch's gradient."""
         whole = shares[0] if self.payloads is None else self.payloads.sum(shares)
         Plain().update(self.store, Arrival(self.learner.settle(whole)))
+        self.store.schedule.hear(whole.mean)
 
     def values(self) -> list[Tensor]:
         return [value.clone() for value in self.learner.replica.values()]
@@ -71,7 +71,7 @@ class SteppedReplicas:
         self.replicas = list[AveragingReplica]()
         for _ in range(setup.plan.workers):
             learner, optimizer = make_learner(setup)
-            store = LocalStore(learner.replica.parameters, optimizer, setup.job.schedule, self.averaging)
+            store = learner.replica.local_store(optimizer, self.averaging)
             self.replicas.append(AveragingReplica(learner, store, self.averaging))
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:

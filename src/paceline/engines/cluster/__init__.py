@@ -15,7 +15,7 @@ docs/cluster.md has the design.
 """
 
 from paceline.engines.cluster.engine import train
-from paceline.engines.cluster.refusals import check, check_method, no_checkpoints
+from paceline.engines.cluster.refusals import check
 from paceline.engines.cluster.roster import Roster, nodes, roster
 
-__all__ = ["Roster", "check", "check_method", "no_checkpoints", "nodes", "roster", "train"]
+__all__ = ["Roster", "check", "nodes", "roster", "train"]

@@ -91,7 +91,7 @@ class Agent:
         source = setup.source
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         self.scratch = (
-            tempfile.TemporaryDirectory(prefix="paceline-", dir=short_folder()) if setup.job.loader_workers else None
+            tempfile.TemporaryDirectory(prefix="paceline-", dir=short_folder()) if setup.job.num_workers else None
         )
         self.oom_kills = oom_kills()  # before the run
         #: Those who start another process in the place of one that has ended, other than the worker.

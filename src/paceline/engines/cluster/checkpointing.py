@@ -22,7 +22,7 @@ class FarCheckpoints:
 
     def __init__(self, setup: Setup, request: CheckpointRequest) -> None:
         self.setup, self.request, self.signals = setup, request, Signals()
-        #: Called with the update after which all workers shall leave their states.
+        #: Called with the update after which all workers leave their states.
         self.ask: Callable[[int], None] = lambda update: None
         #: When the training began, less the nanoseconds that it took before the run was resumed.
         self.origin = 0

@@ -108,7 +108,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker's process has ended without a word."""
+    """A worker's process has ended without a message."""
 
     how: str
     out_of_memory: bool
@@ -150,7 +150,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Workers shall leave their states after this update."""
+    """Workers leave their states after this update."""
 
     update: int
 

@@ -224,7 +224,7 @@ class Head:
             self.observer.note(_rows_of(formed, now()))
 
     def _excluded(self, excluded: Excluded) -> None:
-        """A rank is no longer part of the run: the others go on, or nobody is left."""
+        """A rank is no longer part of the run: the others go on, or no one is left."""
         rank, alive = excluded.rank, self.machine.alive
         self.note(Event(EventKind.LOST, time.time(), ProcessKind.WORKER, rank, rank, why=excluded.why))
         self.dead.add(rank)

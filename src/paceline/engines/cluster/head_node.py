@@ -70,13 +70,27 @@ class HeadNode:
         #: The other nodes that were welcomed, by their ranks.
         self._peers: dict[int, Peer] = {}
         self.registry = self._gather()
-        setup, nodes, start = part.setup, self.registry.nodes, request.start if request else None
+        with contextlib.ExitStack() as undo:
+            self._prepare(folder, progress, backups, undo)
+            undo.pop_all()
+
+    def _prepare(
+        self, folder: Path | None, progress: ProgressCallback | None, backups: int, undo: contextlib.ExitStack
+    ) -> None:
+        """Make what leads the run; `undo` releases what was made, if something after it fails."""
+        setup, request, nodes = self.part.setup, self.request, self.registry.nodes
+        self.snapshots: SnapshotFile | None = None
+        self.checkpoints: FarCheckpoints | None = None
+        undo.callback(self.close)
         self.snapshots = snapshot_file(setup, request, setup.snapshots_every)
         self.checkpoints = FarCheckpoints(setup, request) if request else None
         self.agent = self._agent()
-        self.history = History(EventLog(folder), heartbeat, nodes, os.getpid())
+        undo.callback(self.agent.close)
+        self.history = History(EventLog(folder), self.heartbeat, nodes, os.getpid())
+        undo.callback(self.history.log.close)
         self.head = self._head(backups)
-        self.observer = observer_of(setup, self.head, nodes, os.getpid(), heartbeat, progress, start)
+        start = request.start if request else None
+        self.observer = observer_of(setup, self.head, nodes, os.getpid(), self.heartbeat, progress, start)
         self.head.observe(self.observer, folder / "trace.arrow" if folder else None)
         if isinstance(progress, Watcher):
             read = self.snapshots.read if self.snapshots else None
@@ -197,7 +211,7 @@ class HeadNode:
     def _late(self, peer: Peer, message: Register | Clock) -> None:
         """Let a node take the place of one that was lost, if it says what that one said."""
         if not isinstance(self.head, ServerHead) or self.living is None:
-            rendezvous.send(self.hub, peer, Refused("the run goes on with the nodes that it began with", 1))
+            rendezvous.send(self.hub, peer, Refused("the run continues with the nodes that it began with", 1))
             return
         if isinstance(message, Register):
             self.registry.nodes.pop(peer.number, None)

@@ -43,7 +43,7 @@ from paceline.runs.progress import ProgressCallback
 LOOK = 0.5  # seconds between two looks at the actors
 #: Seconds without the head of Ray after which a run ends. Ray would end its processes after 60.
 HEAD_PATIENCE = 20.0
-OWN_PATIENCE = 3.0  # the same of a cluster of the run's own, whose head nobody starts again
+OWN_PATIENCE = 3.0  # the same of a cluster of the run's own, whose head no one starts again
 ATTEMPTS = 16  # times that the agent of a rank is asked to come back
 
 
@@ -99,7 +99,7 @@ class RayNodes:
 
         self._ray: Any = ray
         self._where, self._mission, self._gpus = where, mission, gpus
-        #: Under plans whose workers keep step the survivors go on, and nobody joins them.
+        #: under synchronous plans the survivors continue, and no one joins them.
         self.replaces = isinstance(mission.plan.method, Server)
         self._actors: list[Any] = []
         #: What each actor will say of its machine; empty once the ranks are given out.
@@ -163,7 +163,7 @@ class RayNodes:
         if needed > there:
             warnings.warn(
                 f"the Ray cluster has {there:g} CPUs, and {plan.workers} workers need {needed}: the run begins if more "
-                f"nodes come within {self._mission.deadline:g} s (deadline=..., --deadline)",
+                f"nodes come within {self._mission.deadline:g} s (timeout=..., --timeout)",
                 JobWarning,
                 stacklevel=2,
             )

@@ -268,7 +268,7 @@ def refuse_open(head: Address) -> None:
     if is_loopback(head.host) or not lets_strangers_in(head):
         return
     raise SecurityError(
-        f"the Ray cluster at {head} asks nobody for a token, so whoever reaches that port may run any code on its "
+        f"the Ray cluster at {head} asks no one for a token, so anyone who reaches that port may run any code on its "
         "machines. Start it with one: `ray get-auth-token --generate`, copy ~/.ray/auth_token to every machine, and "
         "set RAY_AUTH_MODE=token for every `ray start` and for this command"
     )

@@ -40,7 +40,7 @@ class RayWatch:
             self._stop.wait(LOOK)
 
     def _stay(self, connection: socket.socket) -> None:
-        """Return when the connection has ended: the head closes one that says nothing, now and then."""
+        """Return when the connection has ended: the head closes one that says nothing, from time to time."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 2)):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)

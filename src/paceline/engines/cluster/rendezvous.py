@@ -91,7 +91,7 @@ def open_hub(roster: Roster, door: Door, timing: Timing, limits: Limits, deadlin
 
     Raises:
         MachineError: the head's address is none of this machine, or in use.
-        UnsafeAddress: other machines could reach it, and the door keeps nobody out.
+        UnsafeAddress: other machines could reach it, and the door keeps no one out.
     """
     incarnation = int(time.time() * 1000)  # an agent that was started again replaces the one before
     me = Identity(Peer(AGENT, roster.rank, incarnation), roster.meeting, bytes(JOB_BYTES))
@@ -194,7 +194,7 @@ def _missing(roster: Roster, nodes: dict[int, Node], deadline: float) -> str:
     who = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(missing)} have"
     return (
         f"{who} not come to {roster.head} within {deadline:g} s, of {roster.nodes} that {roster.launcher} says there "
-        "are; look at what they printed, or give a longer deadline (deadline=..., --deadline)"
+        "are; look at what they printed, or give a longer timeout (timeout=..., --timeout)"
     )
 
 

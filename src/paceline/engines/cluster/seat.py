@@ -7,7 +7,7 @@
                      not in a collective ---------------> else the main thread does
     Regrouped -----> takes note ------------------------> connects to the ranks, then goes on
 
-A worker that computes for long is called off without its noticing; it finds out when it wants to begin a collective.
+A worker that computes for long is cancelled without its noticing; it finds out when it wants to begin a collective.
 The thread answers for it, so a rank that does not answer is one whose process is stopped or gone.
 """
 
@@ -123,9 +123,9 @@ class Seat:
             self._tell(self.member.leave(number))
 
     def fail(self, error: Cancelled | PeerLost) -> None:
-        """An exchange was called off, or has failed because another rank cannot be reached."""
+        """An exchange was cancelled, or has failed because another rank cannot be reached."""
         with self._changed:
-            if isinstance(error, PeerLost) and not error.left:  # one that has left was called off, or accuses itself
+            if isinstance(error, PeerLost) and not error.left:  # one that has left was cancelled, or accuses itself
                 self._tell(self.member.accuse(_rank_of(error.peer)))
             self._tell(self.member.leave())
 
@@ -152,7 +152,7 @@ class Seat:
         return None
 
     def _next_group(self, deadline: float) -> Regroup | None:
-        """Wait until a group was formed that is not called off, and enter it."""
+        """Wait until a group was formed that is not cancelled, and enter it."""
         if self.link is not None:
             self.link.close()
             self.link = None
@@ -208,7 +208,7 @@ class Seat:
             try:
                 message = self._pipe.recv()
             except (EOFError, OSError):
-                os._exit(1)  # the agent has ended: nobody would hear of this worker's work
+                os._exit(1)  # the agent has ended: no one would hear of this worker's work
             with self._changed:
                 self._take(message)
                 self._changed.notify_all()

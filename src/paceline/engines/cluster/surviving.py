@@ -43,6 +43,10 @@ class SurvivingGroup:
     def leads(self) -> bool:
         return self.seat.leads(max(0, self.seat.member.begun - 1))
 
+    @property
+    def part(self) -> None:
+        return None
+
     def chunks(self, update: int) -> list[Chunk]:
         return [chunk for part in self.seat.begin(update) for chunk in self.agenda.mine(update, part)]
 

@@ -82,7 +82,7 @@ class ClusterWorker:
     def _again(self, update: int, computed: GradientSum) -> GradientSum:
         """Compute the gradient of an update again, if other chunks of it are this rank's now."""
         worker, chunks = self.replica, self.group.chunks(update)
-        before: list[Chunk] = worker.due.chunks
+        before: list[Chunk] = worker.runner.due.chunks
         if chunks == before:
             return computed
         worker.runner.learner.set_buffers(self._buffers)

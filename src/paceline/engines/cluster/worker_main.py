@@ -10,7 +10,7 @@ from time import perf_counter_ns as now
 
 import torch
 
-from paceline.data.source import TensorSource, open_source
+from paceline.data.source import TensorSource
 from paceline.engines.cluster.seat import Ticket
 from paceline.engines.cluster.worker import ClusterWorker
 from paceline.engines.local.arena import Arena
@@ -41,7 +41,7 @@ def main(
     try:
         given: Assignment = pickle.loads(box.pop())
         torch.set_num_threads(given.plan.threads)
-        source = TensorSource(tensors.open()) if tensors else open_source(given.data, given.job.seed)
+        source = TensorSource(tensors.open()) if tensors else given.open_data()
         worker = ClusterWorker(given, ticket, arena, source, snapshots, state_buffer, pipe)
         trim_heap()  # from here on the peak of memory is that of the training
         waited = core_wait()

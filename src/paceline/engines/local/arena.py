@@ -6,6 +6,7 @@
     per shard   the shard's integers, twice | versions: parameters and optimizer state, one per worker and a spare |
                 journal: which rows of embedding tables the last versions touched
     payloads    what collectives add up: two per worker, used alternately
+    parts       what workers with parts of one layer send each other: two per worker, used alternately
     slots       gradients that a shard gathers: one per worker and one per gradient of a round
     numbers     one number per worker: the parts of a coordinator's products, or of a pipeline's gradient norm
     mail        messages of a pipeline between two neighbouring stages, each way
@@ -53,6 +54,7 @@ from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.server import Server
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, TraceRing
+from paceline.splits.gradients import SplitBlueprint
 from paceline.stages.segment import Blueprint
 
 CONTROL = 4
@@ -68,7 +70,7 @@ class ArenaShape:
 
     workers: int
     layout: Layout
-    #: What workers exchange vectors by: "alone", "collective", "pipeline" or "shards".
+    #: What workers exchange vectors by: "alone", "collective", "pipeline", "parts" or "shards".
     kind: str
     #: Workers whose replicas make the result.
     results: int
@@ -79,6 +81,10 @@ class ArenaShape:
     #: Leases that were under way when an earlier part of the run ended.
     ghosts: int = 0
     mail: tuple[MailShape, ...] = ()
+    #: Numbers of a payload.
+    payload: int = 0
+    #: The most bytes that a worker with parts of layers sends in one exchange.
+    parts: int = 0
 
     @staticmethod
     def of(
@@ -90,6 +96,7 @@ class ArenaShape:
         tables: Sequence[str],
         ghosts: int = 0,
         blueprint: Blueprint | None = None,
+        split: SplitBlueprint | None = None,
     ) -> ArenaShape:
         """Return the shape that a plan needs for these parameters."""
         method, workers = plan.method, plan.workers
@@ -99,8 +106,12 @@ class ArenaShape:
             desk = Desk(workers, leases, method.gate, ghosts)
             versions = tuple(version_shapes(method, layout, named, optimizer, tables))
             return ArenaShape(workers, layout, "shards", plan.results, method, desk, versions, ghosts)
-        kind = "alone" if isinstance(method, Alone | NativeDdp) else "collective"
-        return ArenaShape(workers, layout, kind, plan.results)
+        if split is not None:
+            payload = Payload.length(layout)  # of the whole: parts of a few workers are larger than others
+            return ArenaShape(workers, layout, "parts", plan.results, payload=payload, parts=split.bytes_sent(layout))
+        if isinstance(method, Alone | NativeDdp):
+            return ArenaShape(workers, layout, "alone", plan.results)
+        return ArenaShape(workers, layout, "collective", plan.results, payload=Payload.length(layout))
 
 
 class Arena:
@@ -112,17 +123,20 @@ class Arena:
         self.control = memory.ints(CONTROL)
         #: The update or batch that each worker is in; -1 before the first.
         self.doing = memory.ints(workers)
+        #: The last update that each worker will make before it looks at what is requested of it; -1 if it always does.
+        self.reach = memory.ints(workers)
         #: `perf_counter_ns` when each worker finished; 0 while it trains.
         self.ended = memory.ints(workers)
         self.doorbells = [Doorbell.of(memory) for _ in range(workers)]
         self.traces = [TraceRing(memory.take(TraceRing.size())) for _ in range(workers)]
         self.desk = DeskMemory(shape.desk, DoubleBuffer(memory, shape.desk.ints)) if shape.desk else None
         self.shards = [self._shard(number) for number in range(len(shape.layout.shards))] if shape.desk else []
-        length, dtype = Payload.length(shape.layout) if shape.kind == "collective" else 0, shape.layout.dtype
+        length, dtype = shape.payload, shape.layout.dtype
         #: The vectors that collectives add up: whole payloads, and one number per worker.
         self.payloads, self.numbers = [
             SharedVectors(memory, workers, count, kind) for count, kind in ((length, dtype), (1, torch.float64))
         ]
+        self.parts = SharedVectors(memory, workers, shape.parts, torch.uint8)
         kept = sum(shard.machine.slots for shard in self.shards)
         self.slots = [memory.tensor(Payload.length(shape.layout), shape.layout.dtype) for _ in range(kept)]
         self.mail = {mail.channel: MailSlots(memory, mail) for mail in shape.mail}
@@ -132,8 +146,9 @@ class Arena:
         """Return what one worker shares with its parent alone."""
         result = self.results[number] if number < len(self.results) else None
         return WorkerMemory(
-            self.traces[number], self.doing[number : number + 1], self.control[CHECKPOINTS:CONTROL], result
-        )
+            self.traces[number], self.doing[number : number + 1], self.reach[number : number + 1],
+            self.control[CHECKPOINTS:CONTROL], result,
+        )  # fmt: skip
 
     def waiter(self, number: int, cancelled: Callable[[], bool], deadline: float, threads: int) -> Waiter:
         """Return how a worker waits, which computes with so many threads."""
@@ -160,7 +175,8 @@ class Arena:
     def offers(self, worker: int) -> int:
         """Return the parts of vectors that a worker has offered to one peer: how far it is in its collectives."""
         # Not the sum over all peers: the root of a tree offers more than a leaf, and would seem to be ahead of it.
-        return max(self.payloads.counters[worker]) + max(self.numbers.counters[worker])
+        vectors = (self.payloads, self.numbers, self.parts)
+        return sum(max(each.counters[worker]) for each in vectors)
 
     def put_version_0(self, module: nn.Module, remembered: Mapping[Tensor, dict[str, Any]]) -> None:
         """Write what every worker starts from into every version of every shard, with the optimizer's state."""
@@ -223,12 +239,12 @@ class Arena:
         for shard in arena.shards:
             shard.init()
         for worker in range(shape.workers):
-            arena.doing[worker] = -1
+            arena.doing[worker] = arena.reach[worker] = -1
         arena.control[WANTED] = -1
         return arena
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The shape holds the gate, which may be a class of the user's own script: it travels by value.
+        # The shape holds the gate, which may be a user-defined class script: it travels by value.
         return _arena, (cloudpickle.dumps(self.shape), self.memory, self.locks)
 
 
@@ -251,6 +267,6 @@ def _size(shape: ArenaShape) -> int:
             size += machine.slots * (Payload.length(shape.layout) * number + 64)
     size += shape.results * (shape.layout.bytes + 64)
     size += sum(mail.size for mail in shape.mail)
-    length = Payload.length(shape.layout) if shape.kind == "collective" else 0
-    size += SharedVectors.size(workers, length, shape.layout.dtype) + SharedVectors.size(workers, 1, torch.float64)
+    size += SharedVectors.size(workers, shape.payload, shape.layout.dtype)
+    size += SharedVectors.size(workers, 1, torch.float64) + SharedVectors.size(workers, shape.parts, torch.uint8)
     return size + 64 * 1024

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.agenda import Agenda
+from paceline.data.opening import open_source
+from paceline.data.source import Source
 from paceline.engines.devices import Placement
 from paceline.engines.local.state_buffers import ResumePoint
 from paceline.errors import JobError
 from paceline.gradients.pickling import pack
 from paceline.jobs.job import Job
 from paceline.plans.plan import Plan
+from paceline.splits.gradients import SplitBlueprint
 from paceline.stages.segment import Blueprint
 
 
@@ -36,6 +39,12 @@ class Assignment:
     resume_point: ResumePoint
     #: The blueprint of a pipeline; `job.model` is then a skeleton with the parts that this worker holds.
     blueprint: Blueprint | None = None
+    #: The blueprint of split layers; `job.model` then has this worker's parts in place of its tensors.
+    split: SplitBlueprint | None = None
+
+    def open_data(self) -> Source:
+        """Make the source of the data that are not shared tensors. A stream's samples have been counted before."""
+        return open_source(self.data, self.job.seed, length=self.samples)
 
     def pack(self) -> bytes:
         """Pickle the assignment; JobError if something in the job belongs to this process only."""

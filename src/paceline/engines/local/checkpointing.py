@@ -33,6 +33,7 @@ from paceline.parameters.replicas import mean_of
 from paceline.parameters.shard_version import ShardVersion
 from paceline.parameters.worker_state import WorkerState, copied
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
+from paceline.splits.planning import whole_of
 
 MARGIN = 2  # updates from the furthest worker to the update after which all write their state
 
@@ -82,6 +83,12 @@ class CheckpointCoordinator:
             self.last, self.taken_at = found.updates, time.monotonic()
         return found
 
+    def take_last(self, finished: set[int]) -> Checkpoint | None:
+        """Take the checkpoint of a run that is done, from which it can go on with more epochs."""
+        if self.arena.desk is not None:
+            return self._cut(self.arena.desk)
+        return self._take_in_step(finished)
+
     def _take_in_step(self, finished: set[int]) -> Checkpoint | None:
         """Take a checkpoint after the newest update at which every worker has written its state."""
         arena, found = self.arena, None
@@ -99,17 +106,22 @@ class CheckpointCoordinator:
             arena.control[TAKEN] = update  # taken, or skipped: a worker was already past this update
         wanted = arena.control[WANTED]
         if found is None and self.signals.requested and (wanted <= arena.control[TAKEN] or min(doing) >= wanted):
-            arena.control[WANTED] = max(self.last, *doing) + self.margin
+            arena.control[WANTED] = max(self.last, *doing, *arena.reach) + self.margin
             self.margin *= 2  # a worker may pass that update before it sees the request; then a later one is tried
         return found
 
     def _take_at_server(self, desk: DeskMemory) -> Checkpoint | None:
-        """Take a checkpoint of a plan with a server, under all locks."""
-        setup, shards, every = self.setup, self.arena.shards, self.request.interval.updates
+        """Take a checkpoint of a plan with a server, if one is due before the end."""
+        setup, every = self.setup, self.request.interval.updates
         done = setup.agenda.done_by(desk.finished)
         due = self.signals.requested or (every and done // every > self.last // every)
         if not due or self.writer.busy or done >= setup.agenda.updates:
             return None
+        return self._cut(desk)
+
+    def _cut(self, desk: DeskMemory) -> Checkpoint:
+        """Copy the state of a plan with a server, under all locks."""
+        setup, shards = self.setup, self.arena.shards
         with contextlib.ExitStack() as held:
             for lock in self.locks:
                 held.enter_context(lock)
@@ -230,6 +242,9 @@ def result_of(setup: Setup, checkpoint: Checkpoint) -> list[Tensor]:
     if setup.blueprint is not None:
         named = {name: value for mine in checkpoint.workers() for name, value in mine.tensors.items()}
         return [named[name] for name in setup.names]
+    if setup.split is not None:
+        parts = [mine.many("values") for mine in checkpoint.workers()[: setup.split.program.workers]]
+        return [whole_of(setup.split, name, [mine[n] for mine in parts]) for n, name in enumerate(setup.names)]
     if checkpoint.cut is None:
         workers = checkpoint.workers()[: plan.results]
         return mean_of([_result(setup, mine) for mine in workers])

@@ -60,7 +60,7 @@ class Diagnosis:
     def _silent(self, number: int, waiting: int, victims: list[int]) -> WorkerSilent:
         """Make the error for a worker that another one has waited for past the deadline."""
         what = f"did not come: worker {waiting} waited {self.deadline:.0f} s for it. {self.state(number)}"
-        advice = "give a longer deadline (deadline=..., --deadline) if a step really takes that long"
+        advice = "give a longer timeout (timeout=..., --timeout) if a step really takes that long"
         return WorkerSilent(Failure(number, what, Position(self.doing[number]), victims, advice))
 
     def died(self, number: int, ending: Ending, victims: list[int]) -> WorkerDied:

@@ -28,6 +28,10 @@ class Group(Protocol):
     def leads(self) -> bool:
         """Whether this worker is the one that writes what all of them could write, such as snapshots."""
 
+    @property
+    def part(self) -> int | None:
+        """The part of each update that this worker computes; None where it may change during the run."""
+
     def chunks(self, update: int) -> list[Chunk]:
         """Return the chunks of an update that this worker computes now."""
 
@@ -35,7 +39,7 @@ class Group(Protocol):
         """Return the chunks of an update that this worker will compute, as far as it is known."""
 
     def sums(self, collective: Collective) -> Sums:
-        """Make this worker's side of the collective that adds up the vectors of all."""
+        """Make this worker's side of the collective that sums the vectors of all."""
 
     def mixing(self, graph: Neighbours) -> Means:
         """Make this worker's side of the exchange with its neighbours on a graph."""
@@ -57,6 +61,10 @@ class FixedGroup:
     @property
     def leads(self) -> bool:
         return self.number == 0
+
+    @property
+    def part(self) -> int:
+        return self.number
 
     def chunks(self, update: int) -> list[Chunk]:
         return self.agenda.mine(update, self.number)

@@ -44,7 +44,9 @@ PATIENCE = 0.05  # seconds between two checks whether every rank has left
 
 
 class LoopWorker:
-    """A rank in a loop of the user's own, and the `Host` of its runner."""
+    """A rank in a user-defined loop, and the `Host` of its runner."""
+
+    snapshots_every = 0
 
     def __init__(
         self, arena: Arena, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer,
@@ -94,7 +96,7 @@ class LoopWorker:
                     group.update({key: value for key, value in own.items() if key != "params"})
 
     def _computed(self) -> GradientSum:
-        """Return this worker's gradient; where gradients are added up, its share of their mean."""
+        """Return this worker's gradient; where gradients are summed, its share of their mean."""
         replica = self.runner.replica
         dtype = replica.parameters[0].dtype
         buffers = [b.to(dtype, copy=True) for b in replica.moving]

@@ -16,7 +16,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class StateLeft:
-    """The worker has written its state for a checkpoint."""
+    """The worker has written its state for a checkpoint, or many rows of the trace."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class PipelineWorker(WorkerContext):
         self.blueprint, self.snapshots = given.blueprint, snapshots
         job = given.job
         self.reader = Reader(
-            source, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts), job.loader_workers, die_with_parent
+            source, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts), job.num_workers, die_with_parent
         )
         self.segment = Segment(given.number, job, job.model, given.blueprint, self.reader)  # type: ignore[arg-type]
         self.state_writer = StateWriter(self)
@@ -129,7 +129,7 @@ class PipelineWorker(WorkerContext):
         self.waited += mailbox.waited - before
 
     def _agree(self) -> None:
-        """Agree on the norm of the whole gradient: each worker adds up all workers' parts in the same order."""
+        """Agree on the norm of the whole gradient: each worker sums all workers' parts in the same order."""
         link, whole = self.numbers, Span(self.agreements % TURNS, 0, 1)
         self.agreements += 1
         link.vectors[whole.turn][0] = self.segment.squares()

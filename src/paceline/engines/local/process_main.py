@@ -13,7 +13,7 @@ from time import perf_counter_ns as now
 
 import torch
 
-from paceline.data.source import TensorSource, open_source
+from paceline.data.source import TensorSource
 from paceline.engines.local.arena import GO, Arena
 from paceline.engines.local.assignment import Assignment
 from paceline.engines.local.messages import Failed, FailureReport, Finished, Ready, StateLeft
@@ -27,6 +27,7 @@ from paceline.engines.local.process import (
     tune_for_speed,
 )
 from paceline.engines.local.snapshots import SnapshotFile
+from paceline.engines.local.splits import SplitWorker
 from paceline.engines.local.state_buffers import StateBuffer
 from paceline.engines.local.worker import LocalWorker
 from paceline.errors.failure import Position
@@ -46,16 +47,15 @@ def main(
     """Run one worker: prepare, wait for the start, train, and send the outcome. Never returns."""
     become_worker(scarce)
     before = memory("RssAnon") - len(box[0])
-    number, worker = -1, None  # type: int, LocalWorker | PipelineWorker | None
+    number, worker = -1, None  # type: int, LocalWorker | PipelineWorker | SplitWorker | None
     try:
         assignment: Assignment = pickle.loads(box.pop())
         number = assignment.number
         torch.set_num_threads(assignment.plan.threads)
         if assignment.scratch is not None:
             multiprocessing.current_process()._config["tempdir"] = str(assignment.scratch)  # type: ignore[attr-defined]
-        source = TensorSource(tensors.open()) if tensors else open_source(assignment.data, assignment.job.seed)
-        kind = LocalWorker if assignment.blueprint is None else PipelineWorker
-        worker = kind(assignment, arena, source, snapshots, state_buffer, lambda: pipe.send(StateLeft()))
+        source = TensorSource(tensors.open()) if tensors else assignment.open_data()
+        worker = _kind(assignment)(assignment, arena, source, snapshots, state_buffer, lambda: pipe.send(StateLeft()))
         trim_heap()  # from here on the peak of memory is that of the training
         pipe.send(Ready())
         worker.context.waiter.until(lambda: bool(arena.control[GO]), lambda: "the others to start")
@@ -76,6 +76,13 @@ def main(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # without closing shared memory, of which tensors hold views; the kernel frees it
+
+
+def _kind(given: Assignment) -> type[LocalWorker] | type[PipelineWorker] | type[SplitWorker]:
+    """Return the kind of worker for what it holds: a replica, stages, or parts of layers."""
+    if given.split is not None:
+        return SplitWorker
+    return LocalWorker if given.blueprint is None else PipelineWorker
 
 
 def become_worker(scarce: bool) -> None:

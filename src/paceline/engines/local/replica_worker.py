@@ -44,20 +44,19 @@ class ReplicaWorker:
         replica = given.placement.replica(given.number, job, module.train(), given.moving)
         optimizer = job.make_optimizer(module, replica.parameters)
         order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
-        self.reader = Reader(source, order, job.loader_workers, die_with_parent, repeats)
+        self.reader = Reader(source, order, job.num_workers, die_with_parent, repeats)
         self.runner = PlanRunner(
             given.number, shared, waiter, given.plan, given.agenda, resume, host, Learner(replica, self.reader),
             optimizer, layout, group,
         )  # fmt: skip
-        #: The gradient that is being computed, or was computed last.
-        self.due = GradientRequest(-1, [], -1)
 
     def position(self, update: int) -> Position:
         """Return the update that the worker is in, with its version and samples if they are known."""
-        if self.due.update < 0 or self.due.update // self.runner.agenda.shares != update:
+        due = self.runner.due
+        if due.update < 0 or due.update // self.runner.agenda.shares != update:
             return Position(update)
-        samples = [n for chunk in self.due.chunks for n in self.reader.order.indices(chunk).tolist()]
-        return Position(update, self.due.version, samples)
+        samples = [n for chunk in due.chunks for n in self.reader.order.indices(chunk).tolist()]
+        return Position(update, due.version, samples)
 
     def follow(self, walk: Walk, computing: Callable[[int], None]) -> None:
         """Compute the gradients that a walk requests, until it ends; `computing` is told which comes next."""
@@ -78,7 +77,7 @@ class ReplicaWorker:
         """Compute a gradient of which so many samples are in the trace already."""
         runner = self.runner
         runner.doing(update // runner.agenda.shares)
-        self.due = GradientRequest(update, chunks, version)
+        runner.due = GradientRequest(update, chunks, version)
         start = now()
         computed = runner.encoder.sent(runner.learner.compute(chunks))
         samples = max(0, computed.samples - counted)

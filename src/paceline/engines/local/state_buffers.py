@@ -127,5 +127,7 @@ class ResumePoint:
     checkpoint_every: int = 0
     #: None if the run keeps no checkpoints.
     state_buffer: StateBuffer | None = None
-    #: Notifies the parent that a state was written.
+    #: Notifies the parent that a state was written, or many rows of the trace.
     notify: Callable[[], None] | None = None
+    #: Whether the state after the last update is written, too, so that a run that is done can go on.
+    at_end: bool = False

@@ -30,7 +30,9 @@ class StateWriter:
         due = done // every * every if every else 0
         if due <= before:
             due = wanted
-        if not before < due <= done or due >= self.last:
+        if self.resume_point.at_end and done >= self.last:
+            due = self.last
+        elif not before < due <= done or due >= self.last:
             return
         slot = self.state_buffer.next
         # The parent may still need the older state: another worker may not have written its part of that checkpoint.

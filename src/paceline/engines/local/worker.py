@@ -31,6 +31,10 @@ class WorkerProcess:
     def __init__(self, arena: Arena, snapshots: SnapshotFile | None) -> None:
         self.arena, self.snapshots = arena, snapshots
 
+    @property
+    def snapshots_every(self) -> int:
+        return self.snapshots.every if self.snapshots else 0
+
     def cancelled(self) -> bool:
         return bool(self.arena.control[ABORT])
 

@@ -14,7 +14,7 @@ from paceline.engines.local.process import memory
 from paceline.engines.local.state_buffers import ResumePoint
 from paceline.links.waiting import Waiter
 from paceline.plans.plan import Plan
-from paceline.runs.trace import Kind, TraceRing
+from paceline.runs.trace import Columns, Kind, TraceRing
 
 #: The places of the integers of checkpoints: the update after which one is requested, and the newest that was taken.
 REQUESTED, KEPT = 0, 1
@@ -22,6 +22,10 @@ REQUESTED, KEPT = 0, 1
 
 class Host(Protocol):
     """The process that a worker runs in: one that the local engine started, or the user's own script."""
+
+    @property
+    def snapshots_every(self) -> int:
+        """The updates between two snapshots; 0 if there are none."""
 
     def cancelled(self) -> bool:
         """Return whether the run has ended, so that no worker has to wait any longer."""
@@ -41,6 +45,8 @@ class WorkerMemory:
     trace: TraceRing
     #: One integer: the update or batch that the worker is in; -1 before the first.
     doing: memoryview
+    #: One integer: the last update that the worker will make before it looks at what is requested of it.
+    reach: memoryview
     #: Two integers: the update after which a checkpoint is requested, and the newest that was taken.
     checkpoints: memoryview
     #: Where the worker leaves its parameters and buffers at the end; None if its replica is no part of the result.
@@ -72,6 +78,15 @@ class WorkerContext:
     def doing(self, update: int) -> None:
         """Let the process that watches this worker know which update or batch it is in."""
         self.shared.doing[0] = update
+
+    def record_rows(self, rows: Columns) -> None:
+        """Write several rows of the trace."""
+        while len(rows):
+            if self.trace.full:
+                self.host.ensure_trace_space(self)
+            rows = rows[self.trace.write_rows(rows) :]
+        if self.trace.crowded and self.resume_point.notify is not None:
+            self.resume_point.notify()  # so that the other process drains it before there is no space
 
     def record(self, kind: Kind, *rest: float) -> None:
         """Write a row of the trace."""

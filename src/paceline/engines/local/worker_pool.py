@@ -37,9 +37,11 @@ from paceline.links.locks import RecordLock
 from paceline.links.memory import SharedTensors
 from paceline.links.waiting import Waiter
 from paceline.parameters.layout import trainable
+from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.runs.live import Heartbeat, Phase, ProcessRecord
 from paceline.runs.progress import ProgressCallback, Watcher
 from paceline.runs.trace import Kind, Trace
+from paceline.splits.slicing import sliced
 from paceline.stages.segment import skeleton
 
 POLL = 0.1  # seconds between two looks at the workers, at most
@@ -88,7 +90,7 @@ class WorkerPool:
         self.observer = Observer(setup, self.arena, self.begin, self.finished, self.dead, heartbeat, progress)
         self.diagnosis = Diagnosis(self.arena.doing, lambda number: process_state(self.processes[number]), deadline)
         self.oom_kills = oom_kills()  # before the run
-        #: Seconds for which workers could have run but had no core, added up over all workers.
+        #: Seconds for which workers could have run but had no core, summed over all workers.
         self.core_wait = 0.0
         #: Bytes that each worker took at most.
         self.peak_memory = [0] * self.workers
@@ -170,6 +172,10 @@ class WorkerPool:
                     self._write_checkpoint(due)
             if not self.finished:
                 raise RunFailed("every worker died; nothing was left to finish the run")
+            if self.checkpoints is not None and self.observer.writer is not None:
+                last = self.checkpoints.take_last(self.finished)
+                if last is not None:
+                    self.checkpoints.writer.offer(last, self.observer.writer.sync)
         finally:
             trace = self.observer.close()
         return trace
@@ -239,15 +245,18 @@ class WorkerPool:
         data = job.data if self.tensors is None else None
         if setup.blueprint is not None:
             job = job.with_(model=skeleton(setup.module, self.holdings[number]))
+        if setup.split is not None and isinstance(setup.plan.method, SplitLayers):
+            place = setup.plan.method.mesh(self.workers).coordinate(number, INSIDE)
+            job = job.with_(model=sliced(setup.module, setup.split.program, place))
         given = Assignment(
             number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, setup.placement,
             data, len(setup.source), setup.initial_sha256,
             Path(self.scratch.name) if self.scratch else None, self.deadline,
             ResumePoint(
                 self.begin.updates if self.begin else 0, self.begin is not None,
-                self.request.interval.updates if self.request else 0,
+                self.request.interval.updates if self.request else 0, at_end=True,
             ),
-            setup.blueprint,
+            setup.blueprint, setup.split,
         )  # fmt: skip
         return given.pack()
 
@@ -289,7 +298,7 @@ def _shape(setup: Setup, begin: Checkpoint | None) -> ArenaShape:
     ghosts = begin.cut.ghosts if begin and begin.cut else 0
     return ArenaShape.of(
         setup.plan, setup.layout, setup.agenda.leases, trainable(module), optimizer, setup.probe.tables, ghosts,
-        setup.blueprint,
+        setup.blueprint, setup.split,
     )  # fmt: skip
 
 
@@ -301,7 +310,7 @@ def _scratch(setup: Setup, request: CheckpointRequest | None) -> tempfile.Tempor
     """
     for left in request.run.glob("paceline-*") if request else ():  # the run was killed before
         shutil.rmtree(left)
-    loaders = setup.job.loader_workers > 0
+    loaders = setup.job.num_workers > 0
     if not setup.placement.library and not loaders:
         return None
     near = short_folder() if request is None or (loaders and too_long(request.run)) else request.run

@@ -1,6 +1,6 @@
 """Replayers: each makes the versions of a recorded run again, one after another.
 
-A plan whose workers keep step needs only its table. A plan with a server needs the trace (`engines.replay.from_trace`).
+A synchronous plan needs only its table. A plan with a server needs the trace (`engines.replay.from_trace`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from paceline.core.cluster.epochs import Epoch, Epochs
 from paceline.engines.arithmetic.fused_team import Team
 from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
+from paceline.engines.arithmetic.splits import SplitArithmetic
 from paceline.engines.arithmetic.synchronous import synchronous
 from paceline.engines.replay.from_pushes import PushReplayer
 from paceline.engines.replay.from_trace import NextUpdate, ReplayedVersion, ServerReplayer
@@ -25,6 +26,7 @@ from paceline.errors import UsageError
 from paceline.gradients.fused_replica import by_one
 from paceline.gradients.payload import GradientSum
 from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, Kind, Trace
 
@@ -138,6 +140,32 @@ class PipelineReplayer:
         return self.sums.values()
 
 
+class SplitReplayer:
+    """Replays plans that split layers: their program is the same in every update."""
+
+    def __init__(self, setup: Setup, method: SplitLayers) -> None:
+        self.setup, self.sums = setup, SplitArithmetic(setup, method)
+        self.done, self.last = 0, setup.agenda.updates
+
+    def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
+        for update in range(self.last)[:until]:
+            shares = [self.sums.compute(replica, update) for replica in range(self.sums.data)]
+            good = all(part.finite() for share in shares for part in share)
+            self.sums.apply(update, shares)
+            self.done += 1
+            good = good and self.sums.finite()
+            yield ReplayedVersion(0, self.done, good)
+
+    def next(self, shard: int, until: int) -> NextUpdate:
+        shares = [self.sums.compute(replica, until)[0] for replica in range(self.sums.data)]
+        weight = sum(share.weight for share in shares)
+        loss = sum(share.loss for share in shares) / weight if weight else math.nan
+        return NextUpdate(self.setup.agenda.filled(until), 0, loss)
+
+    def values(self) -> list[torch.Tensor]:
+        return self.sums.values()
+
+
 class ResumedReplayer:
     """Replays a resumed run under a plan with a server, part after part, each with its own workers."""
 
@@ -187,7 +215,7 @@ def _refuse_replaced(trace: Trace, plan: Plan) -> None:
     groups = earlier[earlier["kind"] == Kind.REGROUP]
     if len(groups) and (np.unique(groups["start"], return_counts=True)[1] < plan.workers).any():
         raise UsageError(
-            f"a worker had died when this run of plan {plan.name} was resumed, and went on with another one's replica: "
+            f"a worker had died when this run of plan {plan.name} was resumed, and took another one's replica: "
             "the run cannot be replayed"
         )
 
@@ -202,6 +230,8 @@ def make_replayer(setup: Setup, trace: Trace, plans: list[Plan], apart: bool = F
         return TeamReplayer(setup)
     if setup.blueprint is not None:
         return PipelineReplayer(setup)
+    if isinstance(setup.plan.method, SplitLayers):
+        return SplitReplayer(setup, setup.plan.method)
     if setup.plan.traits.keeps_step:
         return SynchronousReplayer(setup, epochs_of(trace, setup.plan))
     if apart:

@@ -101,7 +101,7 @@ class PushReplayer:
         return min(self.versions)
 
     def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
-        """Make every version up to `until` of every shard."""
+        """Make every version up to `until` of every shard. A shard that has to go on for another one is held there."""
         stop, moved = self.last if until is None else until, True
         while moved:
             moved = False
@@ -132,8 +132,10 @@ class PushReplayer:
             line.computed, line.pushing = True, set(now.makes)
             yield None
         # 4. Push it where it is the next one, and no worker needs the version before any longer.
-        for shard in [s for s in line.pushing if now.makes[s] <= stop and self._next(s, now)]:
+        for shard in [s for s in line.pushing if self.done < stop and self._next(s, now)]:
             line.pushing.discard(shard)
+            if self.versions[shard] == stop:
+                self.sums.hold(shard)
             yield self._push(now, shard)
 
     def next(self, shard: int, until: int) -> NextUpdate:

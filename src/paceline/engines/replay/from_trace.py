@@ -121,18 +121,26 @@ class ServerReplayer:
         # A worker killed between writing a row and making its version leaves a row too many: the later one is valid.
         self.valid_rows = {self.pushes.key(row): row for row in rows[rows["kind"] == Kind.APPLY]}
         self.losses: dict[int, Loss] = {}
+        self.until: int | None = None
+        #: By shard: the loss of the push after version `until`, where the shard had to go on.
+        self.passed: dict[int, Loss] = {}
 
     @property
     def done(self) -> int:
         return min(self.versions)
 
     def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
-        """Make every version up to `until` of every shard."""
+        """Make every version up to `until` of every shard.
+
+        Batches reach shards in different orders, so one shard may have to go on before another one can get there. What
+        it held at `until` is kept.
+        """
+        self.until = until
         positions, moved = [0] * len(self.lines), True
         while moved:
             moved = False
             for worker, line in enumerate(self.lines):
-                while positions[worker] < len(line) and self._ready(line[positions[worker]], until):
+                while positions[worker] < len(line) and self._ready(line[positions[worker]]):
                     yield from self._perform(line[positions[worker]])
                     positions[worker], moved = positions[worker] + 1, True
 
@@ -140,20 +148,20 @@ class ServerReplayer:
         rows = [row for row in self.valid_rows.values() if (row["shard"], row["version"]) == (shard, until + 1)]
         bad = next((row for row in rows if not self._loss_of(row).finite), rows[0])
         chunks = [chunk for row in rows for chunk in self.agenda.task(self.agenda.tasks(int(row["update"]))[0])]
-        loss = self._loss_of(bad)
+        loss = self.passed.get(shard, self._loss_of(bad))
         computed = loss.task == self.agenda.tasks(int(bad["update"]))[-1]
         return NextUpdate(chunks, int(bad["worker"]), loss.value if computed else None)
 
     def values(self) -> list[torch.Tensor]:
         return self.sums.values()
 
-    def _ready(self, row: Any, until: int | None) -> bool:
+    def _ready(self, row: Any) -> bool:
         if row["kind"] == Kind.COMPUTE:
             return not self.pushes.pulls or self.versions[0] == int(row["base"])
-        version = int(row["version"])
-        return not self._valid(row) or (
-            self.versions[row["shard"]] == version - 1 and (until is None or version <= until)
-        )
+        if not self._valid(row):
+            return True
+        reached = self.until is not None and self.done >= self.until
+        return not reached and bool(self.versions[row["shard"]] == int(row["version"]) - 1)
 
     def _valid(self, row: Any) -> bool:
         return bool(self.valid_rows[self.pushes.key(row)] == row)
@@ -163,6 +171,9 @@ class ServerReplayer:
             self._compute(int(row["worker"]), int(row["update"]))
         elif self._valid(row):
             shard = int(row["shard"])
+            if self.versions[shard] == self.until:
+                self.sums.hold(shard)
+                self.passed[shard] = self._loss_of(row)
             self.sums.push(Push(int(row["worker"]), shard, int(row["update"])))
             if rows := self.pushes.complete(row):
                 yield self._made(shard, all(self._loss_of(each).finite for each in rows))

@@ -66,7 +66,7 @@ def replay(
         raise UsageError(f"a run of plan {plan.name} cannot be replayed: {plan.traits.not_replayable}")
     if record.adds_up:
         raise UsageError(
-            f"{record.adds_up} added up in this run in an order that was not recorded: it cannot be replayed"
+            f"{record.adds_up} summed in this run in an order that was not recorded: it cannot be replayed"
         )
     opened = opened.with_(device="cuda" if "cuda" in record.job.device else "cpu")
     with threads(record.threads):

@@ -86,7 +86,7 @@ class WorkerSide:
 
     @property
     def schedule(self) -> Any:
-        return self.learner.replica.job.schedule
+        return self.learner.replica.job.lr_scheduler
 
     def local_store(self, rule: Rule | Averaging) -> LocalStore:
         return LocalStore(self.learner.replica.parameters, self.optimizer, self.schedule, rule)

@@ -1,4 +1,4 @@
-"""The virtual engine: the same algorithms on a clock that jumps from event to event.
+"""The virtual engine: the same algorithms on a simulated clock (discrete-event simulation).
 
 clock.py        runs events in the order of their times
 world.py        the speeds of workers, the network, the deaths
@@ -7,10 +7,11 @@ synchronous.py  methods without a server
 server.py       methods with a server
 pipeline.py     methods whose workers hold stages
 exchange.py     the time that a collective takes
+rows.py         where rows go: into a trace, or into totals
 """
 
 from paceline.core.server.explore import explore
-from paceline.engines.virtual.simulate import simulate, train
+from paceline.engines.virtual.simulate import simulate, simulate_totals, train
 from paceline.engines.virtual.world import World
 
-__all__ = ["World", "explore", "simulate", "train"]
+__all__ = ["World", "explore", "simulate", "simulate_totals", "train"]

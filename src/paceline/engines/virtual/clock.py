@@ -1,9 +1,10 @@
-"""A clock that jumps to the next thing that happens."""
+"""A simulated clock, which goes to the next event at once."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from typing import Any
 
 
 class Clock:
@@ -11,15 +12,16 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 
-    def at(self, time: float, what: Callable[[], None]) -> None:
-        """Schedule `what` for `time`; events of one time run in the order in which they were scheduled."""
+    def at(self, time: float, what: Callable[..., None], *arguments: Any) -> None:
+        """Schedule `what(*arguments)` for `time`; events of one time run in the order in which they were scheduled."""
         self._count += 1
-        heapq.heappush(self._events, (time, self._count, what))
+        heapq.heappush(self._events, (time, self._count, what, arguments))
 
     def run(self) -> None:
-        while self._events:
-            self.now, _, what = heapq.heappop(self._events)
-            what()
+        events, pop = self._events, heapq.heappop
+        while events:
+            self.now, _, what, arguments = pop(events)
+            what(*arguments)

@@ -13,6 +13,7 @@ from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, INPUTS, UPDAT
 from paceline.core.schedules.clock import clocked, sends, takes
 from paceline.core.schedules.passes import Pass, passes
 from paceline.engines.arithmetic.pipeline import StagedPipeline, StageUpdate
+from paceline.engines.virtual.rows import Rows
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
@@ -25,26 +26,25 @@ ACTIVATIONS = 1024  # bytes per sample, where there is no model to measure
 
 
 def run_pipeline(
-    plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, size: int, sums: StagedPipeline | None
-) -> list[Row]:
-    """Run a pipeline and return the rows of its trace; it sends activations, so it does not use `size`."""
-    run = _Run(plan, pipeline, agenda, world, sums)
+    plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, size: int, sums: StagedPipeline | None, rows: Rows
+) -> None:
+    """Run a pipeline; it sends activations, so it does not use `size`."""
+    run = _Run(plan, pipeline, agenda, world, sums, rows)
     for passing in passes(pipeline.schedule.span, agenda) if sums is None else ():
         run.run_table(passing)
     for passing, _ in sums.passes() if sums is not None else ():
         run.run_table(passing)
-    return run.rows
 
 
 class _Run:
     """One simulated run."""
 
     def __init__(
-        self, plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, sums: StagedPipeline | None
+        self, plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, sums: StagedPipeline | None, rows: Rows
     ) -> None:
         self.workers, self.pipeline = plan.workers, pipeline
         self.agenda, self.world, self.sums = agenda, world, sums
-        self.compute_times, self.rows, self.free = ComputeTimes(world, plan.workers), list[Row](), [0.0] * plan.workers
+        self.compute_times, self.rows, self.free = ComputeTimes(world, plan.workers), rows, [0.0] * plan.workers
         self.recomputed: tuple[int, ...] = ()
 
     def run_table(self, passing: Pass) -> None:
@@ -74,7 +74,7 @@ class _Run:
                 bases[work.stage, update] = passing.first + work.version
             if work.what != UPDATE:
                 letter = ord(work.what)
-                self.rows.append(
+                self.rows.add(
                     Row(Kind.STAGE, worker, update, work.stage, work.micro, letter, *times, 0, sent[worker], math.nan)
                 )
                 sent[worker] = 0
@@ -83,10 +83,8 @@ class _Run:
             if work.stage == table.stages - 1:
                 loss = made.loss / made.weight if made is not None and made.weight else math.nan
                 samples = sum(chunk.samples for chunk in self.agenda.filled(update))
-                self.rows.append(
-                    Row(Kind.COMPUTE, worker, update, -1, base, -1, times[0], times[0], 0, samples, 0, loss)
-                )
-            self.rows.append(Row(Kind.APPLY, worker, update, work.stage, base, version, *times))
+                self.rows.add(Row(Kind.COMPUTE, worker, update, -1, base, -1, times[0], times[0], 0, samples, 0, loss))
+            self.rows.add(Row(Kind.APPLY, worker, update, work.stage, base, version, *times))
             if made is not None and self.sums is not None:
                 self.sums.keep_snapshot(StageUpdate(work.stage, update, made), end)
 

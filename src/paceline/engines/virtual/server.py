@@ -7,21 +7,21 @@ either its machines alone (`TimedServer`) or every worker's real arithmetic (`en
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Protocol
 
 from paceline.core.agenda import Agenda
 from paceline.core.server.actions import Action, Apply, Held, Lease, Noted, Wait
 from paceline.core.server.desk import Desk
-from paceline.core.server.events import Compute, Death, Finish, Pull, Push
+from paceline.core.server.events import Compute, Death, Finish, Join, Pull, Push
 from paceline.core.server.worker import FINISHED, Worker
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.virtual.clock import Clock
+from paceline.engines.virtual.rows import Rows, row
 from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.errors import RunFailed
 from paceline.plans.methods.server import Server
 from paceline.plans.plan import Plan
-from paceline.runs.trace import Kind, Row
+from paceline.runs.trace import Kind
 
 
 class ServerModel(Protocol):
@@ -62,66 +62,72 @@ class TimedServer:
 
 
 def run_server(
-    plan: Plan, method: Server, agenda: Agenda, world: World, size: int, arithmetic: ServerArithmetic | None
-) -> list[Row]:
-    """Run a method with a server and return the rows of its trace."""
-    run = _Run(plan, method, agenda, world, size, arithmetic)
-    run.run()
-    return run.rows
+    plan: Plan, method: Server, agenda: Agenda, world: World, size: int, arithmetic: ServerArithmetic | None, rows: Rows
+) -> None:
+    """Run a method with a server."""
+    _Run(plan, method, agenda, world, size, arithmetic, rows).run()
 
 
 class _Run:
     """One simulated run."""
 
     def __init__(
-        self, plan: Plan, method: Server, agenda: Agenda, world: World, size: int, arithmetic: ServerArithmetic | None
-    ) -> None:
+        self, plan: Plan, method: Server, agenda: Agenda, world: World, size: int, arithmetic: ServerArithmetic | None,
+        rows: Rows,
+    ) -> None:  # fmt: skip
         self.plan, self.agenda, self.world, self.arithmetic = plan, agenda, world, arithmetic
-        self.clock, self.compute_times, self.rows = Clock(), ComputeTimes(world, plan.workers), list[Row]()
+        self.clock, self.compute_times, self.rows = Clock(), ComputeTimes(world, plan.workers), rows
         #: Bytes of a shard's part of the parameters, on the wire.
         self.piece = round(plan.wire.size(size) / plan.shards)
         self.server: ServerModel = arithmetic or TimedServer(plan, method, self.piece)
-        self.one_at_a_time = method.traits.versioned
+        self.gathers, self.one_at_a_time = method.traits.gathers, method.traits.versioned
         self.desk = Desk(plan.workers, agenda.leases, method.gate)
         self.desk_state = [0] * self.desk.ints
         self.desk.init(self.desk_state)
         #: When each shard has served the pushes that have arrived so far.
         self.free = [0.0] * plan.shards
+        #: When the link of each rack to the others has carried what was put on it so far.
+        self.uplinks = [0.0] * (world.rack_of(plan.workers - 1) + 1)
         #: Pushes that shard 0 has applied.
         self.applied = 0
-        self.workers = [Worker(number, plan.shards, method.traits.gathers) for number in range(plan.workers)]
+        self.workers = [Worker(number, plan.shards, self.gathers) for number in range(plan.workers)]
         #: Workers that the gate made wait, until the desk changes.
         self.waiting: set[int] = set()
         self.dead: set[int] = set()
 
     def run(self) -> None:
-        """Schedule all workers and deaths, and run the clock until no event is left."""
+        """Schedule all workers, deaths and repairs, and run the clock until no event is left."""
         for number, when in self.world.deaths.items():
             if number < self.plan.workers:
-                self.clock.at(when, self._death(number))
+                self.clock.at(when, self._die, number)
+        for number, when in self.world.repairs.items():
+            if number < self.plan.workers:
+                self.clock.at(when, self._join, number)
         for worker in self.workers:
-            self.clock.at(0.0, self._next(worker))
+            self.clock.at(0.0, self._next, worker)
         self.clock.run()
         if self.desk.finished(self.desk_state) < self.agenda.leases:
             raise RunFailed("every worker died; nothing was left to finish the run")
 
-    def _next(self, worker: Worker) -> Callable[[], None]:
-        return lambda: None if worker.number in self.dead else self._advance(worker)
+    def _next(self, worker: Worker) -> None:
+        """Let a worker go on, unless its process died or another one has taken its place."""
+        number = worker.number
+        if number not in self.dead and self.workers[number] is worker:
+            self._advance(worker)
 
     def _advance(self, worker: Worker) -> None:
         """Perform the worker's next command, and schedule what follows it."""
         command, now = worker.command(), self.clock.now
         if isinstance(command, Compute):
-            self.clock.at(now + self._compute(worker, command), self._next(worker))
+            self.clock.at(now + self._compute(worker, command), self._next, worker)
         elif isinstance(command, Push):
-            arrives = now + self.world.travel(self.piece)
-            self.clock.at(arrives, lambda: self._arrive(worker, command, now))
+            self.clock.at(self._carried(worker.number, now, self.piece), self._arrive, worker, command, now)
         elif isinstance(command, Pull):
-            self.clock.at(now + self.world.latency, lambda: self._pull(worker, command))
+            self.clock.at(now + self._delay(worker.number), self._pull, worker, command)
         elif command is not None:
             action = self.desk.handle(self.desk_state, command)
             worker.answer(action)
-            if isinstance(command, Finish) or isinstance(action, Lease):
+            if self.waiting and (isinstance(command, Finish) or isinstance(action, Lease)):
                 self._wake()
             if isinstance(action, Wait):
                 self.waiting.add(worker.number)
@@ -129,67 +135,104 @@ class _Run:
                 self._advance(worker)
 
     def _wake(self) -> None:
-        """Let workers that wait ask again, since the desk has changed."""
+        """Let workers that wait ask again, since the desk has changed; not if it has nothing to give to any of them."""
+        if self.desk.all_out(self.desk_state):
+            return
         waiting, self.waiting = self.waiting, set()
         for number in sorted(waiting):
-            self.clock.at(self.clock.now, self._next(self.workers[number]))
+            self.clock.at(self.clock.now, self._next, self.workers[number])
+
+    def _delay(self, worker: int) -> float:
+        """The seconds of an empty message between a worker and the servers."""
+        world = self.world
+        return max(world.far_latency, world.latency) if world.rack_of(worker) else world.latency
+
+    def _carried(self, worker: int, now: float, size: int) -> float:
+        """Return when a message between a worker and the servers has arrived.
+
+        Between racks it queues for the link that the workers of its rack share.
+        """
+        rack = self.world.rack_of(worker)
+        if not rack or not size:
+            return now + self.world.travel(size) if not rack else now + self._delay(worker)
+        start = max(now, self.uplinks[rack])
+        self.uplinks[rack] = start + size / min(self.world.uplink, self.world.bandwidth)
+        return self.uplinks[rack] + self._delay(worker)
 
     def _compute(self, worker: Worker, command: Compute) -> float:
         """Compute all tasks of a lease, and return the seconds that they take."""
         number, begins = worker.number, self.clock.now
+        dies = self.world.deaths.get(number, math.inf) if self.world.deaths else math.inf
         for task in self.agenda.tasks(command.batch):
-            chunks = self.agenda.task(task)
-            samples, loss = sum(c.samples for c in chunks), math.nan
+            samples, loss = self._samples(task), math.nan
             ends = begins + self.compute_times.draw(number, samples)
             if self.arithmetic is not None:
-                loss = self.arithmetic.compute(number, chunks).mean
+                loss = self.arithmetic.compute(number, self.agenda.task(task)).mean
             base, times = self.server.base(number), (nanoseconds(begins), nanoseconds(ends))
-            if self.world.deaths.get(number, math.inf) > ends:
-                self.rows.append(Row(Kind.COMPUTE, number, task, -1, base, -1, *times, samples=samples, value=loss))
+            if dies > ends or dies <= begins:  # the worker that took a dead one's place does not die
+                self.rows.add(row(Kind.COMPUTE, number, task, -1, base, -1, times, samples, 0, loss))
             begins = ends
         worker.answer(Noted())
         return begins - self.clock.now
 
+    def _samples(self, task: int) -> int:
+        """The samples of a task."""
+        if self.agenda.shares == 1:
+            _, start, stop = self.agenda.span(task)
+            return stop - start
+        return sum(c.samples for c in self.agenda.task(task))
+
     def _pull(self, worker: Worker, command: Pull) -> None:
-        if worker.number in self.dead:
+        if worker.number in self.dead or self.workers[worker.number] is not worker:
             return
         before = self.server.base(worker.number)
         worker.answer(self.server.pull(command))
         size = 0 if self.server.base(worker.number) == before else self.piece
-        self.clock.at(self.clock.now + self.world.travel(size), self._next(worker))
+        self.clock.at(self._carried(worker.number, self.clock.now, size), self._next, worker)
 
     def _arrive(self, worker: Worker, command: Push, sent: float) -> None:
         """Apply a push that has arrived at its shard, when the shard is free."""
-        if worker.number in self.dead:
+        number, shard, now = worker.number, command.shard, self.clock.now
+        if number in self.dead or self.workers[number] is not worker:
             return  # the message is lost with its sender
-        shard, now = command.shard, self.clock.now
         action = self.server.push(command)
         start = max(now, self.free[shard]) if self.one_at_a_time else now
         end = start + (self.world.update if isinstance(action, Apply) else 0.0)
         self.free[shard] = end
         times = nanoseconds(sent), nanoseconds(end), nanoseconds(start - now)
         if isinstance(action, Apply | Held):
-            row = (command.batch, shard, action.base, action.version)
-            self.rows.append(Row(Kind.APPLY, worker.number, *row, *times, 0, self.server.bytes(command), 0.0))
+            moved = self.server.bytes(command)
+            self.rows.add(
+                row(Kind.APPLY, number, command.batch, shard, action.base, action.version, times, 0, moved, 0.0)
+            )
             if shard == 0 and isinstance(action, Apply):
                 self.applied += 1
                 if self.arithmetic is not None:
                     self.arithmetic.snapshots.keep(self.agenda.made_by(self.applied), end)
         else:
-            self.rows.append(Row(Kind.DROP, worker.number, command.batch, shard, start=times[0], end=times[1]))
+            self.rows.add(row(Kind.DROP, number, command.batch, shard, times=times[:2]))
         worker.answer(action)
-        self.clock.at(end + self.world.travel(self.piece), self._next(worker))
+        self.clock.at(self._carried(number, end, self.piece), self._next, worker)
 
-    def _death(self, worker: int) -> Callable[[], None]:
-        """Return the event of a worker's death."""
+    def _die(self, worker: int) -> None:
+        """A worker's process ends."""
+        if self.workers[worker].stage == FINISHED:
+            return
+        self.dead.add(worker)
+        self.desk.handle(self.desk_state, Death(worker))
+        at = nanoseconds(self.clock.now)
+        self.rows.add(row(Kind.DEATH, worker, self.workers[worker].batch, times=(at, at)))
+        self._wake()
 
-        def die() -> None:
-            if self.workers[worker].stage == FINISHED:
-                return
-            self.dead.add(worker)
-            self.desk.handle(self.desk_state, Death(worker))
-            at = nanoseconds(self.clock.now)
-            self.rows.append(Row(Kind.DEATH, worker, self.workers[worker].batch, start=at, end=at))
-            self._wake()
-
-        return die
+    def _join(self, number: int) -> None:
+        """A worker takes a dead one's place, as soon as the batch that died with it is finished."""
+        if number not in self.dead or self.desk.finished(self.desk_state) == self.agenda.leases:
+            return
+        if isinstance(self.desk.handle(self.desk_state, Join(number)), Wait):
+            again = self.agenda.batch_size * self.world.compute + self.world.update
+            self.clock.at(self.clock.now + max(again, 1e-6), self._join, number)
+            return
+        self.dead.discard(number)
+        self.workers[number] = Worker(number, self.plan.shards, self.gathers, joins=True)
+        self.workers[number].answer(Noted())
+        self.clock.at(self.clock.now, self._next, self.workers[number])

@@ -8,12 +8,15 @@ from typing import Any
 from paceline.core.agenda import Agenda
 from paceline.engines.arithmetic.pipeline import StagedPipeline
 from paceline.engines.arithmetic.servers import ServerArithmetic
+from paceline.engines.arithmetic.splits import SplitArithmetic
 from paceline.engines.arithmetic.synchronous import SynchronousArithmetic, synchronous
 from paceline.engines.outcome import Outcome
 from paceline.engines.setup import Setup
 from paceline.engines.threads import threads
 from paceline.engines.virtual.pipeline import run_pipeline
+from paceline.engines.virtual.rows import Rows, Totals, TraceRows
 from paceline.engines.virtual.server import run_server
+from paceline.engines.virtual.splits import run_split
 from paceline.engines.virtual.synchronous import run_synchronous
 from paceline.engines.virtual.world import World
 from paceline.gradients.payload import Payload
@@ -23,14 +26,15 @@ from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
+from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
-from paceline.runs.trace import Row, Trace
+from paceline.runs.trace import Trace
 
-Arithmetic = SynchronousArithmetic | ServerArithmetic | StagedPipeline
+Arithmetic = SynchronousArithmetic | ServerArithmetic | StagedPipeline | SplitArithmetic
 
 #: What runs each method on one clock: called with the plan and its method, the agenda, the world, the bytes that a
-#: worker sends, and the arithmetic or None.
-RUNS: dict[type, Callable[[Plan, Any, Agenda, World, int, Any], list[Row]]] = {
+#: worker sends, the arithmetic or None, and where its rows go.
+RUNS: dict[type, Callable[[Plan, Any, Agenda, World, int, Any, Rows], None]] = {
     Alone: run_synchronous,
     AllReduce: run_synchronous,
     LocalSteps: run_synchronous,
@@ -42,6 +46,7 @@ RUNS: dict[type, Callable[[Plan, Any, Agenda, World, int, Any], list[Row]]] = {
     PairwiseGossip: run_server,
     Hogwild: run_server,
     Pipeline: run_pipeline,
+    SplitLayers: run_split,
 }
 
 
@@ -51,9 +56,11 @@ def train(setup: Setup, world: World) -> Outcome:
         plan, layout = setup.plan, setup.layout
         arithmetic = _arithmetic(setup)
         size = Payload.length(layout) * layout.bytes_per_number if plan.traits.keeps_step else layout.bytes
-        rows = RUNS[type(plan.method)](plan, plan.method, setup.agenda, world, size, arithmetic)
-        seconds = max((row.end for row in rows), default=0) / 1e9
-        return Outcome(_trace(rows), seconds, arithmetic.values(), arithmetic.snapshots.kept)
+        rows = TraceRows()
+        RUNS[type(plan.method)](plan, plan.method, setup.agenda, world, size, arithmetic, rows)
+        trace = rows.trace()
+        seconds = int(trace.rows["end"].max(initial=0)) / 1e9
+        return Outcome(trace, seconds, arithmetic.values(), arithmetic.snapshots.kept)
 
 
 def simulate(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 220_200) -> Trace:
@@ -61,15 +68,22 @@ def simulate(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 22
 
     A coordinator is assumed to evaluate twice per update, and its vector algebra to take no time.
     """
-    return _trace(RUNS[type(plan.method)](plan, plan.method, agenda, world, parameter_bytes, None))
+    rows = TraceRows()
+    RUNS[type(plan.method)](plan, plan.method, agenda, world, parameter_bytes, None, rows)
+    return rows.trace()
+
+
+def simulate_totals(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 220_200) -> Totals:
+    """Simulate the plan in this world in time only, and keep no trace: for thousands of workers."""
+    totals = Totals()
+    RUNS[type(plan.method)](plan, plan.method, agenda, world, parameter_bytes, None, totals)
+    return totals
 
 
 def _arithmetic(setup: Setup) -> Arithmetic:
     """Make the arithmetic of the plan's method."""
     if setup.blueprint is not None:
         return StagedPipeline(setup)
+    if isinstance(setup.plan.method, SplitLayers):
+        return SplitArithmetic(setup, setup.plan.method)
     return synchronous(setup) if setup.plan.traits.keeps_step else ServerArithmetic(setup)
-
-
-def _trace(rows: list[Row]) -> Trace:
-    return Trace.of(sorted(rows, key=lambda row: row.end))

@@ -1,11 +1,18 @@
-"""A simulated world: the speeds of workers, the network between them, and deaths. All randomness is seeded."""
+"""A simulated world: the speeds of workers, the network between them, deaths and repairs. All randomness is seeded."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import UsageError
+
+DRAWS = 64  # draws of a worker that are made at once
+SPREADS = ("uniform", "normal", "lognormal", "exponential")
 
 
 @dataclass(frozen=True)
@@ -22,36 +29,118 @@ class World:
     straggle: tuple[float, float] = (0.0, 1.0)
     #: Seconds that a shard needs to apply one gradient.
     update: float = 5e-5
-    #: Seconds between any two workers.
+    #: Seconds between any two workers of a rack.
     latency: float = 1e-5
-    #: Bytes per second between any two workers.
+    #: Bytes per second between any two workers of a rack.
     bandwidth: float = 5e9
     #: Seconds after which a worker dies, by its number.
     deaths: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
+    #: Seconds after which a worker takes the place of the dead one of this number. Only servers let workers join.
+    repairs: Mapping[int, float] = field(default_factory=dict)
+    #: Workers of a rack; 0: all are in one. Servers are in the first.
+    rack: int = 0
+    #: Seconds between workers of different racks, and bytes per second of the link that a rack's workers share.
+    far_latency: float = 1e-4
+    uplink: float = 1e9
+
+    def __post_init__(self) -> None:
+        for name in ("compute", "jitter", "update", "latency", "far_latency"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"a world with {name}={getattr(self, name)}: give a number of at least 0")
+        for name in ("bandwidth", "uplink"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"a world with {name}={getattr(self, name)}: give bytes per second, more than 0")
+        if not all(speed > 0 for speed in self.speeds):
+            raise UsageError(f"a world with speeds of {min(self.speeds)}: give numbers above 0, such as 0.5 for half")
 
     def speed(self, worker: int) -> float:
         """Return the speed of a worker."""
         return self.speeds[worker] if worker < len(self.speeds) else 1.0
 
     def travel(self, size: float) -> float:
-        """Return the seconds that a message of this many bytes takes."""
+        """Return the seconds that a message of this many bytes takes within a rack."""
         return self.latency + size / self.bandwidth
+
+    def rack_of(self, worker: int) -> int:
+        """Return the rack of a worker."""
+        return worker // self.rack if self.rack else 0
+
+    def links(self, sources: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return latency and bandwidth from each worker's source to itself.
+
+        In each step of a ring one message crosses between two racks; where more do, they are taken not to slow each
+        other down.
+        """
+        own = np.arange(len(sources))
+        far = (sources // self.rack != own // self.rack) if self.rack else np.zeros(len(sources), bool)
+        return (
+            np.where(far, max(self.far_latency, self.latency), self.latency),
+            np.where(far, min(self.uplink, self.bandwidth), self.bandwidth),
+        )
+
+    def with_failures(self, workers: int, mtbf: float, repair: float, seconds: float) -> World:
+        """Return the same world with deaths: each worker's comes after `mtbf` seconds on average.
+
+        Its replacement joins after `repair` seconds, and does not die. Deaths after `seconds` are left out.
+        """
+        if not mtbf > 0 or not repair >= 0:
+            raise UsageError(f"failures with mtbf={mtbf} and repair={repair}: the first must be positive, in seconds")
+        draws = np.random.Generator(np.random.Philox(key=[self.seed, 1 << 62])).exponential(mtbf, workers)
+        deaths = {worker: float(at) for worker, at in enumerate(draws) if at < seconds}
+        return replace(self, deaths=deaths, repairs={worker: at + repair for worker, at in deaths.items()})
+
+    def with_speeds(self, workers: int, spread: str, width: float) -> World:
+        """Return the same world with speeds drawn from a distribution of mean or median 1, and of this width."""
+        if spread not in SPREADS or not width >= 0:
+            raise UsageError(f"speeds {spread!r} of width {width}; allowed: {', '.join(SPREADS)}, of at least 0")
+        draw = np.random.Generator(np.random.Philox(key=[self.seed, 1 << 61]))
+        made = {
+            "uniform": lambda: draw.uniform(1 - width, 1 + width, workers),
+            "normal": lambda: draw.normal(1.0, width, workers),
+            "lognormal": lambda: draw.lognormal(0.0, width, workers),
+            "exponential": lambda: 1 / np.maximum(draw.exponential(1.0, workers), 0.05),
+        }[spread]()
+        return replace(self, speeds=tuple(np.maximum(made, 0.05).tolist()))
 
 
 class ComputeTimes:
     """Draws how long computations take, per worker, so that one worker's draws do not depend on another's."""
 
     def __init__(self, world: World, workers: int) -> None:
-        self.world = world
-        self._draws = [np.random.Generator(np.random.Philox(key=[world.seed, w])) for w in range(workers)]
+        self.world, self.workers = world, workers
+        self._generators = [np.random.Generator(np.random.Philox(key=[world.seed, w])) for w in range(workers)]
+        self._speeds = [world.speed(worker) for worker in range(workers)]
+        #: Each worker's next draws, two numbers each, and how many of them it has used.
+        self._drawn: list[list[float]] = [[] for _ in range(workers)]
+        self._used = [0] * workers
+        self._block: npt.NDArray[np.float64] | None = None
+        self._row = 0
 
     def draw(self, worker: int, samples: int) -> float:
         """Return the seconds of a worker's next computation."""
-        world, draw = self.world, self._draws[worker]
-        seconds = samples * world.compute / world.speed(worker) * (1 + world.jitter * draw.random())
+        world, used, drawn = self.world, self._used[worker], self._drawn[worker]
+        if used == len(drawn):
+            drawn = self._drawn[worker] = self._generators[worker].random(2 * DRAWS).tolist()
+            used = 0
+        self._used[worker] = used + 2
+        seconds = samples * world.compute / self._speeds[worker] * (1 + world.jitter * drawn[used])
         probability, factor = world.straggle
-        return seconds * factor if draw.random() < probability else seconds
+        return seconds * factor if drawn[used + 1] < probability else seconds
+
+    def draw_all(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Return the seconds of every worker's next computation; they are those that `draw` would give.
+
+        A simulation uses either this or `draw`.
+        """
+        if self._block is None or self._row == DRAWS:
+            self._block = np.array([generator.random(2 * DRAWS) for generator in self._generators])
+            self._row = 0
+        world, mine = self.world, self._block[:, 2 * self._row : 2 * self._row + 2]
+        self._row += 1
+        seconds = samples * world.compute / np.array(self._speeds) * (1 + world.jitter * mine[:, 0])
+        probability, factor = world.straggle
+        return np.asarray(np.where(mine[:, 1] < probability, seconds * factor, seconds), float)
 
 
 def nanoseconds(seconds: float) -> int:

@@ -27,7 +27,7 @@ FUNCTION void change(const Call& c, int64_t update, int64_t thread, int64_t thre
     R* const gradients = in_device(c.gradients);
     for (int64_t q = thread; q < NUMBERS; q += threads) {
         gradients[q] = sum_of_chunks(gradients + q, NUMBERS, chunks);
-        if (c.update >= 0) apply_rule(c, q, q + 1, c.update + update + 1);
+        if (c.update >= 0) apply_rule(c, c.settings, q, q + 1, c.update + update + 1);
     }
     if (thread == threads - 1) c.losses[CHUNKS] += sum_of_chunks(in_device(c.losses), 1, chunks);
 }
@@ -40,5 +40,5 @@ KERNEL paceline_advance(const Call* c, int64_t updates, int64_t) { TURN += updat
 
 // The optimizer's step alone, by gradients that lie with the first chunk.
 KERNEL paceline_apply(const Call* c, int64_t, int64_t) {
-    for (int64_t q = GRID_THREAD; q < NUMBERS; q += GRID_THREADS) apply_rule(*c, q, q + 1, c->update + 1);
+    for (int64_t q = GRID_THREAD; q < NUMBERS; q += GRID_THREADS) apply_rule(*c, c->settings, q, q + 1, c->update + 1);
 }

@@ -109,7 +109,7 @@ def phases(plan: Plan, printer: Printer) -> Iterator[str]:
 
 
 def _chunk_end(plan: Plan) -> Iterator[str]:
-    """Prints the function that adds up sums over lanes, to one number per weight."""
+    """Prints the function that sums sums over lanes, to one number per weight."""
     yield "static void end_chunk(W* gradient, const V* lanes) {"
     for name, place in plan.places.items():
         if place.region == "lanes" and not plan.program.buffers[name].base:

@@ -10,7 +10,7 @@ loops as make enough of them. The sum of a place, a gradient's over all pixels t
 of ranks gives the bits of the sequential program, and nothing has to be reduced. What has too few places, or none that
 lie side by side, is computed by every rank.
 
-A function of each number, such as a sigmoid, belongs to the layer before: a rank goes on with its own part, and what
+A function of each number, such as a sigmoid, belongs to the layer before: a rank continues with its own part, and what
 only such functions read is never gathered.
 """
 
@@ -49,7 +49,7 @@ class Parts:
 
     def __init__(self, plan: Plan, keeps: str) -> None:
         self.plan, self.keeps = plan, keeps
-        #: By a statement's id: the buffer whose parts it goes on with, and how these are dealt out.
+        #: By a statement's id: the buffer whose parts it continues with, and how these are dealt out.
         self.followed: dict[int, tuple[str, Deal]] = {}
         #: The buffers that are never gathered.
         self.own = self._never_gathered()
@@ -143,7 +143,7 @@ class AmongRanks:
 
 
 class RankNests:
-    """Published nests among ranks. A function of each number goes on with the parts of the layer before."""
+    """Published nests among ranks. A function of each number continues with the parts of the layer before."""
 
     def __init__(self, access: Access, keeps: str, threads: int) -> None:
         self.access, self.parts = access, Parts(access.plan, keeps)

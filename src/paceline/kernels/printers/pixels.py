@@ -2,7 +2,7 @@
 
 A loop is fit for that when each number it visits is the neighbour of the last, or the same one: the columns of a
 convolution, the inputs of a dense layer. It is then done in whole vectors and one in part. Where the loop names places
-of the result, a vector of results is made at once; where it is summed over, a vector of partial sums, added up at the
+of the result, a vector of results is made at once; where it is summed over, a vector of partial sums, summed at the
 end.
 """
 

@@ -10,6 +10,7 @@
 #include <immintrin.h>
 #endif
 #include <sched.h>
+#include <time.h>
 
 #define FUNCTION static
 #define INLINE static inline __attribute__((always_inline))
@@ -22,6 +23,13 @@ INLINE void wait_a_little(int64_t spins) {
 #if defined(__x86_64__)
     else _mm_pause();
 #endif
+}
+
+// Nanoseconds of the monotonic clock, which Python's perf_counter_ns reads too.
+INLINE int64_t now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 // Denormal numbers are zero while we compute: they are slow, and gradients that small mean nothing.

@@ -36,16 +36,30 @@ static void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t n
     g.weight = g.valid * g.share;
 }
 
-// The seeds of what a group draws in an update.
-static void begin_draws(const Call& c, Group& g, int64_t turn) {
-    g.seed = seed_of(c.seed, turn);
+// What update u draws from. Those of a leg draw what each would draw alone: a function of seed, update and chunk, as
+// core.chance has it. Other calls count their own updates.
+static uint32_t seed_of(const Call& c, int64_t seed, int64_t u) {
+    if (!c.notes) return seed_of(seed, c.update > 0 ? c.update + u : u);
+    uint64_t state = 0x9e3779b97f4a7c15U;
+    const int64_t words[] = {seed, c.first + u * c.stride, c.chunk};
+    for (int64_t word : words) {
+        state = (state ^ (uint64_t)word) * 0xbf58476d1ce4e5b9U;
+        state = (state ^ (state >> 27)) * 0x94d049bb133111ebU;
+        state ^= state >> 31;
+    }
+    return mixed((uint32_t)state ^ mixed((uint32_t)(state >> 32) & 0x7fffffffU));
+}
+
+// The seeds of what a group draws in update u.
+static void begin_draws(const Call& c, Group& g, int64_t u) {
+    g.seed = seed_of(c, c.seed, u);
 #if REPLICAS
-    for (int l = 0; l < LANES; l++) g.seeds[l] = seed_of(c.seeds[l], turn);
+    for (int l = 0; l < LANES; l++) g.seeds[l] = seed_of(c, c.seeds[l], u);
     g.rates = c.rates;
 #endif
 }
 
-static void compute(const Call& c, int phase, int64_t first, int64_t n, int64_t chunk, int64_t thread, int64_t turn) {
+static void compute(const Call& c, int phase, int64_t first, int64_t n, int64_t chunk, int64_t thread, int64_t u) {
     const int64_t groups = groups_of(n), chunks = chunks_of(groups);
     W* gradient = c.gradients + chunk * NUMBERS;
     V* lanes = c.lane_gradients + chunk * LANE_NUMBERS;
@@ -58,7 +72,7 @@ static void compute(const Call& c, int phase, int64_t first, int64_t n, int64_t 
     Group g;
     g.gradient = gradient;
     g.lanes = lanes;
-    begin_draws(c, g, turn);
+    begin_draws(c, g, u);
     for (int64_t k = chunk * groups / chunks; k < (chunk + 1) * groups / chunks; k++) {
         prepare(c, g, first, n, k, groups, c.arenas, PHASES > 1 ? k : thread);
         run_phase(phase, g);
@@ -77,6 +91,18 @@ static void add_chunks(const Call& c, int64_t chunks, int64_t from, int64_t to) 
         }
 }
 
+// The losses of all chunks become one, in a fixed order.
+static void add_losses(const Call& c, int64_t chunks, int64_t u) {
+    double whole = 0;
+    for (int l = 0; l < LANES; l++) {
+        double sum = 0;
+        for (int64_t k = 0; k < chunks; k++) sum += c.losses[k * LANES + l];
+        c.losses[CHUNKS * LANES + l] += sum;
+        whole += sum;
+    }
+    if (c.notes) c.notes[u].loss = whole, c.notes[u].computed = now();
+}
+
 // The work of an update is a row of items: the chunks of each phase, then slices of the weights to be changed. Whoever is
 // free takes the next item as soon as all items of the stage before are done. Nobody waits for a thread, only for work: one
 // that has no core at the moment, and no item, holds up nobody.
@@ -89,18 +115,18 @@ static void item(const Call& c, int64_t thread, int64_t u, int64_t number, int64
     const int64_t first = u * c.batch, n = c.samples - first < c.batch ? c.samples - first : c.batch;
     const int64_t groups = groups_of(n), chunks = chunks_of(groups);
     if (number < PHASES * per_phase) {
-        const int64_t turn = c.update > 0 ? c.update + u : u;  // whatever was trained in one call
-        if (number % per_phase < chunks) compute(c, (int)(number / per_phase), first, n, number % per_phase, thread, turn);
+        if (number == 0 && c.notes) *c.doing = c.first + u * c.stride;
+        const int phase = (int)(number / per_phase);
+        if (number % per_phase < chunks) compute(c, phase, first, n, number % per_phase, thread, u);
         return;
     }
     const int64_t slice = number - PHASES * per_phase, parts = (NUMBERS + 63) / 64;
     const int64_t from = slice * parts / SLICES * 64, end = (slice + 1) * parts / SLICES * 64;
     const int64_t to = end < NUMBERS ? end : NUMBERS;
+    if (slice == 0) add_losses(c, chunks, u);
     add_chunks(c, chunks, from, to);
-    if (c.update >= 0) apply_rule(c, from, to, c.update + u + 1);
-    if (slice == 0)
-        for (int64_t k = 0; k < chunks; k++)
-            for (int l = 0; l < LANES; l++) c.losses[CHUNKS * LANES + l] += c.losses[k * LANES + l];
+    if (c.update >= 0) apply_rule(c, c.settings + u * c.pace, from, to, c.update + u + 1);
+    if (slice == SLICES - 1 && c.notes) c.notes[u].applied = now();
 }
 
 static void work(const Call& c, int64_t thread, Team& team) {
@@ -139,7 +165,7 @@ extern "C" void paceline_run(const Call* c) {
 // The optimizer's step alone, by gradients that lie with the first chunk.
 extern "C" void paceline_apply(const Call* c) {
     FlushDenormals flush;
-    apply_rule(*c, 0, NUMBERS, c->update + 1);
+    apply_rule(*c, c->settings, 0, NUMBERS, c->update + 1);
 }
 
 // A step by itself, so many times; everything else once before it. For measuring.

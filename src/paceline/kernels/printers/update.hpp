@@ -10,12 +10,12 @@ INLINE V power(V x, int64_t n) { return each(x, [n](R a) { return power(a, n); }
 #endif
 
 // A setting of a parameter group; where lanes are copies of the model, one for each.
-INLINE W setting(const Call& c, int64_t group, int number) {
+INLINE W setting(const double* settings, int64_t group, int number) {
 #if REPLICAS
     W w = W{};
-    for (int l = 0; l < LANES; l++) set_lane(w, l, R(c.settings[(group * SETTINGS + number) * LANES + l]));
+    for (int l = 0; l < LANES; l++) set_lane(w, l, R(settings[(group * SETTINGS + number) * LANES + l]));
     return w;
 #else
-    return R(c.settings[group * SETTINGS + number]);
+    return R(settings[group * SETTINGS + number]);
 #endif
 }

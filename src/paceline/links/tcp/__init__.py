@@ -5,7 +5,7 @@ From the bytes upwards:
     frame        what travels: header, integers, body. It touches no socket
     stream, tls  a socket that never blocks, plain or encrypted
     connection   frames in and out, without blocking; a queue of what the socket did not take
-    waiting      deadlines, silence, and how a wait is called off
+    waiting      deadlines, silence, and how a wait is cancelled
     blocking     a connection for a thread that waits: requests and answers
     pump         a thread that sends heartbeats and what is queued while the main thread computes
     handshake    who is at the other end. It touches no socket

@@ -1,4 +1,4 @@
-"""A connection for a thread that waits: requests and answers, with a deadline and a way to call off."""
+"""A connection for a thread that waits: requests and answers, with a deadline and a way to cancel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BlockingConnection:
         connection.send(PUSH, (batch,), [gradient])      returns when all was handed to the kernel
         answer = connection.receive()
 
-    Both raise `WaitedTooLong` after the deadline, `Cancelled` when called off, and `PeerLost` when the peer has ended
+    Both raise `WaitedTooLong` after the deadline, `Cancelled` when cancelled, and `PeerLost` when the peer has ended
     or says nothing. After any of these the connection is closed: half a frame may have been sent.
     """
 

@@ -70,7 +70,7 @@ class Candidate:
         raw = self._raw
         if error := raw.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(error, os.strerror(error))
-        if raw.getsockname() == raw.getpeername():  # the kernel connects a socket to itself where nobody listens yet
+        if raw.getsockname() == raw.getpeername():  # the kernel connects a socket to itself where no one listens yet
             raise PeerRefused("was not there yet")
         return Connection(self._door.stream(raw, self.dialled is None, self.host), self.host, STRANGER)
 

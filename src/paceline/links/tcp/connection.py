@@ -47,6 +47,8 @@ class Connection:
         self._mute: PeerLost | None = None
         #: Whether the last `drain` left something.
         self.unread = False
+        #: Whether the last `receive` has taken all that had arrived.
+        self._empty = False
         #: Bytes that wait in the queue.
         self.queued = 0
         #: Called when a frame could not be sent at once, by the thread that posted it.
@@ -176,12 +178,12 @@ class Connection:
 
         Afterwards `unread` says whether there may be more, of which the kernel need not know.
         """
-        self.unread, frames, reads = True, FRAMES, READS
+        self.unread, self._empty, frames, reads = True, False, FRAMES, READS
         while frames and reads:
             if (frame := self._decoded()) is not None:
                 yield frame
                 frames -= 1
-            elif self._receive():
+            elif not self._empty and self._receive():
                 reads -= 1
             else:
                 self.unread = False
@@ -198,8 +200,9 @@ class Connection:
         """Receive once; whether there was something."""
         if self.lost is not None:
             raise self.lost
+        target = self._decoder.target()
         try:
-            count = self.stream.receive(self._decoder.target())
+            count = self.stream.receive(target)
         except OSError as error:
             raise self._lose(f"cannot be reached any longer ({error.strerror or error})") from error
         if count is None:
@@ -207,6 +210,7 @@ class Connection:
         if not count:
             where = "" if self._decoder.between_frames else " in the middle of a message"
             raise self._lose(f"closed the connection{where}; its process has ended")
+        self._empty = count < len(target) and self.stream.short_is_all
         self._decoder.fed(count)
         self.heard = monotonic_ns()
         return True

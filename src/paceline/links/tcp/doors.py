@@ -70,7 +70,7 @@ LOOPBACK = Loopback()
 
 @dataclass(frozen=True)
 class TrustedNetwork:
-    """A network on which nobody listens or changes what others send: it takes the token to join, nothing is hidden."""
+    """A network on which no one listens or changes what others send: it takes the token to join, nothing is hidden."""
 
     token: bytes = field(repr=False)
     locked: bool = True
@@ -90,7 +90,7 @@ def listen(address: Address, door: Door) -> socket.socket:
     """Return a socket that listens; port 0 means any.
 
     Raises:
-        SecurityError: other machines could reach it, and the door keeps nobody out.
+        SecurityError: other machines could reach it, and the door keeps no one out.
     """
     require_safe(address, door, "listen at")
     family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]

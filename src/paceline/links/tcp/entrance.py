@@ -58,7 +58,7 @@ class Dial:
     due: int  # nanoseconds of the monotonic clock
     pause: float = FIRST_PAUSE
     attempts: int = 0
-    why: str = "nobody answered"  # the last attempt failed
+    why: str = "no one answered"  # the last attempt failed
     candidate: Candidate | None = None
 
 
@@ -135,7 +135,7 @@ class Entrance:
             yield dial.address, dial.why
 
     def advance(self, candidate: Candidate) -> tuple[Peer, Connection] | None:
-        """Go on with a handshake; return who the peer is as soon as that is known."""
+        """Continue a handshake; return who the peer is as soon as that is known."""
         try:
             found = candidate.advance()
         except PeerLost as error:

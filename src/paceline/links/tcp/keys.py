@@ -101,7 +101,7 @@ def _open(folder: Path, by_name: bool) -> _Authority:
     if by_name != (folder / HOSTS).exists():
         earlier, now = ("with", "without") if by_name is False else ("without", "with")
         raise UsageError(
-            f"{folder} was made {earlier} --hosts, so {now} them nobody could connect; name another folder"
+            f"{folder} was made {earlier} --hosts, so {now} them no one could connect; name another folder"
         )
     try:
         key = load_pem_private_key((folder / CA_KEY).read_bytes(), None)

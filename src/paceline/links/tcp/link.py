@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from paceline.links import Link
 
 ENDED = select.POLLRDHUP  # the other end sends nothing more
-FAREWELL = 0.2  # seconds that the closing of a link may take which was called off: the next group waits
+FAREWELL = 0.2  # seconds that the closing of a link may take which was cancelled: the next group waits
 
 
 class _Source:
@@ -99,7 +99,7 @@ class _Source:
 
         Raises:
             Cancelled: it has called the link off.
-            PeerLost: it has ended without a word.
+            PeerLost: it has ended without a message.
         """
         while (frame := self.connection.next()) is not None:
             if frame.kind == CALL_OFF:
@@ -126,7 +126,7 @@ class TcpLink:
             rank: whose end this is.
             connections: one to each other rank, which are the link's from now on.
             vectors: this rank's own, `TURNS` of them.
-            waiter: how this rank waits: its deadline, and whether the link was called off.
+            waiter: how this rank waits: its deadline, and whether the link was cancelled.
             pump: what sends while this rank computes.
         """
         self.rank, self.waited, self.vectors = rank, 0, vectors
@@ -136,7 +136,7 @@ class TcpLink:
         self._pollers = {peer: self._poller(peer) for peer in connections}
         self._raws: dict[Span, memoryview] = {}
         self._offers = 0
-        #: Whether it was called off, or a take has failed.
+        #: Whether it was cancelled, or a take has failed.
         self._over = False
         for connection in connections.values():
             # No span is larger. How much may wait is bounded by the collective: a rank offers what is asked of it.
@@ -168,7 +168,7 @@ class TcpLink:
         Raises:
             PeerLost: the peer has ended or is silent, or another rank has ended meanwhile.
             WaitedTooLong: the peer has not offered it before the deadline.
-            Cancelled: the link was called off.
+            Cancelled: the link was cancelled.
         """
         source = self._sources[peer]
         source.expect(span, self._offers)

@@ -19,7 +19,7 @@ from paceline.links.tcp.pump import Pump
 from paceline.links.tcp.waiting import TIMING, SocketWaiter, Timing
 from paceline.links.waiting import Cancelled
 
-LOOK_SECONDS = 0.05  # between two looks whether it was called off
+LOOK_SECONDS = 0.05  # between two looks whether it was cancelled
 
 
 def _worker(peer: Peer) -> str:
@@ -52,7 +52,7 @@ def meet(
 
     Raises:
         WaitedTooLong: ranks are missing at the deadline; the message names them.
-        Cancelled: it was called off meanwhile.
+        Cancelled: it was cancelled meanwhile.
     """
     rank, end = me.peer.number, monotonic() + waiter.deadline
     hub = Hub(me, door, listener, limits=limits, timing=timing, handed_over=(me.peer.role,), describe=describe)

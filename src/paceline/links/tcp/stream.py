@@ -18,11 +18,14 @@ PROBE_SECONDS = 1  # between two probes of a connection on which nothing is sent
 class Stream(Protocol):
     """A connected socket. `None` means that it would block."""
 
+    #: Whether nothing is left when `receive` has returned less than there was room for.
+    short_is_all: bool
+
     def fileno(self) -> int:
         """The descriptor to poll."""
 
     def handshake(self) -> int | None:
-        """Go on with what comes before the first byte: the events of poll to wait for, or None when it is done."""
+        """Continue with what comes before the first byte: the events of poll to wait for, or None when it is done."""
 
     def send(self, buffers: Sequence[memoryview]) -> int | None:
         """Send the beginning of some bytes, and return how many."""
@@ -42,6 +45,8 @@ class Stream(Protocol):
 
 class PlainStream:
     """A socket as it is."""
+
+    short_is_all = True
 
     def __init__(self, raw: socket.socket) -> None:
         self._raw = raw

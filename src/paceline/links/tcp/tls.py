@@ -28,7 +28,7 @@ RECORD = 1 << 14  # bytes that TLS encrypts at once
 
 
 class MutualTls:
-    """The door of a run that has keys: without a certificate of the run's own authority nobody gets in."""
+    """The door of a run that has keys: without a certificate of the run's own authority no one gets in."""
 
     token = None
     locked = True
@@ -74,6 +74,8 @@ class MutualTls:
 
 class TlsStream:
     """An encrypted socket. OpenSSL bears one thread at a time, so receiving and sending share a lock."""
+
+    short_is_all = False  # a record is returned at a time
 
     def __init__(self, raw: ssl.SSLSocket) -> None:
         self._raw, self._lock = raw, threading.Lock()
@@ -132,7 +134,7 @@ def _first_record(buffers: Sequence[memoryview]) -> bytes | memoryview:
 
 
 def read_keys(folder: Path) -> dict[str, bytes]:
-    """Return the keys of a machine, to be handed to it over a channel that nobody else reads."""
+    """Return the keys of a machine, to be handed to it over a channel that no one else reads."""
     here = _folder_of_this_machine(folder)
     return {name: (here / name).read_bytes() for name in (CA, CERTIFICATE, KEY, HOSTS) if (here / name).exists()}
 
@@ -165,7 +167,7 @@ def _require_private(key: Path) -> None:
     if mode & 0o077:
         raise SecurityError(
             f"other users of this machine may read or change {key} (mode {mode:03o}); run `chmod 600 {key}`, and make "
-            "new keys if somebody may have read it"
+            "new keys if anyone may have read it"
         )
 
 

@@ -1,4 +1,4 @@
-"""How a thread waits at sockets: until a deadline, until the peer has been silent for too long, or until called off."""
+"""How a thread waits at sockets: until a deadline, until the peer has been silent for too long, or until cancelled."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class CallOff:
 
     def __init__(self) -> None:
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        #: Whether it was called off.
+        #: Whether it was cancelled.
         self.done = False
 
     def fileno(self) -> int:
         return self._event
 
     def set(self) -> None:
-        """Call off. May be called by any thread, and again."""
+        """Cancel. May be called by any thread, and again."""
         self.done = True
         os.eventfd_write(self._event, 1)  # never read, so it stays readable for all who poll
 
@@ -50,7 +50,7 @@ class CallOff:
 
 @dataclass
 class SocketWaiter:
-    """How one process waits for others. Whoever made it closes `called_off`."""
+    """How one process waits for others. What made it closes `called_off`."""
 
     worker: int
     deadline: float = 120.0  # seconds
@@ -65,7 +65,7 @@ class Wait:
     def __init__(self, waiter: SocketWaiter, connection: Connection) -> None:
         self._waiter, self._connection = waiter, connection
         self._start = monotonic_ns()
-        #: Before this moment the peer's silence does not count: nobody listened.
+        #: Before this moment the peer's silence does not count: no one listened.
         self._listening = self._start
         self._end = self._start + int(waiter.deadline * SECOND)
 
@@ -78,7 +78,7 @@ class Wait:
         """Sleep until a descriptor is ready, and return which are with their events; maybe none.
 
         Raises:
-            Cancelled: it was called off.
+            Cancelled: it was cancelled.
             WaitedTooLong: the deadline has passed.
             PeerLost: the peer has been silent for too long.
         """

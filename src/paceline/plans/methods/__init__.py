@@ -12,6 +12,7 @@
     Hogwild           one memory that all write without locks   every worker                  hogwild
     Coordinated       vectors, as a coordinator commands        the coordinator               sandblaster
     Pipeline          activations and their gradients           the worker of each stage      layers, gpipe, ...
+    SplitLayers       parts of activations and gradients        every worker, for its parts   tensor, per_layer, ...
     NativeDdp         what PyTorch decides                      every worker                  ddp
 
 A method is pure data: it holds members of `core` (a collective, a gate, a rule, a schedule, ...) and implements the
@@ -28,7 +29,7 @@ from typing import Literal, Protocol
 from paceline.core.collectives import Collective
 from paceline.core.rules import Averaging
 
-Devices = Literal["alone", "summed", "shared", "stages", "native"]
+Devices = Literal["alone", "summed", "shared", "stages", "parts", "native"]
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class Traits:
     traced: bool = True
     #: Why a recorded run cannot be replayed; empty where it can.
     not_replayable: str = ""
-    #: Why the method cannot follow a loop of the user's own (`paceline.parallel`); empty where it can.
+    #: Why the method cannot follow a user-defined loop (`paceline.parallel`); empty where it can.
     needs_train: str = ""
-    #: Why `clip_norm=` cannot be honoured; empty where it can.
+    #: Why `gradient_clip_norm=` cannot be honoured; empty where it can.
     cannot_clip: str = ""
     #: Why `on_nan="skip"` cannot be honoured; empty where it can.
     cannot_skip: str = ""
@@ -113,4 +114,4 @@ class Synchronous(Method, Protocol):
 
     @property
     def averaging(self) -> Averaging | None:
-        """How and when replicas are averaged; None if gradients are added up, in every update."""
+        """How and when replicas are averaged; None if gradients are summed, in every update."""

@@ -60,7 +60,7 @@ class ParameterServer:
 
 @dataclass(frozen=True)
 class GatheringServer:
-    """A shard adds up the first `gathers` gradients of a version, then applies them as one (backup workers)."""
+    """A shard sums the first `gathers` gradients of a version, then applies them as one (backup workers)."""
 
     gate: Gate
     gathers: int

@@ -3,6 +3,6 @@
 nodes.py   starts the nodes of a run as a launcher does, but forked from a process that has PyTorch loaded
 hosts.py   network namespaces for nodes, whose links can be cut
 faults.py  chooses a process of a run by what it does, and kills or stops it, or cuts its node off
-timing.py  how long a fault took to be noticed and to be mended, from the events of the run
-proofs.py  each batch applied once by every shard, nothing left behind, a replay to the bit
+timing.py  how long a fault took to be noticed and to be repaired, from the events of the run
+proofs.py  each batch applied once by every shard, nothing left behind, a replay bit for bit
 """

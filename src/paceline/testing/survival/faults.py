@@ -37,7 +37,7 @@ class FaultKind(StrEnum):
         return not self.value.startswith("kill")
 
 
-#: Faults of plans whose workers keep step, and of plans with servers.
+#: Faults of synchronous plans, and of plans with servers.
 IN_STEP = (FaultKind.KILL_WORKER, FaultKind.KILL_NODE, FaultKind.STOP_WORKER)
 SERVED = tuple(kind for kind in FaultKind if kind is not FaultKind.CUT_LINK)
 

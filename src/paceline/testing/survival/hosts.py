@@ -1,6 +1,6 @@
-"""Hosts in network namespaces of their own, on one bridge, whose links can be cut and mended.
+"""Hosts in network namespaces of their own, on one bridge, whose links can be cut and repaired.
 
-A link that is cut loses every packet and tells nobody, as a switch does that has lost its power.
+A link that is cut loses every packet and tells no one, as a switch does that has lost its power.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def _train(folder: Path, program: Program, apart: bool) -> int:
     try:
         train(
             survival_job(program.batches, seed=program.seed), program.plan, engine="cluster", folder=folder / "runs",
-            deadline=program.deadline, trusted_network=apart,
+            timeout=program.deadline, trusted_network=apart,
         )  # fmt: skip
         return 0
     except Exception as error:

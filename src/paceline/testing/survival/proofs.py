@@ -45,7 +45,7 @@ def applied_once(run: Path, batches: int) -> str:
 
 
 def _updated_once(workers: list[int], updates: list[int], record: RunRecord) -> str:
-    """Look at the updates of plans whose workers keep step: every survivor makes each of them once."""
+    """Look at the updates of synchronous plans: every survivor makes each of them once."""
     counts = Counter(zip(workers, updates, strict=True))
     twice = sorted(key for key, count in counts.items() if count > 1)
     if twice:

@@ -1,4 +1,4 @@
-"""How long a fault took to be noticed and to be mended, from the events of the run."""
+"""How long a fault took to be noticed and to be repaired, from the events of the run."""
 
 from __future__ import annotations
 

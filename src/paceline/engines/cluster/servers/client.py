@@ -25,7 +25,7 @@ from paceline.gradients.payload import GradientSum
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
 from paceline.links.tcp.handshake import Peer
-from paceline.links.tcp.hub import Hub
+from paceline.links.tcp.hub import Hub, Received
 from paceline.links.waiting import Cancelled
 from paceline.parameters.layout import ShardLayout, trainable
 from paceline.plans.methods.server import ParameterServer
@@ -154,6 +154,9 @@ class ServerClient:
 
     def handled(self, message: Message, body: memoryview) -> None:
         """Nothing has to be released."""
+
+    def postpones(self, event: Received, message: Message) -> bool:
+        return False
 
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         """No frame of another kind concerns a worker."""

@@ -18,7 +18,7 @@ from paceline.engines.cluster.servers.wire import Other, peer_of
 from paceline.errors import RunFailed
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
-from paceline.links.tcp.hub import Hub
+from paceline.links.tcp.hub import Hub, Received
 from paceline.parameters.layout import Layout
 from paceline.runs.events import Event
 from paceline.runs.schema import from_dict
@@ -128,6 +128,9 @@ class Collector:
 
     def handled(self, message: Message, body: memoryview) -> None:
         """Nothing has to be released."""
+
+    def postpones(self, event: Received, message: Message) -> bool:
+        return False
 
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         if kind == Other.PROGRESS:

@@ -13,7 +13,7 @@ from paceline.engines.cluster.servers.loop import MachineLoop
 from paceline.engines.cluster.servers.wire import Other, addresses_from_bytes, addresses_to_bytes, peer_of, process_of
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
-from paceline.links.tcp.hub import Hub
+from paceline.links.tcp.hub import Hub, Received
 from paceline.runs.events import Event, EventKind, ProcessKind
 from paceline.runs.schema import to_dict
 
@@ -24,8 +24,8 @@ KINDS = {Role.SERVER: ProcessKind.SERVER, Role.WORKER: ProcessKind.WORKER}
 class DeskProcess:
     """`loop.Owner` of the desk."""
 
-    def __init__(self, machine: DeskMachine, hub: Hub, first: Collection[int] = ()) -> None:
-        """`first` are the servers that hold the shards at version 0, of the first desk."""
+    def __init__(self, machine: DeskMachine, hub: Hub, first: Collection[int] = (), deadline: float = 0.0) -> None:
+        """`first` are the servers that hold the shards at version 0, of the first desk, and come within `deadline`."""
         self.machine, self.hub = machine, hub
         self.loop = MachineLoop(Process(Role.DESK, 0), machine, hub, self, machine.timing, None)
         #: Where each server listens that is connected.
@@ -41,23 +41,31 @@ class DeskProcess:
         self._leasing = False
         #: The first servers, as long as they have not come: to start one may take longer than a silence may last.
         self._starting = {Process(Role.SERVER, number) for number in first}
-        self._patience = monotonic() + machine.timing.patience
+        self._patience = monotonic() + deadline
 
     def run(self) -> None:
         """Serve until this process is ended."""
-        self.loop.perform(self.machine.start(monotonic()))
+        self.start()
         while True:
-            self.loop.turn(PROGRESS_SECONDS)
-            now = monotonic()
-            self._watch()
-            if now < self._patience:
-                for process in self._starting:
-                    self.machine.alive_sign(now, process)
-            for peer in self.hub.peers:  # the hub reports those that are silent
-                self.machine.alive_sign(now, process_of(peer))
-            if now - self._reported >= PROGRESS_SECONDS:
-                self._reported = now
-                self._progress()
+            self.turn()
+
+    def start(self) -> None:
+        """Propose the first views, or ask what servers hold."""
+        self.loop.perform(self.machine.start(monotonic()))
+
+    def turn(self) -> None:
+        """Handle what has arrived, and say that all live who are connected or may still be starting."""
+        self.loop.turn(PROGRESS_SECONDS)
+        now = monotonic()
+        self._watch()
+        if now < self._patience:
+            for process in self._starting:
+                self.machine.alive_sign(now, process)
+        for peer in self.hub.peers:  # the hub reports those that are silent
+            self.machine.alive_sign(now, process_of(peer))
+        if now - self._reported >= PROGRESS_SECONDS:
+            self._reported = now
+            self._progress()
 
     def bodies(self, message: Message, body: memoryview) -> Sequence[Buffer]:
         return ()
@@ -72,6 +80,9 @@ class DeskProcess:
 
     def handled(self, message: Message, body: memoryview) -> None:
         """Nothing has to be released."""
+
+    def postpones(self, event: Received, message: Message) -> bool:
+        return False
 
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         if kind == Other.LISTENING and sender.role is Role.SERVER:
@@ -89,7 +100,7 @@ class DeskProcess:
     def departed(self, process: Process, why: str) -> None:
         if process.role is Role.SERVER and process.number in self.addresses:
             del self.addresses[process.number]
-            self._tell_addresses()  # nobody dials it any longer; if it is alive, it says again where it listens
+            self._tell_addresses()  # no one dials it any longer; if it is alive, it says again where it listens
         if process.role in KINDS:
             kind, nodes = KINDS[process.role], self.machine.slots
             self._note(Event(EventKind.LOST, time(), kind, process.number % nodes, process.number, why=why))
@@ -119,9 +130,8 @@ class DeskProcess:
 
     def _progress(self) -> None:
         """Tell the head how far the training is."""
-        desk = self.machine
-        finished = desk.desk.finished(desk.state)
-        self._tell_heads(Other.PROGRESS, (finished, len(desk.seats), int(self.finished), self.lost), b"")
+        finished, workers = self.machine.finished, len(self.machine.seats)
+        self._tell_heads(Other.PROGRESS, (finished, workers, int(self.finished), self.lost), b"")
 
     def _tell_heads(self, kind: int, ints: tuple[int, ...], body: bytes) -> None:
         for peer in self.hub.peers:

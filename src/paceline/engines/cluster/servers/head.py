@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.core.cluster.group import Dismiss
 from paceline.core.cluster.messages import Process, Role
+from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.engines.cluster.agent import Agent
 from paceline.engines.cluster.control import Asked, Ended, Failed, Finished, Message, Rows, Serve, Spare
 from paceline.engines.cluster.head import FarWorkers, ToRank, report_of
@@ -27,10 +28,12 @@ from paceline.engines.local.snapshots import SnapshotFile
 from paceline.engines.setup import Setup
 from paceline.errors import DeathWarning, RunFailed
 from paceline.links.tcp.doors import Address, listen
+from paceline.plans.methods.server import Server
 from paceline.runs.events import Event, EventKind, ProcessKind
 from paceline.runs.record import DeathRecord
 from paceline.runs.trace import Kind, Row, Trace
 
+BLOCK = 16  # batches that are leased at once, at most
 READ_SECONDS = 30.0  # that servers may take to answer the head
 
 
@@ -70,7 +73,7 @@ class ServerHead:
         )
         self.keeper = DeskKeeper(
             agent.children, ticket, listener, agent.assignment, placement.members(), placement.copies,
-            lambda: self.collector.loop.addresses,
+            lambda: self.collector.loop.addresses, block_of(setup),
         )  # fmt: skip
         agent.keepers.append(self.keeper)
         self.collector.desk_met, self.collector.desk_lost = self._desk_met, self._desk_lost
@@ -228,11 +231,25 @@ class ServerHead:
             self._deserted = time.monotonic()
         until = " until another takes its place" if self.living else ""
         warnings.warn(
-            f"the worker of rank {rank} {why}; its batch is computed by another one, and the run goes on with "
+            f"the worker of rank {rank} {why}; its batch is computed by another one, and the run continues with "
             f"{len(alive)} of {self.nodes} workers{until}",
             DeathWarning,
             stacklevel=2,
         )
+
+
+def block_of(setup: Setup) -> int:
+    """Return how many batches a worker is leased at once.
+
+    A lease costs its worker and the desk as much as some small batches do. But a worker that dies has its block
+    computed again, workers end their last blocks at different times, and the head counts batches in whole blocks. A
+    gate counts batches one by one, and what loader processes read ahead is forecast one by one.
+    """
+    method = setup.plan.method
+    if not isinstance(method, Server) or not isinstance(method.gate, Asynchronous) or setup.job.num_workers:
+        return 1
+    workers, every = setup.plan.workers, setup.snapshots_every or setup.agenda.leases
+    return max(1, min(BLOCK, setup.agenda.leases // (64 * workers), every // (8 * workers)))
 
 
 def _line(event: Event) -> str:

@@ -45,6 +45,9 @@ class Owner(Protocol):
     def handled(self, message: Message, body: memoryview) -> None:
         """Take note that the machine has handled a message, and that all it asked for is done."""
 
+    def postpones(self, event: Received, message: Message) -> bool:
+        """Whether a message waits until the process is ready for it; then `MachineLoop.take` gets its event again."""
+
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         """Take a frame that no machine knows."""
 
@@ -71,7 +74,7 @@ class MachineLoop:
     def turn(self, timeout: float) -> None:
         """Handle what has arrived, after waiting for at most so many seconds, and do what is due."""
         for event in self.hub.poll(min(timeout, max(0.0, self._due - monotonic()))):
-            self._take(event)
+            self.take(event)
         now = monotonic()
         if now >= self._due:
             self._due = now + self.timing.heartbeat / 2
@@ -90,7 +93,8 @@ class MachineLoop:
         kind, ints = pack(message)
         self.hub.post(peer_of(to), MESSAGES + kind, ints, self.owner.bodies(message, body))
 
-    def _take(self, event: Event) -> None:
+    def take(self, event: Event) -> None:
+        """Handle one event."""
         if isinstance(event, Received):
             sender = process_of(event.peer)
             if event.kind == Other.ADDRESSES:
@@ -99,6 +103,8 @@ class MachineLoop:
                 self.owner.other(sender, event.kind, event.ints, event.body)
             else:
                 message = unpack(event.kind - MESSAGES, event.ints)
+                if self.owner.postpones(event, message):
+                    return
                 self.perform(self.machine.handle(monotonic(), sender, message), event.body)
                 self.owner.handled(message, event.body)
         elif isinstance(event, Arrived):

@@ -56,11 +56,13 @@ class DeskKeeper:
 
     def __init__(
         self, children: Children, ticket: ServerTicket, listener: socket.socket, assignment: Callable[[], bytes],
-        members: Sequence[tuple[int, ...]], copies: int, alive: Callable[[], Collection[int]],
+        members: Sequence[tuple[int, ...]], copies: int, alive: Callable[[], Collection[int]], block: int,
     ) -> None:  # fmt: skip
-        """`alive` returns the servers that are believed to be alive, for a desk that has to ask them."""
+        """`alive` returns the servers that are believed to be alive, for a desk that has to ask them; `block` is how
+        many batches are leased at once.
+        """
         self.children, self.ticket, self.listener, self.assignment = children, ticket, listener, assignment
-        self.members, self.copies, self.alive = members, copies, alive
+        self.members, self.copies, self.alive, self.block = members, copies, alive, block
         self.epoch = 0
         self.child: Child | None = None
         self.start()
@@ -70,7 +72,8 @@ class DeskKeeper:
         self.epoch += 1
         members = self.members if self.epoch == 1 else [()] * len(self.members)
         expected = frozenset(self.alive()) if self.epoch > 1 else frozenset()
-        arguments = (self.ticket, self.listener, self.epoch, [self.assignment()], self.copies, members, expected)
+        given = [self.assignment()]
+        arguments = (self.ticket, self.listener, self.epoch, given, self.copies, members, expected, self.block)
         self.child = self.children.start(ProcessName(ProcessKind.DESK, self.epoch), run_desk, arguments)
 
     def replace(self) -> None:

@@ -20,7 +20,7 @@ from paceline.core.cluster.messages import Process, Role
 from paceline.core.cluster.outputs import TIMING, Timing
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
-from paceline.data.source import TensorSource, open_source
+from paceline.data.source import TensorSource
 from paceline.engines.cluster.servers.client import ServerClient
 from paceline.engines.cluster.servers.desk_process import DeskProcess
 from paceline.engines.cluster.servers.shard_process import ShardProcess
@@ -50,6 +50,7 @@ class NoGroup:
     """`Group` of a worker that keeps step with no other: under a plan with servers nothing asks it."""
 
     leads = True
+    part = None
 
     def chunks(self, update: int) -> list[Chunk]:
         raise NotImplementedError
@@ -83,7 +84,7 @@ class ServerTicket:
 
 def run_desk(
     ticket: ServerTicket, listener: socket.socket, epoch: int, box: list[bytes], copies: int,
-    members: Sequence[tuple[int, ...]], expected: frozenset[int], pipe: Pipe,
+    members: Sequence[tuple[int, ...]], expected: frozenset[int], block: int, pipe: Pipe,
 ) -> None:  # fmt: skip
     """Run the desk of an epoch at a socket that listens already, until the agent ends this process."""
     become_worker(scarce=False)
@@ -101,9 +102,10 @@ def run_desk(
         monotonic(),
         expected,
         lambda server: server % given.plan.workers,
+        block,
     )
     first = [number for each in members for number in each]
-    DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener), first).run()
+    DeskProcess(machine, ticket.hub(Process(Role.DESK, 0), listener=listener), first, given.deadline).run()
 
 
 def run_server(ticket: ServerTicket, number: int, shard: int, box: list[bytes], layout: Layout, pipe: Pipe) -> None:
@@ -132,7 +134,7 @@ def run_worker(
     try:
         given: Assignment = pickle.loads(box.pop())
         torch.set_num_threads(given.plan.threads)
-        source = TensorSource(tensors.open()) if tensors else open_source(given.data, given.job.seed)
+        source = TensorSource(tensors.open()) if tensors else given.open_data()
         host, shared = WorkerProcess(arena, None), arena.of_worker(0)
         waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, lambda: "at a server")
         replica = ReplicaWorker(

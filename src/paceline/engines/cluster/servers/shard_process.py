@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter_ns as now
 
-from paceline.core.cluster.messages import NONE, Copy, Message, Process, Pulled, Push, Pushed, Replicate, Role
+from paceline.core.cluster.messages import (
+    NONE,
+    Copy,
+    Message,
+    Process,
+    Propose,
+    Pulled,
+    Push,
+    Pushed,
+    Replicate,
+    Replicated,
+    Role,
+)
 from paceline.core.cluster.outputs import Apply, Forget, Output, Restore, Timing
 from paceline.core.cluster.shard import ShardMachine
 from paceline.engines.cluster.servers.loop import MachineLoop
@@ -14,7 +28,7 @@ from paceline.engines.cluster.servers.wire import Other, addresses_to_bytes, kin
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
 from paceline.links.tcp.handshake import Peer
-from paceline.links.tcp.hub import Hub, PeerPlace
+from paceline.links.tcp.hub import Hub, PeerPlace, Received
 
 PUSH, REPLICATE = kind_of(Push), kind_of(Replicate)
 
@@ -33,67 +47,111 @@ class ShardProcess:
         self.history = History(shards)
         #: The gradients that the machine's log still needs, by version.
         self.kept: dict[int, GradientVector] = {}
-        #: The vector that each peer's last gradient is received in, until all of it has come.
-        self._arriving: dict[Peer, GradientVector] = {}
+        #: What the machine has applied and the tensors have not. A primary makes a version when it is on all backups,
+        #: so that no worker is shown one that a failure loses; a backup makes it after it has confirmed it.
+        self._unmade: deque[tuple[Apply, GradientVector]] = deque()
+        #: The vectors that gradients of peers are received in, until the machine has handled them.
+        self._arriving: list[tuple[Peer, GradientVector]] = []
+        #: The copy that waits for its shard's state, which a thread builds: to make a user's model may take long.
+        self._copy: Received | None = None
+        self._building: Future[ShardState] | None = None
+        self._builder = ThreadPoolExecutor(1, "paceline-shard")
         self.hub = open_hub(self._place)
         self.loop = MachineLoop(Process(Role.SERVER, number), self.machine, self.hub, self, timing, desk)
 
     def run(self) -> None:
         """Serve until this process is ended."""
         while True:
-            self.loop.turn(self.machine.timing.heartbeat)
+            self.turn()
+
+    def turn(self) -> None:
+        """Handle what has arrived, and a copy that has waited for its state."""
+        self.loop.turn(self.machine.timing.heartbeat)
+        if self._copy is not None and self._building is not None and self._building.done():
+            event, self._copy = self._copy, None
+            self.loop.take(event)
+
+    def postpones(self, event: Received, message: Message) -> bool:
+        """Let a copy wait until there is a state to hold it; a later one replaces it."""
+        if not isinstance(message, Copy) or (self.state is not None and self.state.number == message.shard):
+            return False
+        ended = self._building is not None and self._building.done()
+        if ended and self._building is not None and self._building.result().number == message.shard:
+            return False
+        if self._building is None or ended:
+            self._building = self._builder.submit(self.make_state, message.shard)
+            self._building.add_done_callback(lambda built: self.hub.wake())
+        self._copy = event
+        return True
 
     def bodies(self, message: Message, body: memoryview) -> Sequence[Buffer]:
         if isinstance(message, Pushed | Pulled):
-            assert self.state is not None
-            return (self.state.values,)
+            return (self._made(message.version).values,)
         if isinstance(message, Replicate):
             return (self.kept[message.version].bytes if message.version in self.kept else body,)
         if isinstance(message, Copy):
-            assert self.state is not None
-            return (self.state.everything, self.history.raw)
+            return (self._made(message.version).everything, self.history.raw)
         return ()
 
     def carry_out(self, output: Output, body: memoryview) -> None:
         if isinstance(output, Apply):
             assert self.state is not None
-            start, vector = now(), self.state.vectors.of(body)
-            self.state.apply(output.version, vector)
-            self.history.add(output, vector.bases, start, now())
+            vector = self.state.vectors.of(body)
+            self._unmade.append((output, vector))
             if self.machine.followers:
                 self.kept[output.version] = vector
         elif isinstance(output, Restore):
-            self.state = (
-                self.state if self.state and self.state.number == output.shard else self.make_state(output.shard)
-            )
+            self._unmade.clear()
+            if self.state is None or self.state.number != output.shard:
+                assert self._building is not None
+                self.state, self._building, self._arriving = self._building.result(), None, []
             size = len(self.state.everything)
             self.state.restore(body[:size])
             self.history.restore(body[size:])
         elif isinstance(output, Forget):
-            self.state, self.history, self.kept = None, History(self.shards), {}
+            self._unmade.clear()
+            self.state, self.history, self.kept, self._arriving = None, History(self.shards), {}, []
+
+    def _made(self, version: int) -> ShardState:
+        """Bring the tensors to a version, and return them."""
+        assert self.state is not None
+        while self._unmade and self._unmade[0][0].version <= version:
+            output, vector = self._unmade.popleft()
+            start = now()
+            self.state.apply(output.version, vector)
+            self.history.add(output, vector.bases, start, now())
+        return self.state
 
     def handled(self, message: Message, body: memoryview) -> None:
-        """Let vectors be used again that neither the log needs nor a follower lacks."""
+        """Make what a backup has confirmed."""
         if self.state is None:
             return
-        vectors, start = self.state.vectors, self.machine.log_start
-        for version in [v for v in self.kept if v < start]:
-            vectors.release(self.kept.pop(version))
-        if isinstance(message, Push | Replicate) and len(body) == vectors.size:
-            vector = vectors.of(body)
-            self._arriving = {peer: each for peer, each in self._arriving.items() if each is not vector}
-            if vector not in self.kept.values():
-                vectors.release(vector)
+        if not self.machine.primary:
+            self._made(self.machine.version)
+        if isinstance(message, Push | Replicate) and len(body) == self.state.vectors.size:
+            self._arriving = [each for each in self._arriving if each[1].bytes.obj is not body.obj]
+        if isinstance(message, Push | Replicate | Replicated | Propose):
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Let vectors be used again that nothing needs any longer."""
+        assert self.state is not None
+        start = self.machine.log_start
+        self.kept = {version: vector for version, vector in self.kept.items() if version >= start}
+        unmade, arriving = (vector for _, vector in self._unmade), (vector for _, vector in self._arriving)
+        self.state.vectors.keep((*self.kept.values(), *unmade, *arriving))
 
     def _place(self, peer: Peer, kind: int, ints: tuple[int, ...], size: int) -> memoryview | None:
         """Receive gradients in vectors whose views are made already."""
         if kind not in (PUSH, REPLICATE) or self.state is None or size != self.state.vectors.size:
             return None
-        vector = self._arriving[peer] = self.state.vectors.take()
+        vector = self.state.vectors.take()
+        self._arriving.append((peer, vector))
         return vector.bytes
 
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
-        if kind == Other.HISTORY:
+        if kind == Other.HISTORY and self.state is not None:
+            self._made(self.machine.version)
             self.hub.post(peer_of(sender), Other.HISTORY, (self.machine.shard,), [self.history.raw])
 
     def arrived(self, process: Process) -> None:
@@ -103,6 +161,6 @@ class ShardProcess:
 
     def departed(self, process: Process, why: str) -> None:
         """Use the vector again in which half a gradient has come. The desk decides what follows."""
-        vector = self._arriving.pop(peer_of(process), None)
-        if vector is not None and self.state is not None:
-            self.state.vectors.release(vector)
+        self._arriving = [each for each in self._arriving if each[0] != peer_of(process)]
+        if self.state is not None:
+            self._let_go()

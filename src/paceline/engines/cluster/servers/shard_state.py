@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.cluster.outputs import Apply
@@ -35,7 +36,10 @@ class GradientVector:
         flat = self.raw[:numbers].view(dtype)
         self.gradients, self.moving = layout.parameter_views(flat), layout.buffer_views(flat)
         self.present = self.raw[numbers : numbers + flags]
-        self.bases = self.raw[numbers + _up(flags) :][: 8 * shards].view(torch.int64)
+        #: As an array, since to make a tensor of a few integers costs as much as to copy a small model.
+        self.bases: NDArray[np.int64] = self.raw[numbers + _up(flags) :][: 8 * shards].view(torch.int64).numpy()
+        #: Whether `present` says that every parameter has a gradient, as far as this process has written it.
+        self._whole = False
         #: The whole vector of parameters that a gradient was computed from; empty if the rule does not look back.
         self.before = self.raw[numbers + _up(flags) + _up(8 * shards) :]
         self.pulled = layout.parameter_views(self.before.view(dtype)) if looks_back else []
@@ -48,15 +52,17 @@ class GradientVector:
 
     def write(self, gradients: Sequence[Tensor | None], moving: Sequence[Tensor], bases: Sequence[int]) -> None:
         """Write what a worker pushes; `bases` are the versions that it has computed from."""
-        self.bases.copy_(torch.tensor(bases))
+        self.bases[:] = bases
         given = [g is not None for g in gradients]
         if all(given):
             torch._foreach_copy_(self.gradients, gradients)  # type: ignore[arg-type]
-            self.present.fill_(1)
+            if not self._whole:
+                self.present.fill_(1)
         else:
             for view, gradient in zip(self.gradients, gradients, strict=True):
                 view.zero_() if gradient is None else view.copy_(gradient)
             self.present.copy_(torch.tensor(given, dtype=torch.uint8))
+        self._whole = all(given)
         for view, buffer in zip(self.moving, moving, strict=False):
             view.copy_(buffer)
 
@@ -103,10 +109,11 @@ class VectorPool:
             found.bytes[:] = body
         return found
 
-    def release(self, vector: GradientVector) -> None:
-        """Let a vector be used for another gradient."""
-        if self._used.pop(vector.raw.data_ptr(), None) is not None:
-            self._free.append(vector)
+    def keep(self, needed: Iterable[GradientVector]) -> None:
+        """Let all vectors but these be used for other gradients."""
+        used = {vector.raw.data_ptr(): vector for vector in needed}
+        self._free += [vector for address, vector in self._used.items() if address not in used]
+        self._used = used
 
 
 class ShardState:
@@ -123,7 +130,7 @@ class ShardState:
         self.number, self.rule = number, rule
         self.version = ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8))
         self.version.start(mine, [buffers[b.name].to(layout.dtype) for b in shard.buffers], rule)
-        self.store = ShardStore(mine, own, job.schedule, [self.version])
+        self.store = ShardStore(mine, own, job.lr_scheduler, [self.version])
         self.store.look(0)
         self.vectors = VectorPool(shard, layout.dtype, rule.looks_back, len(layout.shards))
 
@@ -167,11 +174,11 @@ class History:
         self._rows = np.zeros(1024, self._dtype)
         self._count = 0
 
-    def add(self, output: Apply, bases: Tensor, start: int, end: int) -> None:
+    def add(self, output: Apply, bases: NDArray[np.int64], start: int, end: int) -> None:
         """Add the push that made a version."""
         if self._count == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[self._count] = (*output, start, end, bases.numpy())
+        self._rows[self._count] = (*output, start, end, bases)
         self._count += 1
 
     @property

@@ -8,7 +8,7 @@ worker                                            its peers
 4 walk the collective's table ◀───────────────▶   the same table, their rows
 5 read the sum
 6 divide by the weight, clip, take the buffers
-7 the user's optimizer makes the step             the same step, to the bit
+7 the user's optimizer makes the step             the same step, bit for bit
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def all_reduce(runner: PlanRunner, method: AllReduce) -> Walk:
         runner.exchanged(update, start, waited, sent)
         start, base = now(), store.updates
         rule.update(store, Arrival(runner.learner.settle(whole)))  # 6, 7
+        store.schedule.hear(whole.mean)
         runner.applied(update, base, store.updates, start)
         if runner.group.leads:
             runner.snapshot(update + 1, runner.values)

@@ -1,6 +1,6 @@
 """Coordinated: every worker runs the coordinator itself, on the same results as the others.
 
-Three collectives are needed: one adds up the gradient, one the parts of a product, and one gathers the parameters, as
+Three collectives are needed: one sums the gradient, one the parts of a product, and one gathers the parameters, as
 the sum of vectors that are zero outside each worker's slice.
 """
 
@@ -38,7 +38,7 @@ def train_coordinated(runner: PlanRunner, method: Coordinated, arena: Arena, com
 
 
 class CoordinatorClient:
-    """One worker's exchanges: `whole` adds up whole vectors, `single` one number of each worker."""
+    """One worker's exchanges: `whole` sums whole vectors, `single` one number of each worker."""
 
     def __init__(self, runner: PlanRunner, method: Coordinated, arena: Arena, compute: Compute) -> None:
         self.runner, self.compute = runner, compute

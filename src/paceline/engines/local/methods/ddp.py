@@ -55,8 +55,8 @@ def _train(runner: PlanRunner, reader: Reader) -> DistributedDataParallel:
             losses, samples = losses + float(loss.detach()) * chunk.samples, samples + chunk.samples * bool(mine)
         if job.on_nan == "stop" and not math.isfinite(losses):
             raise NotFinite(losses, update, reader.order.indices(chunks[0]).tolist())
-        if job.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(replica.parameters, job.clip_norm)
+        if job.gradient_clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(replica.parameters, job.gradient_clip_norm)
         mean = losses / max(samples, 1)
         runner.record(Kind.COMPUTE, update, -1, update, -1, start, now(), 0, samples, 0, mean)
         start = now()

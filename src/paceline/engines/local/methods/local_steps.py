@@ -6,6 +6,7 @@ from time import perf_counter_ns as now
 
 from paceline.core.rules import Averaging
 from paceline.engines.local.collectives import Means
+from paceline.engines.local.methods.legs import before, legs_of
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.parameters.replicas import AveragingReplica
 from paceline.plans.methods.local_steps import Gossip, LocalSteps, averages_after, averages_before
@@ -26,26 +27,38 @@ def _averaged(runner: PlanRunner, rule: Averaging, means: Means) -> Walk:
     store, updates = runner.local_store(rule), runner.agenda.updates
     exchanges, apart = averages_before(rule, runner.resume_point.updates, updates), False
     replica, state = AveragingReplica(runner.learner, store, rule), runner.resume(store)
-    for update in runner.updates_ahead():
-        computed = yield GradientRequest(update, runner.group.chunks(update), update)
-        if computed is None:
-            if apart:  # as after the last update of an agenda
-                _average(runner, update - 1, exchanges, replica, means)
-            break
+    legs = None if rule.mixes_first else legs_of(runner, store)
+    ahead = runner.updates_ahead()
+    while ahead:
+        made = legs.make(_until_average(rule, ahead), ahead[0]) if legs else ahead[:0]
+        update = made[-1] if made else ahead[0]
         due = averages_after(rule, update, updates)
-        if due and rule.mixes_first:
-            _average(runner, update, exchanges, replica, means)
-        start = now()
-        replica.step(computed)
-        runner.applied(update, update, update + 1, start)
+        if not made:
+            made = ahead[:1]
+            computed = yield GradientRequest(update, runner.group.chunks(update), update)
+            if computed is None:
+                if apart:  # as after the last update of an agenda
+                    _average(runner, update - 1, exchanges, replica, means)
+                break
+            if due and rule.mixes_first:
+                _average(runner, update, exchanges, replica, means)
+            start = now()
+            replica.step(computed)
+            runner.applied(update, update, update + 1, start)
         if due and not rule.mixes_first:
             _average(runner, update, exchanges, replica, means)
         exchanges += due
         apart = not due
         if runner.group.leads:
             runner.snapshot(update + 1, replica.result)
-        runner.state_writer.in_step(update, update + 1, state)
+        runner.state_writer.in_step(made[0], update + 1, state)
+        ahead = ahead[len(made) :]
     runner.write_result(replica.result())
+
+
+def _until_average(rule: Averaging, ahead: range) -> range:
+    """Return these updates up to the one after which replicas are averaged next."""
+    return before(ahead, (ahead[0] // rule.every + 1) * rule.every) if rule.every else ahead
 
 
 def _average(runner: PlanRunner, update: int, number: int, replica: AveragingReplica, means: Means) -> None:

@@ -53,6 +53,8 @@ class PlanRunner(WorkerContext):
         self.encoder = GradientEncoder(plan.wire, self.replica.parameters)
         self.residuals = self.encoder.residuals
         self.state_writer = StateWriter(self)
+        #: The gradient that is being computed, or was computed last.
+        self.due = GradientRequest(-1, [], -1)
         #: Nanoseconds that this worker has waited at the gate and not yet written to the trace.
         self.waited = 0
 
@@ -63,7 +65,7 @@ class PlanRunner(WorkerContext):
 
     def local_store(self, rule: Rule | Averaging | None = None) -> LocalStore:
         """Return a store of the worker's own parameters, with the user's optimizer."""
-        return LocalStore(self.replica.parameters, self.optimizer, self.job.schedule, rule or Plain())
+        return self.replica.local_store(self.optimizer, rule or Plain())
 
     def resume(self, store: LocalStore) -> Callable[[], WorkerState]:
         """Restore the state of a resumed run; return a function that gives this worker's state for a checkpoint."""

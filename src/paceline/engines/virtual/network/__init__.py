@@ -11,7 +11,8 @@ promises    what is checked after every step, and at the end
 Everything is drawn from the seed, so a history that breaks a promise can be told again, step by step.
 """
 
+from paceline.core.cluster.machines import Machines
 from paceline.engines.virtual.network.history import History, first_fault
-from paceline.engines.virtual.network.scenario import Machines, Scenario
+from paceline.engines.virtual.network.scenario import Scenario
 
 __all__ = ["History", "Machines", "Scenario", "first_fault"]

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from paceline.core.cluster.messages import NONE, Copy, Message, Process, Pushed, Replicated, Role
+from paceline.core.cluster.machines import Machines
+from paceline.core.cluster.messages import NONE, Copy, Message, Process, Pulled, Pushed, Replicated, Role
 from paceline.core.cluster.outputs import (
     Again,
     Apply,
@@ -19,11 +20,12 @@ from paceline.core.cluster.outputs import (
     Restore,
     Send,
     Timing,
+    say,
 )
 from paceline.core.cluster.worker import Stage
 from paceline.engines.virtual.network.actor import Actor
 from paceline.engines.virtual.network.promises import Promises
-from paceline.engines.virtual.network.scenario import Machines, Scenario
+from paceline.engines.virtual.network.scenario import Scenario
 from paceline.engines.virtual.network.wire import Wire
 
 DESK = Process(Role.DESK, 0)
@@ -83,7 +85,16 @@ class Cluster:
         slots, copies = scenario.workers + len(scenario.faults), 1 + scenario.backups
         expected = [p.number for p, a in self.actors.items() if p.role is Role.SERVER and a.alive]
         machine = self.machines.desk(
-            epoch, slots, scenario.batches, scenario.gate, copies, self.timing, members, now, expected
+            epoch,
+            slots,
+            scenario.batches,
+            scenario.gate,
+            copies,
+            self.timing,
+            members,
+            now,
+            expected,
+            block=scenario.block,
         )
         actor = Actor(DESK, machine, 0)
         self._enter(actor)
@@ -194,6 +205,8 @@ class Cluster:
             self.promises.acknowledges(actor, message)
         elif isinstance(message, Replicated):
             self.promises.confirms(actor, to, message)
+        if isinstance(message, Pushed | Pulled):
+            self.promises.shows(actor, message)
         body = tuple(actor.content) if isinstance(message, Copy) else None
         self.wire.carry(actor.process, to, self._deliver, message, body)
 
@@ -227,9 +240,3 @@ class Cluster:
         """Note whether all workers that are alive have finished."""
         workers = (a for a in self.actors.values() if a.process.role is Role.WORKER and a.alive)
         self.finished = all(actor.machine.stage is Stage.FINISHED for actor in workers)
-
-
-def say(thing: Any) -> str:
-    """Return a message in words."""
-    fields = ", ".join(f"{name}={value}" for name, value in zip(thing._fields, thing, strict=True))
-    return f"{type(thing).__name__}({fields})"

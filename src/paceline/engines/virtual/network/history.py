@@ -6,11 +6,12 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+from paceline.core.cluster.machines import Machines
 from paceline.core.cluster.messages import Role
 from paceline.core.cluster.worker import Stage
 from paceline.engines.virtual.network.cluster import DESK, Cluster
 from paceline.engines.virtual.network.mishaps import Mishaps
-from paceline.engines.virtual.network.scenario import Machines, Scenario
+from paceline.engines.virtual.network.scenario import Scenario
 from paceline.engines.virtual.network.wire import Wire
 from paceline.narrative import Scene, format_story
 

@@ -4,6 +4,7 @@
 - What a backup confirms is what its primary has, batch by batch.
 - A server that becomes a primary has every push whose acknowledgement the desk still trusts: what is missing was
   declared lost, so that it is computed again.
+- What a primary shows to a worker is on every backup of its view, so that no failure of the primary loses it.
 - It has every acknowledged push, whatever the desk knows, as long as each shard lost one server at most between two
   completed re-replications (`Scenario.gentle`).
 - A batch that all shards had acknowledged, and that one has lost, is computed again; and the run says so.
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.core.cluster.messages import NONE, Process, Pushed, Replicated, Role
+from paceline.core.cluster.messages import NONE, Process, Pulled, Pushed, Replicated, Role
 from paceline.core.cluster.outputs import Again, Apply, Changed
 from paceline.core.cluster.views import EPOCH_BITS, Trust
 from paceline.engines.virtual.network.actor import Actor
@@ -72,6 +73,14 @@ class Promises:
         if primary is not None and message.view < view:
             self._check_trusted(view, primary, message.shard, message.batch)
 
+    def shows(self, server: Actor, message: Pushed | Pulled) -> None:
+        """A primary sends parameters of a version to a worker."""
+        for number in server.machine.members[1:]:
+            backup = self.actors[Process(Role.SERVER, number)]
+            held, shown = backup.content[: message.version], server.content[: message.version]
+            if backup.machine.view == message.view and held != shown:
+                self.break_(f"{server.process} shows version {message.version}, which {backup.process} lacks")
+
     def changes(self, changed: Changed, trust: Trust, replaced: bool) -> None:
         """A desk has made a view."""
         self._trust[changed.view] = trust
@@ -117,8 +126,11 @@ class Promises:
         """A worker computes a batch."""
         if batch in self._again or not all(batch in each for each in self._acknowledged):
             return
+        # A primary that was dismissed has forgotten everything: a stray desk has made another one.
         lacking = [
-            shard for shard, (_, primary) in enumerate(self._primaries) if primary and batch not in primary.content
+            shard
+            for shard, (_, primary) in enumerate(self._primaries)
+            if primary and primary.shard == shard and batch not in primary.content
         ]
         if lacking:
             self.break_(

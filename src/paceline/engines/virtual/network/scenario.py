@@ -6,9 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.core.cluster.desk import DeskMachine
-from paceline.core.cluster.shard import LOG_LIMIT, ShardMachine
-from paceline.core.cluster.worker import WorkerMachine
+from paceline.core.cluster.shard import LOG_LIMIT
 from paceline.core.server.gates import Gate
 from paceline.core.server.gates.asynchronous import Asynchronous
 from paceline.core.server.gates.stale_synchronous import StaleSynchronous
@@ -20,15 +18,6 @@ FAULTS = (
 )  # fmt: skip
 BATCH_SECONDS = 0.4  # about what a worker needs for a batch
 GATES = (Asynchronous(), Asynchronous(), StaleSynchronous(0), StaleSynchronous(1), StaleSynchronous(3))
-
-
-@dataclass(frozen=True)
-class Machines:
-    """The classes of machines; a test plants a fault by handing in another one."""
-
-    desk: type[DeskMachine] = DeskMachine
-    shard: type[ShardMachine] = ShardMachine
-    worker: type[WorkerMachine] = WorkerMachine
 
 
 @dataclass(frozen=True)
@@ -56,6 +45,8 @@ class Scenario:
     lasting: bool = False
     #: Entries that a primary keeps for a spare.
     log_limit: int = LOG_LIMIT
+    #: Batches that are leased at once.
+    block: int = 1
 
     @staticmethod
     def draw(
@@ -85,6 +76,7 @@ class Scenario:
             gentle=chance.random() < 0.6,
             lasting=chance.random() < 0.1,
             log_limit=chance.choice((2, LOG_LIMIT)),
+            block=chance.choice((1, 1, 2, 5)),
         )
         fixed: dict[str, Any] = {
             "nodes": nodes, "workers": workers, "shards": shards, "backups": backups, "gate": gate, "lasting": lasting,

@@ -1,0 +1,133 @@
+"""`calibrate`: measures what this machine can do, and writes its card.
+
+steps of small networks of many shapes, with 1 to n busy cores and with more threads     operations
+trainings of one vector, which do nothing but exchange it, at several sizes              meetings, pushes, ddp
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from paceline.api.busy_cores import BusyCores, Case, Steps
+from paceline.api.calibration_jobs import calibration_job, vector_job
+from paceline.api.measuring import Measured, Say, measure
+from paceline.core.collectives.ring import Ring
+from paceline.errors import UsageError
+from paceline.planner import fitting
+from paceline.planner.card import Card, Exchange, Operations, default_file
+from paceline.planner.model_cost import cost_of
+from paceline.planner.operations import BACKWARD, FORWARD, UPDATE, USUAL
+from paceline.plans.plan import Plan
+from paceline.runs.machine import this_machine
+
+SECONDS = 30.0
+SHARE = 0.6  # of the seconds that operations get
+JOBS = 63
+LENGTHS = (1_000, 10_000, 55_000, 200_000, 600_000, 2_000_000)  # floats
+EVERY = {2: LENGTHS, 3: LENGTHS[1:5:3], 4: LENGTHS[1:5:3]}  # at how many workers, at which lengths
+UPDATES = 60
+DRAWN = 0.1  # weight of usual coefficients in a fit
+
+
+def calibrate(seconds: float = SECONDS, file: Path | None = None, say: Say = lambda line: None) -> Card:
+    """Measure this machine for about so many seconds, and write its card.
+
+    file   where the card goes; None: where `choose` looks for it
+    """
+    if not 2 <= seconds < 3600:
+        raise UsageError(f"seconds={seconds}: give from 2 to 3600; the default is {SECONDS:.0f}")
+    machine, cores = this_machine(), len(os.sched_getaffinity(0))
+    say(f"{cores} core{'s' * (cores > 1)}: steps of small networks, with 1 to {cores} busy ...")
+    operations = measure_operations(cores, seconds * SHARE)
+    say("exchanges between workers ...")
+    exchanges, between = measure_exchanges(seconds)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    card = Card(
+        machine.processor, cores, memory, operations, exchanges, between, torch.__version__,
+        datetime.date.today().isoformat(),
+    )  # fmt: skip
+    card.write(file or default_file())
+    return card
+
+
+def cases(cores: int) -> list[Case]:
+    """Return what is measured: every number of busy cores up to 4, then doublings, and one process with all threads."""
+    counts = sorted({count for count in (1, 2, 3, 4, 8, 16, 32, 64) if count <= cores} | {cores})
+    return [Case(busy, 1) for busy in counts] + ([Case(1, cores)] if cores > 1 else [])
+
+
+def measure_operations(cores: int, seconds: float, jobs: int = JOBS) -> tuple[Operations, ...]:
+    """Measure steps of calibration jobs in all cases, and fit the coefficients of each."""
+    wanted = cases(cores)
+    steps: dict[Case, list[Steps]] = defaultdict(list)
+    each = seconds / jobs / (len(wanted) + 1)
+    compute, update = [], []
+    with BusyCores(cores) as pool:
+        for number in range(jobs):
+            job = calibration_job(number)
+            cost = cost_of(job, job.batch_size)
+            compute.append(cost.figures(FORWARD, BACKWARD))
+            update.append(cost.figures(UPDATE))
+            pool.prepare_job(number)
+            for case in wanted if number % 2 else reversed(wanted):
+                steps[case].append(pool.steps(case, each))
+    first = _operations(wanted[0], steps[wanted[0]], compute, update, USUAL, USUAL, DRAWN)
+    rest = wanted[1:]
+    return first, *(_operations(c, steps[c], compute, update, first.compute, first.update, 2 * DRAWN) for c in rest)
+
+
+def _operations(
+    case: Case, steps: Sequence[Steps], compute: list[dict[str, float]], update: list[dict[str, float]],
+    usual: Mapping[str, float], usual_update: Mapping[str, float], weight: float,
+) -> Operations:  # fmt: skip
+    """Fit one case; coefficients are drawn towards usual ones, or towards those of the first case."""
+    fitted = fitting.fit(compute, [statistics.median(each.compute) for each in steps], usual, weight)
+    updated = fitting.fit(update, [statistics.median(each.update) for each in steps], usual_update, weight)
+    shares = [t / statistics.median(each.compute) for each in steps for t in each.compute if len(each.compute) >= 5]
+    return Operations(
+        case.busy, case.threads, fitted.coefficients, updated.coefficients, fitted.error, fitting.quantiles(shares)
+    )
+
+
+def measure_exchanges(seconds: float) -> tuple[tuple[Exchange, ...], float]:
+    """Measure meetings, pushes and PyTorch's all-reduce; also the Python of one process in each update."""
+    alone = {length: measure(vector_job(length), Plan.parse("sequential"), UPDATES) for length in LENGTHS}
+    updates = {length: statistics.median(found.update) for length, found in alone.items()}
+    computes = {length: statistics.median(found.compute) for length, found in alone.items()}
+    found = []
+    for workers, lengths in EVERY.items():
+        rings = [measure(vector_job(length), Plan.parse("ring", workers), UPDATES) for length in lengths]
+        found.append(_fit_meetings("meeting", workers, lengths, rings, Ring()))
+        pushes = [measure(vector_job(length), Plan.parse("downpour", workers), UPDATES * 2) for length in lengths]
+        found.append(_fit_pushes(workers, lengths, pushes, updates))
+        if seconds >= 10 and workers != 3:
+            ddp = [measure(vector_job(length), Plan.parse("ddp", workers), UPDATES) for length in lengths]
+            found.append(_fit_ddp(workers, lengths, ddp, computes))
+    return tuple(found), alone[min(LENGTHS)].between
+
+
+def _fit_meetings(kind: str, workers: int, lengths: Sequence[int], found: Sequence[Measured], ring: Ring) -> Exchange:
+    seconds = [statistics.median(each.meetings) for each in found]
+    between = statistics.median(each.between for each in found)
+    return fitting.exchange(kind, workers, [4.0 * n for n in lengths], seconds, ring, between)
+
+
+def _fit_pushes(workers: int, lengths: Sequence[int], found: Sequence[Measured], updates: dict[int, float]) -> Exchange:
+    """A push without waiting, less the optimizer's update in it."""
+    seconds = [max(1e-6, statistics.median(each.update) - updates[n]) for n, each in zip(lengths, found, strict=True)]
+    between = statistics.median(each.between for each in found)
+    return fitting.exchange("push", workers, [4.0 * n for n in lengths], seconds, between=between)
+
+
+def _fit_ddp(workers: int, lengths: Sequence[int], found: Sequence[Measured], computes: dict[int, float]) -> Exchange:
+    """PyTorch's all-reduce: the trace has it within the computation."""
+    seconds = [max(1e-6, statistics.median(each.compute) - computes[n]) for n, each in zip(lengths, found, strict=True)]
+    between = statistics.median(each.between for each in found)
+    return fitting.exchange("ddp", workers, [4.0 * n for n in lengths], seconds, Ring(), between)

@@ -1,0 +1,263 @@
+"""`choose`: predicts every plan for a job and chooses one. With `plan="auto"`, `train` follows it at once."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.api.calibrate import calibrate
+from paceline.api.measuring import Measured, Say, measure_for
+from paceline.core.collectives.ring import Ring
+from paceline.engines.setup import set_up
+from paceline.errors import PacelineError, UsageError, suggest
+from paceline.gradients.payload import Payload
+from paceline.jobs.job import Job
+from paceline.planner import cluster as clusters
+from paceline.planner.candidates import LEARNING, Candidate, candidates, numbers_of_workers
+from paceline.planner.card import Card, default_file
+from paceline.planner.choosing import GOALS, Choice
+from paceline.planner.choosing import choose as rank
+from paceline.planner.cluster import Cluster
+from paceline.planner.costs import Calibrated, Costs, Profile, Profiled, anchored, meeting, single
+from paceline.planner.methods import Facts, NotMeasured, predict
+from paceline.planner.model_cost import cost_of
+from paceline.planner.pipelines import CannotCut
+from paceline.planner.prediction import Prediction
+from paceline.planner.prices import read as read_prices
+from paceline.planner.simulating import BEST, simulated
+from paceline.plans.plan import make
+from paceline.runs.machine import this_machine
+
+LEVELS = ("calibrated", "profiled")
+PROFILE_SECONDS = 0.4  # of each of its runs
+ROUNDS = 2  # of a profile, interleaved
+
+
+@dataclass
+class Planner:
+    """Predictions for one job on this machine."""
+
+    job: Job
+    card: Card
+    facts: Facts
+    updates_per_epoch: int
+    #: By how gradients are computed: "autograd", and "fused" where the job can be.
+    costs: dict[str, Costs]
+
+    def predict(self, candidate: Candidate) -> Prediction | None:
+        """Predict a candidate; None where the planner has no model of it."""
+        costs = self.costs.get(candidate.compute)
+        if costs is None:
+            return None
+        try:
+            return predict(candidate.plan, costs, self.facts, candidate.compute)
+        except (NotMeasured, CannotCut):
+            return None
+
+    def predictions(self, workers: Sequence[int], learning: str) -> list[Prediction]:
+        """Predict all candidates."""
+        found = (self.predict(each) for each in candidates(workers, self.card.cores, learning, "fused" in self.costs))
+        return [each for each in found if each is not None]
+
+
+def open_card(card: str | Path | Card | None, say: Say = lambda line: None) -> Card:
+    """Return a card, this machine's by default; a machine without one is calibrated first, in half a minute."""
+    if isinstance(card, Card):
+        return card
+    if card is not None:
+        return Card.read(Path(card))
+    file = default_file()
+    if file.exists():
+        found = Card.read(file)
+        here = this_machine()
+        if (found.processor, found.cores) == (here.processor, len(os.sched_getaffinity(0))):
+            return found
+        say(f"the card {file} is of another machine ({found.processor}, {found.cores} cores)")
+    say("this machine has no card yet: calibrating it, once, for half a minute ...")
+    return calibrate(say=say)
+
+
+def facts_of(job: Job) -> tuple[Facts, int]:
+    """Return what the planner knows of a job, and its updates in an epoch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        setup = set_up(job.untested().with_(compute="autograd"), make("sequential"), "virtual", 1)
+    served = setup.layout.bytes
+    payload = Payload.length(setup.layout) * setup.layout.bytes_per_number
+    batch = min(job.batch_size * job.accumulate_grad_batches, len(setup.source))
+    return Facts(batch, payload, served), -(-len(setup.source) // (job.batch_size * job.accumulate_grad_batches))
+
+
+def planner_for(
+    job: Job, card: Card, level: str = "profiled", fused: bool = True, say: Say = lambda line: None
+) -> Planner:
+    """Make predictions for a job possible: count its operations, and profile it if the level asks for that."""
+    facts, updates = facts_of(job)
+    base = Calibrated(card, lambda samples: cost_of(job, samples))
+    base.cost(min(facts.batch, job.batch_size))
+    costs: dict[str, Costs] = {"autograd": base}
+    if level == "profiled":
+        say(f"profiling {job.name}: a few real steps ...")
+        plain = job.with_(compute="autograd")
+        costs["autograd"] = profiled(plain, base, facts)
+        if fused and can_fuse(job):
+            costs["fused"] = profiled(job.with_(compute="fused"), base, facts)
+    return Planner(job, card, facts, updates, costs)
+
+
+def can_fuse(job: Job) -> bool:
+    """Whether the job can be computed by generated code."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            set_up(job.untested().with_(compute="fused"), make("sequential"), "local", 1)
+    except (PacelineError, Warning):
+        return False
+    return True
+
+
+# --- profiling ---
+
+
+def profiled(job: Job, base: Costs, facts: Facts) -> Profiled:
+    """Measure a few real steps: workers that never communicate, then one ring and one server."""
+    cores = base.card.cores
+    batch = min(job.batch_size, facts.batch)
+    cases = [(1, 1, batch)]
+    if cores > 1:
+        cases += [
+            (1, cores, batch),
+            (cores, 1, batch),
+            (cores, 1, _part(batch, cores)),
+            (cores, 1, _part(batch, 2 * cores)),
+        ]
+    runs: dict[tuple[int, int, int], list[Measured]] = {case: [] for case in dict.fromkeys(cases)}
+    for number in range(ROUNDS):
+        for case in list(runs)[:: 1 if number % 2 == 0 else -1]:
+            runs[case].append(_profile_run(job, base, case, runs[case]))
+    found = Profiled(base, [_profile(case, measured) for case, measured in runs.items()])
+    if cores > 1:
+        _anchor(job, found, facts, cores)
+    return found
+
+
+def _part(batch: int, parts: int) -> int:
+    return max(1, -(-batch // parts))
+
+
+def _profile_run(job: Job, base: Costs, case: tuple[int, int, int], before: Sequence[Measured]) -> Measured:
+    busy, threads, samples = case
+    plan = make("sequential", threads=threads) if busy == 1 else make("ceiling", workers=busy, threads=threads)
+    guess = before[0].seconds if before else base.compute(samples, busy, threads).seconds / busy
+    one = job.with_(batch_size=samples, accumulate_grad_batches=1)
+    return measure_for(one, plan, PROFILE_SECONDS, guess, bool(before))
+
+
+def _profile(case: tuple[int, int, int], runs: Sequence[Measured]) -> Profile:
+    busy, threads, samples = case
+    compute = tuple(value for run in runs for value in run.compute)
+    update = tuple(value for run in runs for value in run.update)
+    return Profile(busy, threads, samples, compute, update, statistics.median(run.between for run in runs))
+
+
+def _anchor(job: Job, costs: Profiled, facts: Facts, workers: int) -> None:
+    """Measure one ring and one server with this model, and scale the card's exchanges by what they take."""
+    for name, kind in (("ring", "meeting"), ("downpour", "push")):
+        plan = make(name, workers=workers)
+        predicted = predict(plan, costs, facts)
+        try:
+            runs = [measure_for(job, plan, PROFILE_SECONDS, predicted.seconds, measured=False)]
+            runs += [measure_for(job, plan, PROFILE_SECONDS, runs[0].seconds) for _ in range(ROUNDS - 1)]
+        except PacelineError:
+            continue  # this plan cannot train the job; others of its kind cannot either
+        if kind == "meeting":
+            card = meeting(costs, Ring(), workers, facts.payload).seconds
+            took = min(statistics.median(run.meetings) for run in runs)
+            costs.factors[kind] = anchored(took - predicted.terms.wait, card)
+        else:
+            card = single(costs, kind, workers, facts.served).seconds
+            update = costs.update(workers, 1).seconds
+            took = min(statistics.median(run.update) for run in runs)
+            costs.factors[kind] = anchored(took - update, card)
+
+
+# --- the choice ---
+
+
+def choose(
+    job: Job, cluster: str | Path | None = None, goal: str = "time", *, level: str = "profiled",
+    learning: str = "same", workers: int | None = None, card: str | Path | Card | None = None,
+    prices: str | Path | None = None,
+    say: Say = lambda line: None, command: str = "",
+) -> Choice:  # fmt: skip
+    """Predict every plan for a job, and choose one.
+
+    goal      "time", "cost" or "memory"
+    level     "profiled": with a few real steps of this model; "calibrated": from this machine's card alone
+    learning  "same": plans that learn as one process does; "any": also asynchronous plans and averaged replicas
+    workers   the most workers to consider; default: as many as there are cores
+    card      a machine's card, as `paceline calibrate` writes it; default: this machine's
+    cluster   a cluster.toml of other machines, one worker on each; predictions then rest on their cards alone
+    prices    a CSV table of prices for the cluster's machines
+    """
+    for name, value, allowed in (("goal", goal, GOALS), ("level", level, LEVELS), ("learning", learning, LEARNING)):
+        if value not in allowed:
+            raise UsageError(f"{name}={value!r}; {suggest(value, allowed)}")
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers={workers}: give at least 1")
+    if cluster is not None:
+        choice = _on_cluster(job, cluster_of(cluster, prices), goal, learning, workers)
+        found_there = with_command(choice, command)
+        several = choice.best.plan.workers > 1
+        return (
+            replace(found_there, command=found_there.command + " --engine cluster")
+            if several and command
+            else found_there
+        )
+    found = open_card(card, say)
+    planner = planner_for(job, found, level, say=say)
+    counts = numbers_of_workers(found.cores, workers) if workers != 1 else []
+    choice = rank(planner.predictions(counts, learning), goal, found.memory, planner.updates_per_epoch)
+    return with_command(choice, command)
+
+
+def cluster_of(cluster: str | Path | Cluster, prices: str | Path | None = None) -> Cluster:
+    """Return a cluster, from its file where that is given."""
+    if isinstance(cluster, Cluster):
+        return cluster
+    return clusters.read(Path(cluster), read_prices(Path(prices)) if prices is not None else None)
+
+
+def _on_cluster(job: Job, cluster: Cluster, goal: str, learning: str, workers: int | None) -> Choice:
+    """Choose for other machines: closed forms rank, and the simulator judges the best of them."""
+    planner = planner_for(job, cluster.card(), "calibrated")
+    counts = [n for n in numbers_of_workers(cluster.machines, workers) if n <= cluster.machines]
+    if cluster.machines == 1 or workers == 1:
+        counts = []
+    each = min(node.card.memory for node in cluster.nodes)
+    memory, updates = planner.card.memory, planner.updates_per_epoch
+    first = rank(planner.predictions(counts, learning), "time", memory, updates, each_memory=each)
+    kept = [p for place, p in enumerate(first.ranking) if place < BEST or p.plan.workers == 1]
+    best = [simulated(one, planner.costs["autograd"], planner.facts, cluster) for one in kept]
+    priced = cluster.price(1) is not None
+    price = (lambda p: cluster.price(p.plan.workers) or 0.0) if priced else None
+    if goal == "cost" and not priced:
+        raise UsageError("goal cost needs a price= or sku= of every kind of node in the cluster file")
+    return rank([*best, *first.ruled_out], goal, memory, updates, price, each)
+
+
+def with_command(choice: Choice, command: str) -> Choice:
+    """Return the choice with the command that follows it."""
+    if not choice.ranking:
+        raise UsageError("no plan fits: " + "; ".join(f"{p.name}: {p.ruled_out}" for p in choice.ruled_out[:3]))
+    best = choice.best
+    fused = best.compute == "fused"
+    if command:
+        text = f"{command} --plan {best.plan}{' --compute fused' if fused else ''}"
+    else:
+        text = f'paceline.train(job, "{best.plan}"{", compute=" + repr("fused") if fused else ""})'
+    return replace(choice, command=text)

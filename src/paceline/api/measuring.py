@@ -1,0 +1,111 @@
+"""Short trainings that are measured: what the planner is handed. They write nothing to disk."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.engines import local
+from paceline.engines.setup import set_up
+from paceline.errors import CrowdedWarning, JobWarning
+from paceline.jobs.job import Job
+from paceline.plans.plan import Plan
+from paceline.runs.live import Heartbeat
+from paceline.runs.trace import Columns, Kind
+from paceline.runs.warm_up import steady
+
+WARM = 3  # updates of each worker that are left out
+DEADLINE = 120.0  # seconds
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One short training, in seconds."""
+
+    plan: Plan
+    batch: int  # samples of an update
+    updates: int
+    #: Seconds of an update: of all workers together.
+    seconds: float
+    #: Each gradient's, of all workers.
+    compute: tuple[float, ...]
+    #: Each update's by the optimizer, or each push's; without waiting.
+    update: tuple[float, ...]
+    #: Each collective's, with and without waiting.
+    meetings: tuple[float, ...]
+    #: Waiting of each push for the shard.
+    queued: tuple[float, ...]
+    #: Seconds of a worker's step that no row of the trace covers.
+    between: float
+    #: Bytes that a worker sent in an update.
+    bytes: float
+    #: Bytes that a worker took at most.
+    memory: int
+
+
+def measure(job: Job, plan: Plan, updates: int) -> Measured:
+    """Train so many updates by this plan on processes of this machine."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JobWarning)
+        warnings.simplefilter("ignore", CrowdedWarning)
+        job = job.untested().with_(epochs=10**6)
+        setup = set_up(job if job.on_nan == "skip" else job.with_(on_nan="ignore"), plan, "local", updates)
+        with Heartbeat(None, updates) as heartbeat, local.train(setup, None, heartbeat, None, DEADLINE) as outcome:
+            found = steady(outcome.trace)
+            rows = outcome.trace.rows
+            samples = setup.agenda.samples_per_update
+            each = samples / found.samples_per_second if found else outcome.seconds / max(1, updates)
+            return _measured(setup.plan, samples, updates, each, rows, max(outcome.peak_memory, default=0))
+
+
+def measure_for(job: Job, plan: Plan, seconds: float, guess: float, measured: bool = True) -> Measured:
+    """Train for about so many seconds; `guess` is the seconds of an update, `measured` or only predicted.
+
+    On a busy machine several threads may be a hundred times slower than predicted, so a prediction buys few updates.
+    """
+    least, most = 8 * plan.workers, 5000 if measured else 24 * plan.workers
+    return measure(job, plan, max(least, min(most, round(seconds / max(guess, 1e-5)))))
+
+
+def _measured(plan: Plan, samples: int, updates: int, seconds: float, rows: Columns, memory: int) -> Measured:
+    kept = [_of_worker(rows, worker) for worker in range(plan.workers)]
+    late = np.concatenate(kept) if kept else rows[:0]
+    spans = (late["end"] - late["start"]) / 1e9
+    waited, kind = late["waited"] / 1e9, late["kind"]
+    meeting, apply = kind == Kind.COLLECTIVE, kind == Kind.APPLY
+    computed = kind == Kind.COMPUTE
+    return Measured(
+        plan, samples, updates, seconds, tuple(spans[computed].tolist()),
+        tuple((spans - waited)[apply].tolist()), tuple(spans[meeting].tolist()), tuple(waited[apply].tolist()),
+        statistics.median(_between(mine) for mine in kept) if kept else 0.0,
+        float(rows["bytes"].sum()) / max(1, updates) / plan.workers, memory,
+    )  # fmt: skip
+
+
+def _of_worker(rows: Columns, worker: int) -> Columns:
+    """The rows of one worker after its warm-up."""
+    mine = rows[rows["worker"] == worker]
+    mine = mine[np.argsort(mine["start"], kind="stable")]
+    starts = mine["start"][mine["kind"] == Kind.COMPUTE]
+    late: Columns = mine[mine["start"] >= starts[WARM]] if len(starts) > WARM + 2 else mine
+    return late
+
+
+def _between(mine: Columns) -> float:
+    """The median of what a worker does between two gradients and no row covers, in seconds."""
+    computes = np.flatnonzero(mine["kind"] == Kind.COMPUTE)
+    gaps = []
+    for first, stop in itertools.pairwise(computes):
+        part = mine[first:stop]
+        covered = int((part["end"] - part["start"]).sum())
+        waited = int(mine["waited"][stop])
+        gaps.append(max(0, int(mine["start"][stop]) - int(mine["start"][first]) - covered - waited))
+    return float(np.median(gaps)) / 1e9 if gaps else 0.0
+
+
+Say = Callable[[str], None]

@@ -1,0 +1,105 @@
+"""`validate`: trains by the plans that are predicted to be best and by two at random, and compares the seconds.
+
+All plans are measured in interleaved rounds, so that a busy machine slows all of them. The predictions are made before.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.api.choose import Planner, open_card, planner_for
+from paceline.api.measuring import Measured, Say, measure_for
+from paceline.errors import PacelineError, UsageError
+from paceline.jobs.job import Job
+from paceline.planner import history
+from paceline.planner.candidates import Candidate, numbers_of_workers
+from paceline.planner.card import Card
+from paceline.planner.prediction import Prediction
+from paceline.planner.validating import Validation, check, validation
+from paceline.plans.plan import Plan
+
+TOP, AT_RANDOM, ROUNDS, SECONDS = 4, 2, 6, 0.4
+
+
+def validate(
+    job: Job, plans: Sequence[str] = (), *, level: str = "profiled", learning: str = "any",
+    workers: int | None = None, rounds: int = ROUNDS, seconds: float = SECONDS, seed: int = 0,
+    card: str | Path | Card | None = None, table: Path | None = None, say: Say = lambda line: None,
+) -> Validation:  # fmt: skip
+    """Predict plans for a job, measure them, and say how far the predictions are off.
+
+    plans    plans to check; default: the four that are predicted to be fastest, one process, and two at random
+    rounds   how often each is measured, to and fro
+    seconds  of each round
+    table    where the checks are kept; default: beside this machine's card
+    """
+    if rounds < 2:
+        raise UsageError(f"rounds={rounds}: give at least 2, since the noise floor is the same plan measured twice")
+    found = open_card(card, say)
+    planner = planner_for(job, found, level, say=say)
+    kept = table or history.default_file()
+    by = history.factor(history.read(kept), found, level)
+    predictions = [history.widened(each, by) for each in _predicted(planner, plans, learning, workers, seed)]
+    runs = measured_in_rounds(job, predictions, rounds, seconds, say)
+    checks = [
+        check(
+            each, [run.seconds for run in done], statistics.median(run.bytes for run in done),
+            max(run.memory for run in done),
+        )
+        for each, done in zip(predictions, runs, strict=True)
+        if done
+    ]  # fmt: skip
+    if not checks:
+        raise UsageError("none of these plans can train this job")
+    result = validation(job.name, checks)
+    history.append(history.entries_of(result, found, datetime.date.today().isoformat(), by), kept)
+    return result
+
+
+def _predicted(
+    planner: Planner, plans: Sequence[str], learning: str, workers: int | None, seed: int
+) -> list[Prediction]:
+    """Predict the plans that are asked for, or choose which."""
+    if plans:
+        found = []
+        for text in plans:
+            each = planner.predict(Candidate(Plan.parse(text, workers)))
+            if each is None:
+                raise UsageError(f"the planner has no model of {text}")
+            found.append(each)
+        return found
+    counts = numbers_of_workers(planner.card.cores, workers) if workers != 1 else []
+    every = sorted(planner.predictions(counts, learning), key=lambda p: p.seconds)
+    top = every[:TOP]
+    top += [p for p in every if p.plan.workers == 1 and p not in top]
+    rest = [p for p in every if p not in top]
+    return top + random.Random(seed).sample(rest, min(AT_RANDOM, len(rest)))
+
+
+def measured_in_rounds(
+    job: Job, predictions: Sequence[Prediction], rounds: int, seconds: float, say: Say = lambda line: None
+) -> list[list[Measured]]:
+    """Train by every plan in each round, to and fro; a plan that cannot train the job has no measurements."""
+    runs: list[list[Measured]] = [[] for _ in predictions]
+    failed: set[int] = set()
+    for number in range(rounds):
+        say(f"measuring {len(predictions) - len(failed)} plans, round {number + 1} of {rounds} ...")
+        order = list(range(len(predictions)))
+        for place in reversed(order) if number % 2 else order:
+            if place in failed:
+                continue
+            each = predictions[place]
+            guess = runs[place][-1].seconds if runs[place] else each.seconds
+            try:
+                runs[place].append(
+                    measure_for(job.with_(compute=each.compute), each.plan, seconds, guess, bool(runs[place]))
+                )
+            except PacelineError as error:
+                say(f"{each.name} is left out: {str(error).splitlines()[0]}")
+                failed.add(place)
+                runs[place] = []
+    return runs

@@ -1,0 +1,112 @@
+"""Loggers: callbacks that write losses and evaluations to files or a tracker while the run goes on.
+
+    on_train_start      ──▶ sink.open
+    on_update_end       ──▶ sink.write, at most once a second: the training loss and the speed
+    on_evaluation_end   ──▶ sink.write: every figure of the evaluation
+    on_train_end,
+    on_exception        ──▶ sink.close
+
+A sink is a class for each kind; its name for `loggers=` is a row of `SINKS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from paceline.callbacks import Training
+from paceline.callbacks.loggers.csv_file import CsvFile
+from paceline.callbacks.loggers.event_file import EventFile
+from paceline.callbacks.loggers.mlflow_run import MlflowRun
+from paceline.callbacks.loggers.wandb_run import WandbRun
+from paceline.callbacks.parsing import parsed
+from paceline.errors import UsageError, suggest
+from paceline.runs.progress import Progress
+from paceline.runs.record import Evaluation, RunRecord, read_record
+from paceline.runs.run import Run
+
+EVERY = 1.0  # seconds between two rows of the training itself, at least
+
+
+class Sink(Protocol):
+    """Where a logger writes."""
+
+    def open(self, folder: Path, record: RunRecord) -> None:
+        """Begin to write about the run in this folder; a resumed run goes on where it was."""
+
+    def write(self, updates: int, seconds: float, figures: Mapping[str, float]) -> None:
+        """Write figures as of so many updates, after so many seconds of training."""
+
+    def close(self, failed: bool) -> None:
+        """End; the run is done, or has failed."""
+
+
+@final
+class Logger:
+    """Writes what happens in a run into a sink."""
+
+    def __init__(self, name: str, sink: Sink) -> None:
+        self.name, self.sink = name, sink
+        self._open = False
+        #: Seconds of training before which nothing more is written about it.
+        self._next = 0.0
+
+    def on_train_start(self, training: Training) -> None:
+        """Open the sink."""
+        if training.folder is None:
+            raise UsageError(
+                f"the logger {self.name} writes into the run's folder, and this run has none; give folder="
+            )
+        self.sink.open(training.folder, read_record(training.folder))
+        self._open = True
+
+    def on_update_end(self, training: Training, progress: Progress) -> None:
+        """Write the training loss and the speed."""
+        if progress.seconds >= self._next:
+            self._next = progress.seconds + EVERY
+            self.sink.write(progress.updates, progress.seconds, _of_progress(progress))
+
+    def on_evaluation_end(self, training: Training, evaluation: Evaluation, model: Any) -> None:
+        """Write every figure of an evaluation."""
+        self.sink.write(evaluation.updates, evaluation.seconds, evaluation.metrics)
+
+    def on_exception(self, training: Training, error: BaseException) -> None:
+        """Close the sink of a run that failed or was stopped."""
+        self._close(failed=True)
+
+    def on_train_end(self, training: Training, run: Run) -> None:
+        """Close the sink."""
+        self._close(failed=False)
+
+    def _close(self, failed: bool) -> None:
+        if self._open:
+            self._open = False
+            self.sink.close(failed)
+
+
+SINKS: dict[str, Callable[..., Sink]] = {
+    "csv": CsvFile,
+    "tensorboard": EventFile,
+    "wandb": WandbRun,
+    "mlflow": MlflowRun,
+}
+
+
+def named(loggers: Sequence[Any]) -> list[Any]:
+    """Return loggers as callbacks: names, with options after a colon, are looked up; other objects are callbacks."""
+    if isinstance(loggers, str):
+        raise UsageError(f"loggers={loggers!r} is a word; give a list, as in loggers=[{loggers!r}]")
+    return [_logger(each) if isinstance(each, str) else each for each in loggers]
+
+
+def _logger(text: str) -> Logger:
+    name = text.partition(":")[0]
+    if name not in SINKS:
+        raise UsageError(f"there is no logger {name!r}; {suggest(name, SINKS)}")
+    return Logger(name, parsed(SINKS[name], text, "logger"))
+
+
+def _of_progress(progress: Progress) -> dict[str, float]:
+    figures = {"samples_per_second": progress.samples / progress.seconds if progress.seconds > 0 else 0.0}
+    return figures if progress.loss is None else {"train_loss": progress.loss, **figures}

@@ -1,0 +1,41 @@
+"""The command `paceline choose`."""
+
+from __future__ import annotations
+
+from paceline.cli import options
+from paceline.cli.console import console
+from paceline.cli.output import print_json
+
+
+def choose(
+    job: options.JobArgument,
+    cluster: options.ClusterFile = None,
+    prices: options.PriceFile = None,
+    goal: options.Goal = "time",
+    level: options.Level = "profiled",
+    learning: options.Learning = "same",
+    workers: options.MostWorkers = None,
+    card: options.CardInput = None,
+    batch_size: options.BatchSize = None,
+    data_dir: options.DataDir = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Predict every plan for JOB, rank them, and say which to use and why.
+
+    One process may be the answer. With --level profiled a few real steps of the model are measured first; with
+    calibrated the machine's card decides alone. Both give the seconds of an update with a 90% interval.
+    """
+    from paceline.api.choose import choose as run_choice
+    from paceline.cli.planning import show_choice
+
+    chosen = options.open_job(job, data_dir, batch_size=batch_size)
+    again = options.again("train", job, batch_size=batch_size, data_dir=data_dir)
+    found = run_choice(
+        chosen, cluster, goal, prices=prices, level=level, learning=learning, workers=workers, card=card, command=again,
+        say=lambda line: None if quiet else console.print(line, style="dim", markup=False),
+    )  # fmt: skip
+    if json:
+        print_json(found.as_dict())
+        return
+    show_choice(found)

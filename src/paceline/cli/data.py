@@ -1,0 +1,34 @@
+"""The command `paceline data`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.console import console
+from paceline.cli.folder_table import show_manifest
+from paceline.cli.output import print_json
+
+
+def data(folder: options.ShardsFolder, verify: options.Verify = False, json: options.Json = False) -> None:
+    """Show what a folder of shards holds and where every row went.
+
+    With --verify every file is read and compared with what was written; exit code 1 if one differs.
+    """
+    from paceline.shards.manifest import read_manifest
+    from paceline.shards.verify import damaged
+
+    manifest = read_manifest(folder)
+    faults = list(damaged(folder, manifest)) if verify else []
+    if json:
+        print_json({"folder": str(folder), **asdict(manifest), "damaged": faults if verify else None})
+    else:
+        show_manifest(folder, manifest)
+        for fault in faults:
+            console.print(f"damaged: {fault}", style="red", markup=False, soft_wrap=True)
+        if verify and not faults:
+            console.print("every file holds what was written", style="green")
+    if faults:
+        raise typer.Exit(1)

@@ -1,0 +1,54 @@
+"""A folder of shards as text for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+
+from paceline.cli.console import console
+from paceline.shards.manifest import Column, Manifest
+
+
+def show_manifest(folder: Path, manifest: Manifest) -> None:
+    """Print the account of a folder's rows, its splits and its columns."""
+    account = manifest.account
+    console.print(f"{folder}: {_equation(manifest)}", highlight=False, markup=False, soft_wrap=True)
+    for rule, rows in account.rejected.items():
+        console.print(f"{rows:>12,}  {rule}", highlight=False, markup=False, soft_wrap=True)
+    if account.rejected:
+        console.print(f"{'':>12}  listed in {folder / 'rejected.parquet'}", markup=False, soft_wrap=True)
+    for name, split in manifest.splits.items():
+        console.print(f"{split.rows:>12,}  rows in {name}, {len(split.shards)} shard{'s' * (len(split.shards) != 1)}")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("column")
+    table.add_column("row")
+    for head in ("mean", "std", "least", "greatest"):
+        table.add_column(head, justify="right")
+    for name, column in manifest.columns.items():
+        found = column.statistics
+        figures = (found.mean, found.std, found.least, found.greatest) if found else ()
+        table.add_row(name, row_of(column), *(f"{value:.4g}" for value in figures))
+    console.print(table)
+
+
+def row_of(column: Column) -> str:
+    """Describe a row of a column, such as `784 x uint8` or `text`."""
+    import numpy as np
+
+    if column.text:
+        return "text"
+    if column.vocabulary:
+        return f"one of {len(column.vocabulary):,} words"
+    kind = np.dtype(column.dtype).name
+    if column.ragged:
+        return f"any number of {kind}"
+    return f"{' x '.join(map(str, column.shape))} {kind}".strip()
+
+
+def _equation(manifest: Manifest) -> str:
+    account, terms = manifest.account, []
+    terms.append(f"{account.kept:,} kept")
+    terms.append(f"{sum(account.rejected.values()):,} rejected")
+    terms.append(f"{account.duplicates:,} duplicates")
+    return f"{account.read:,} rows = " + " + ".join(terms)

@@ -1,0 +1,129 @@
+"""The planner's results as text and tables for people."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from paceline.cli.console import console
+
+if TYPE_CHECKING:
+    from paceline.api.simulate import Simulation
+    from paceline.planner.card import Card
+    from paceline.planner.choosing import Choice
+    from paceline.planner.validating import Validation
+
+SHOWN = 12  # lines of a ranking
+
+
+def _seconds(value: float) -> str:
+    from paceline.planner.choosing import micro
+
+    return micro(value)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column(columns[0], no_wrap=True)
+    for name in columns[1:]:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def show_card(card: Card, place: Path) -> None:
+    """Print what a card says of a machine."""
+    console.print(f"{card.processor}, {card.cores} cores, {card.memory / 2**30:.1f} GiB", markup=False)
+    table = _table("Operations", "workers x threads", "GFLOP/s matmul", "GB/s", "µs a call", "error of a step")
+    for each in card.operations:
+        flop, byte = each.compute.get("matmul.large", 0.0), each.compute.get("far", 0.0)
+        table.add_row(
+            f"{each.busy} x {each.threads}", f"{1e-9 / flop:,.0f}" if flop else "-",
+            f"{1e-9 / byte:,.1f}" if byte else "-", f"{each.compute.get('call', 0.0) * 1e6:.1f}", f"±{each.error:.0%}",
+        )  # fmt: skip
+    console.print(table)
+    table = _table("Exchanges", "kind", "workers", "latency", "GB/s", "Python")
+    for one in card.exchanges:
+        speed = one.bandwidth / 1e9
+        table.add_row(
+            one.kind, str(one.workers), _seconds(one.latency), f"{speed:,.1f}" if speed < 900 else "-",
+            _seconds(one.between),
+        )  # fmt: skip
+    console.print(table)
+    console.print(f"card  {place}", markup=False, soft_wrap=True)
+
+
+def show_choice(choice: Choice) -> None:
+    """Print a ranking, the explanation, and the command to use."""
+    columns = ["plan", "an update", "90% within", "samples/s", "compute", "exchange", "waiting"]
+    table = _table(f"Predicted ({choice.best.level})", *columns, *(["$ an epoch"] if choice.dollars else []))
+    for place, each in enumerate(choice.ranking[:SHOWN]):
+        terms = each.terms
+        row = [
+            each.name, _seconds(each.seconds), f"±{math.expm1(each.error):.0%}",
+            f"{each.samples_per_second:,.0f}", _seconds(terms.compute), _seconds(terms.exchange), _seconds(terms.wait),
+        ]  # fmt: skip
+        table.add_row(*row, *([f"{choice.dollars[place]:.3g}"] if choice.dollars else []))
+    console.print(table)
+    more = len(choice.ranking) - SHOWN
+    if more > 0:
+        console.print(f"and {more} slower ones (--json has all)", style="dim")
+    for each in choice.ruled_out:
+        console.print(f"ruled out: {each.name}: {each.ruled_out}", markup=False, soft_wrap=True)
+    if len(choice.front) > 1:
+        console.print(f"No plan beats these in everything: {', '.join(choice.front)}", markup=False, soft_wrap=True)
+    for sentence in choice.sentences:
+        console.print(sentence, markup=False, soft_wrap=True)
+    console.print(f"to use it: {choice.command}", style="bold", markup=False, soft_wrap=True)
+
+
+def show_validation(found: Validation) -> None:
+    """Print predicted against measured."""
+    table = _table(f"{found.job} ({found.level})", "plan", "predicted", "measured", "error", "noise", "in 90%", "bytes")
+    for each in sorted(found.checks, key=lambda check: check.measured):
+        same = each.bytes_predicted == each.bytes_measured
+        bytes_ = (
+            "-"
+            if not each.bytes_measured
+            else "exact"
+            if same
+            else f"{each.bytes_predicted / each.bytes_measured:.3f}x"
+        )
+        name = f"{each.plan}{' + fused' if each.compute == 'fused' else ''}"
+        table.add_row(
+            name, _seconds(each.predicted), _seconds(each.measured), f"{each.error:+.1%}", f"{each.noise:.1%}",
+            "yes" if each.covered else "no", bytes_,
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        f"error {found.error:.1%} (bias {found.bias:+.1%}), noise floor {found.noise:.1%}, rank correlation "
+        f"{found.rank_correlation:.2f}, coverage {found.coverage:.0%}",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    console.print(
+        f"regret {found.regret:.1%}: predicted best {found.chosen}, measured best {found.best}",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def show_simulation(found: Simulation) -> None:
+    """Print a simulated training, one line per subject."""
+    mean, median, most = found.staleness
+    lines = {
+        "plan": f"{found.plan}, {found.workers:,} workers, {found.updates:,} updates of {found.job}",
+        "time": f"{_seconds(found.seconds)} on the virtual clock, {found.samples_per_second:,.0f} samples/s",
+        "staleness": f"mean {mean:.1f}, median {median}, 95% {most} updates",
+        "effective batch": f"{found.effective_batch:,.0f} samples",
+        "waiting": f"{found.waiting:.1%} of the workers' time",
+        "sent": f"{found.bytes / 1e6:,.1f} MB",
+    }
+    if found.deaths:
+        lines["deaths"] = f"{found.deaths:,}"
+    if found.dollars is not None:
+        lines["price"] = f"${found.dollars:,.4f}"
+    for name, value in (found.metrics or {}).items():
+        lines[name] = f"{value:.4f}"
+    for subject, line in lines.items():
+        console.print(f"{subject:>15}  {line}", markup=False, soft_wrap=True)

@@ -1,0 +1,41 @@
+"""The command `paceline simulate`."""
+
+from __future__ import annotations
+
+from paceline.cli import options
+from paceline.cli.console import console
+from paceline.cli.output import print_json
+
+
+def simulate(
+    job: options.JobArgument,
+    plan: options.SimulatedPlan = "downpour",
+    workers: options.Workers = None,
+    cluster: options.ClusterFile = None,
+    max_updates: options.MaxUpdates = None,
+    arithmetic: options.Arithmetic = False,
+    seed: options.Seed = None,
+    card: options.CardInput = None,
+    batch_size: options.BatchSize = None,
+    data_dir: options.DataDir = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Simulate JOB by a plan on machines that you need not have.
+
+    In time only, thousands of workers take seconds: speeds drawn from a distribution, stragglers, failures and repairs,
+    and links that racks share come from the cluster file. With --arithmetic gradients are computed as well, so that
+    learning under this staleness is predicted.
+    """
+    from paceline.api.simulate import simulate as run_simulation
+    from paceline.cli.planning import show_simulation
+
+    found = run_simulation(
+        options.open_job(job, data_dir, batch_size=batch_size), plan, workers, cluster, max_updates=max_updates,
+        arithmetic=arithmetic, seed=seed or 0, card=card,
+        say=lambda line: None if quiet else console.print(line, style="dim", markup=False),
+    )  # fmt: skip
+    if json:
+        print_json(found.as_dict())
+        return
+    show_simulation(found)

@@ -1,0 +1,44 @@
+"""The command `paceline validate`."""
+
+from __future__ import annotations
+
+from paceline.cli import options
+from paceline.cli.compare import split_plans
+from paceline.cli.console import console
+from paceline.cli.output import print_json
+
+
+def validate(
+    job: options.JobArgument,
+    plans: options.CheckedPlans = None,
+    level: options.Level = "profiled",
+    learning: options.Learning = "any",
+    workers: options.MostWorkers = None,
+    rounds: options.Rounds = 6,
+    seconds: options.RoundSeconds = 0.4,
+    seed: options.Seed = None,
+    card: options.CardInput = None,
+    batch_size: options.BatchSize = None,
+    data_dir: options.DataDir = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Train JOB for a few steps by the best plans and two random ones: predicted against measured.
+
+    Prints the error of each prediction, their bias, rank correlation and coverage, the regret of the choice, and the
+    noise floor: what the same plan differs from itself, measured twice. The checks are kept beside the machine's card,
+    and intervals of later predictions follow them.
+    """
+    from paceline.api.validate import validate as run_validation
+    from paceline.cli.planning import show_validation
+
+    chosen = options.open_job(job, data_dir, batch_size=batch_size)
+    found = run_validation(
+        chosen, split_plans(plans or ""), level=level, learning=learning, workers=workers, rounds=rounds,
+        seconds=seconds, seed=seed or 0, card=card,
+        say=lambda line: None if quiet else console.print(line, style="dim", markup=False),
+    )  # fmt: skip
+    if json:
+        print_json(found.as_dict())
+        return
+    show_validation(found)

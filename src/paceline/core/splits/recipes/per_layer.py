@@ -1,0 +1,52 @@
+"""per_layer: the user's own table {layer or pattern: way}.
+
+    per_layer:ways=encoder.*.linear1:columns+encoder.*.linear2:rows+head:columns
+
+The first pattern that a layer's name fits decides. Layers that are not named stay whole, and operations without
+parameters follow what they take. This is the general form, of which all other recipes are cases; PyTorch's
+`parallelize_module` takes such a table, too, and its movements have to be written down by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from paceline.core.splits import Placement
+from paceline.core.splits.catalogue import WAYS
+from paceline.core.splits.nodes import Node
+from paceline.errors import PlanError, suggest
+
+
+@dataclass(frozen=True)
+class PerLayer:
+    """A table of patterns and ways, in order."""
+
+    table: tuple[tuple[str, str], ...]
+
+    name = "per_layer"
+
+    @staticmethod
+    def parse(text: str) -> PerLayer:
+        """Read `pattern:way+pattern:way`."""
+        rows = []
+        for word in filter(None, text.split("+")):
+            pattern, colon, way = word.rpartition(":")
+            if not colon or not pattern:
+                raise PlanError(f"plan 'per_layer': {word!r} is not layer:way, as in ways=fc1:columns+fc2:rows")
+            if way not in WAYS:
+                raise PlanError(f"plan 'per_layer': there is no way {way!r} to split {pattern}; {suggest(way, WAYS)}")
+            rows.append((pattern, way))
+        return PerLayer(tuple(rows))
+
+    def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
+        if not node.layer:
+            return ""
+        return next((way for pattern, way in self.table if fnmatchcase(node.layer, pattern)), "")
+
+    def check(self, nodes: Sequence[Node]) -> None:
+        layers = list(dict.fromkeys(node.layer for node in nodes if node.layer))
+        for pattern, _ in self.table:
+            if not any(fnmatchcase(layer, pattern) for layer in layers):
+                raise PlanError(f"plan 'per_layer': the model has no layer {pattern!r}; {suggest(pattern, layers)}")

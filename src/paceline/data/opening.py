@@ -1,0 +1,96 @@
+"""`open_source` makes a source from what a job has as `data` or `test`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from paceline.data.mix import Mix
+from paceline.data.sampled import SampledSource
+from paceline.data.shards import Shards
+from paceline.data.source import DatasetSource, Source, TensorSource
+from paceline.data.stream import StreamSource, count
+from paceline.data.traits import SourceTraits
+from paceline.errors import JobError
+from paceline.jobs.loaders import LoaderData, is_stream, stated_length, taken_apart
+
+
+def open_source(data: Any, seed: int, what: str = "data", length: int | None = None) -> Source:
+    """Make a source from a job's data; `what` names the argument in errors.
+
+    `length` is that of a stream which states none and has been counted before.
+    """
+    if isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__")):
+        made = data()
+        data = LoaderData(_Anew(data)) if isinstance(made, Iterator) else made
+    if isinstance(data, TensorSource | Shards | Mix):
+        if len(data) == 0:
+            raise JobError(f"{what}= holds no samples")
+        return data
+    if isinstance(data, Tensor):
+        data = (data,)
+    source: Source
+    if isinstance(data, tuple | list) and data and all(isinstance(t, Tensor) for t in data):
+        source = TensorSource(tuple(t.detach() for t in data))
+    else:
+        _refuse(data, what)
+        data = taken_apart(data)
+        source = _of_loader(data, seed, what, length) if isinstance(data, LoaderData) else DatasetSource(data, seed)
+    if len(source) == 0:
+        raise JobError(f"{what}= holds no samples")
+    return source
+
+
+@dataclass(frozen=True)
+class _Anew:
+    """A stream that a function of the user's begins anew for every epoch."""
+
+    make: Callable[[], Iterator[Any]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.make()
+
+
+def _refuse(data: Any, what: str) -> None:
+    """Raise JobError for what are no samples."""
+    if isinstance(data, tuple) and any(isinstance(t, np.ndarray) for t in data):
+        raise JobError(f"{what}= holds NumPy arrays; turn them into tensors with torch.from_numpy(array)")
+    if isinstance(data, Mapping):
+        names = ", ".join(map(str, list(data)[:5]))
+        raise JobError(f"{what}= is a dictionary of {names}; give one of them, as in {what}=datasets['train']")
+    if isinstance(data, Iterator):
+        raise JobError(
+            f"{what}= is an iterator, which is used up after one epoch; give a function that makes it, or an "
+            "IterableDataset"
+        )
+    by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if not isinstance(data, LoaderData) and not by_number and not hasattr(data, "__iter__"):
+        raise JobError(
+            f"{what}={type(data).__name__} is neither a tuple of tensors, nor a Dataset with a length, nor an "
+            "IterableDataset, nor a DataLoader, nor a function that makes one of these"
+        )
+
+
+def _of_loader(data: LoaderData, seed: int, what: str, length: int | None) -> Source:
+    """Make the source of a DataLoader's dataset, with its sampler and collate_fn."""
+    traits = SourceTraits(True, data.whole, False, data.batch_size, data.worker_init_fn)
+    if is_stream(data.dataset):
+        return _of_stream(data, seed, what, length, traits)
+    dataset = data.dataset
+    if not hasattr(dataset, "__len__") and data.sampler is None:
+        raise JobError(f"{what}= has a dataset without a length; give it a __len__, or the DataLoader a sampler")
+    source = DatasetSource(dataset, seed, data.collate_fn, traits)
+    return source if data.sampler is None else SampledSource(source, data, seed)
+
+
+def _of_stream(data: LoaderData, seed: int, what: str, length: int | None, traits: SourceTraits) -> StreamSource:
+    samples = length
+    if samples is None:
+        samples = data.length or stated_length(data.dataset) or count(data.dataset, seed, what)
+        samples -= samples % data.batch_size if data.drop_last and data.batch_size else 0
+    traits = SourceTraits(True, traits.whole, True, traits.batch_size, traits.worker_init_fn)
+    return StreamSource(data.dataset, seed, samples, data.collate_fn, traits)

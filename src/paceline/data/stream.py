@@ -1,0 +1,101 @@
+"""A source that reads a stream: number n is the n-th sample that an IterableDataset gives in an epoch.
+
+Every worker reads the whole stream and passes over the samples of others, so that any plan, a replay and a resumed run
+find the same samples. A number that has gone by is found by beginning the epoch again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from paceline.core.chance import mix
+from paceline.data.source import seed_generators
+from paceline.data.traits import SourceTraits
+from paceline.errors import JobError
+from paceline.jobs.job import Batch
+
+MOST = 1_000_000  # samples that are counted before a stream without a length counts as endless
+
+
+class StreamSource:
+    """The samples of an IterableDataset. What it draws is seeded by (seed, epoch, sample)."""
+
+    arranged = True
+
+    def __init__(
+        self, stream: Iterable[Any], seed: int, samples: int, collate_fn: Callable[[Any], Any] | None,
+        traits: SourceTraits,
+    ) -> None:  # fmt: skip
+        self.stream, self.seed, self.samples, self.collate_fn, self.traits = stream, seed, samples, collate_fn, traits
+        self._iterator: Iterator[Any] | None = None
+        #: The epoch that the iterator is in, and the number of the sample that it gives next.
+        self._epoch = self._next = 0
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_iterator": None}  # an iterator stays in its process
+
+    def batch(self, indices: Tensor, epoch: int) -> Batch:
+        samples = [self._sample(number, epoch) for number in indices.tolist()]
+        if self.collate_fn is None:
+            return default_collate(samples)
+        seed_generators(mix(self.seed, epoch, int(indices[0]), 2))
+        return self.collate_fn(samples)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{type(self.stream).__name__} {self.samples}".encode())
+        for number in range(min(3, self.samples)):
+            digest.update(repr(self._sample(number, 0)).encode())
+        return digest.hexdigest()
+
+    def _sample(self, number: int, epoch: int) -> Any:
+        if self._iterator is None or epoch != self._epoch or number < self._next:
+            self._begin(epoch)
+        while self._next < number:
+            self._take()
+        return self._take()
+
+    def _begin(self, epoch: int) -> None:
+        if callable(tell := getattr(self.stream, "set_epoch", None)):
+            tell(epoch)
+        seed_generators(mix(self.seed, epoch, 3))
+        self._iterator, self._epoch, self._next = iter(self.stream), epoch, 0
+
+    def _take(self) -> Any:
+        assert self._iterator is not None
+        seed_generators(mix(self.seed, self._epoch, self._next, 1))
+        try:
+            sample = next(self._iterator)
+        except StopIteration:
+            raise JobError(
+                f"the stream of data ended after {self._next:,} samples in epoch {self._epoch}, and an epoch was to "
+                f"have {self.samples:,}; state the right length in __len__, and give as many in every epoch"
+            ) from None
+        self._next += 1
+        return sample
+
+
+def count(stream: Iterable[Any], seed: int, what: str) -> int:
+    """Return how many samples a stream gives in its first epoch, by reading it once."""
+    if callable(tell := getattr(stream, "set_epoch", None)):
+        tell(0)
+    seed_generators(mix(seed, 0, 3))
+    counted, iterator = 0, iter(stream)
+    while counted <= MOST:
+        seed_generators(mix(seed, 0, counted, 1))
+        try:
+            next(iterator)
+        except StopIteration:
+            return counted
+        counted += 1
+    raise JobError(
+        f"{what}= is a stream that states no length and has not ended after {MOST:,} samples; give its class a __len__ "
+        "that says how many samples make an epoch"
+    )

@@ -1,0 +1,145 @@
+"""Legs: updates that a worker makes without asking anybody, many in one call of generated code.
+
+    the method's walk                  legs                                   generated code
+    ─────────────────                  ────                                   ──────────────
+    these updates are yours  ────────▶ up to the next checkpoint, snapshot
+                                       or epoch, and for 20 ms at most ─────▶ order, dropout, gradient, optimizer
+    so many are made         ◀──────── rows of the trace  ◀────────────────── a note of each update
+
+An update of a leg has the bits that it has alone: it draws what its number says, and is stepped by the same code.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns as now
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.agenda import Chunk
+from paceline.core.codecs.dense import Dense
+from paceline.engines.local.methods.runner import GradientRequest, PlanRunner
+from paceline.engines.local.worker_context import REQUESTED
+from paceline.errors import NotFinite
+from paceline.gradients.fused_replica import FusedStep, readable
+from paceline.parameters.store import LocalStore
+from paceline.runs.trace import DTYPE, Columns, Kind
+
+MOST = 4096  # updates of a leg
+FIRST = 16  # updates of the first leg, which shows how long they take
+NANOSECONDS = 20_000_000  # of a leg: in between, checkpoints that were requested are seen
+
+
+def legs_of(runner: PlanRunner, store: LocalStore) -> Legs | None:
+    """Return the legs of a worker that steps this store; None where every update has to be made by itself."""
+    job, reader = runner.job, runner.learner.reader
+    if (
+        job.gradient_clip_norm is not None
+        or job.on_nan == "skip"
+        or job.accumulate_grad_batches > 1
+        or runner.group.part is None
+    ):
+        return None
+    if reader is None or not isinstance(runner.plan.wire, Dense) or not isinstance(store.stepper, FusedStep):
+        return None
+    tensors = readable(store.stepper.fused, job, reader.source)
+    return Legs(runner, store, store.stepper, *tensors) if tensors else None
+
+
+class Legs:
+    """Makes the updates of one worker, a leg at a time."""
+
+    def __init__(self, runner: PlanRunner, store: LocalStore, step: FusedStep, x: Tensor, y: Tensor) -> None:
+        assert runner.learner.reader is not None
+        self.runner, self.store, self.order = runner, store, runner.learner.reader.order
+        self.native = step.leg(x, y, runner.job.seed, np.frombuffer(runner.shared.doing, np.int64), MOST)
+        #: Updates of the next leg, at most.
+        self._most = FIRST
+        #: The two rows of each update, with what is the same in every leg.
+        self._rows = np.zeros((MOST, 2), DTYPE)
+        self._rows["worker"] = runner.number
+        self._rows["kind"] = Kind.COMPUTE, Kind.APPLY
+        self._rows["shard"] = self._rows["version"] = -1, 0
+
+    def make(self, ahead: range, version: int) -> range:
+        """Make the first of these updates, and return those that were made: none if this worker has no part in them.
+
+        `version` is that of the parameters now; each update makes the next.
+        """
+        leg, start = self._leg(ahead), now()
+        first = self._chunk(leg[0])
+        if len(leg) > 1 and self._chunk(leg[-1]).samples != first.samples:
+            leg = leg[:-1]  # the last batch of an epoch is smaller; it is a leg of its own
+        if not first.samples:
+            return leg[:0]
+        distance = leg.step * self.runner.agenda.batch_size
+        places = np.add.outer(np.arange(len(leg)) * distance, np.arange(first.start, first.stop)).ravel()
+        order = self.order.samples(first.epoch, torch.from_numpy(places))
+        notes = self.native.make(order, first.samples, leg, first.number, self._settings(len(leg)))
+        self.store.updates += len(leg)
+        self._most = max(1, min(MOST, NANOSECONDS * len(leg) // (now() - start)))
+        self._check(leg, version, start, notes)
+        self._record(leg, version, start, notes)
+        return leg
+
+    def _leg(self, ahead: range) -> range:
+        """Return the first of these updates, after which no one has to look at this worker before the last of them."""
+        runner, first = self.runner, ahead[0]
+        periods = (runner.agenda.updates_per_epoch, runner.host.snapshots_every, runner.resume_point.checkpoint_every)
+        leg = before(ahead, min((first // every + 1) * every for every in periods if every))[: self._most]
+        runner.shared.reach[0] = leg[-1]
+        # Read after the reach is known: a checkpoint that is requested from now on lies behind it.
+        requested = runner.shared.checkpoints[REQUESTED]
+        return before(leg, requested) if requested > first else leg
+
+    def _chunk(self, update: int) -> Chunk:
+        """Return this worker's part of an update, which may hold no samples."""
+        chunks = self.runner.agenda.chunks(update)
+        part = self.runner.group.part if len(chunks) > 1 else 0
+        assert part is not None
+        return chunks[part]
+
+    def _settings(self, updates: int) -> Tensor:
+        """Return the optimizer's settings in each of the next updates; a single row where there is no schedule."""
+        schedule = self.store.schedule
+        if schedule.scheduler is None:
+            return torch.tensor([self.native.resident.settings()], dtype=torch.float64)
+        rows = []
+        for update in range(updates):
+            schedule.advance(self.store.updates + update)
+            rows.append(self.native.resident.settings())
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def _check(self, leg: range, version: int, start: int, notes: Columns) -> None:
+        """Raise `NotFinite` at the first loss that is not finite; what came before it is in the trace."""
+        finite = np.isfinite(notes["loss"])
+        if self.runner.job.on_nan != "stop" or finite.all():
+            return
+        made = int(finite.argmin())
+        update, chunk = leg[made], self._chunk(leg[made])
+        self._record(leg[:made], version, start, notes[:made])
+        self.runner.doing(update)
+        self.runner.due = GradientRequest(update, [chunk], version + made)
+        raise NotFinite(float(notes["loss"][made]), update, self.order.indices(chunk).tolist())
+
+    def _record(self, leg: range, version: int, start: int, notes: Columns) -> None:
+        """Write two rows for each update: its gradient and its step."""
+        rows = self._rows[: len(leg)]
+        computed, applied = rows[:, 0], rows[:, 1]
+        rows["update"] = np.array(leg)[:, None]
+        rows["base"] = np.arange(version, version + len(leg))[:, None]
+        applied["version"] = np.arange(version + 1, version + 1 + len(leg))
+        computed["start"][:1], computed["start"][1:] = start, notes["applied"][:-1]
+        computed["end"] = applied["start"] = notes["computed"]
+        applied["end"] = notes["applied"]
+        computed["samples"] = self._chunk(leg[0]).samples if leg else 0
+        computed["value"] = notes["loss"]
+        computed["waited"][:1], computed["waited"][1:] = self.runner.waited, 0
+        self.runner.waited = 0
+        self.runner.record_rows(rows.ravel())
+
+
+def before(updates: range, stop: int) -> range:
+    """Return those of the updates that lie below `stop`."""
+    return updates[: -(-(stop - updates[0]) // updates.step)]

@@ -1,0 +1,118 @@
+"""A worker process that holds parts of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter_ns as now
+
+from torch import Tensor
+
+from paceline.core.agenda import Chunk
+from paceline.core.splits import WHOLE
+from paceline.core.splits.derivation import PARAMETER, Step
+from paceline.data.order import Order
+from paceline.data.source import Reader, Source
+from paceline.engines.local.arena import Arena
+from paceline.engines.local.assignment import Assignment
+from paceline.engines.local.mesh_group import MeshGroup
+from paceline.engines.local.methods.runner import GradientRequest, PlanRunner
+from paceline.engines.local.methods.split_layers import split_layers
+from paceline.engines.local.process import die_with_parent
+from paceline.engines.local.read_ahead import ReadAhead
+from paceline.engines.local.snapshots import SnapshotFile
+from paceline.engines.local.state_buffers import StateBuffer
+from paceline.engines.local.worker import WorkerProcess
+from paceline.engines.local.worker_context import WorkerContext
+from paceline.errors.failure import Position
+from paceline.gradients.learner import Learner
+from paceline.gradients.payload import GradientSum
+from paceline.parameters.layout import lay_out, trainable
+from paceline.plans.methods.split_layers import INSIDE, SplitLayers
+from paceline.runs.trace import Kind
+from paceline.splits.exchanging import LinkMover, Request
+from paceline.splits.gradients import SplitReplica
+
+
+class SplitWorker:
+    """A worker process with its parts of the model's layers."""
+
+    def __init__(
+        self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None,
+        state_buffer: StateBuffer | None, notify: Callable[[], None],
+    ) -> None:  # fmt: skip
+        method = given.plan.method
+        assert isinstance(method, SplitLayers)
+        assert given.split is not None
+        self.method, self.blueprint, job, number = method, given.split, given.job, given.number
+        self.snapshots_every = snapshots.every if snapshots is not None else 0
+        host = WorkerProcess(arena, snapshots)
+        waiter = arena.waiter(number, host.cancelled, given.deadline, given.plan.threads)
+        mesh = method.mesh(given.plan.workers)
+        self.place = mesh.coordinate(number, INSIDE)
+        self.part = SplitReplica(job, job.model, self.blueprint, self.place)  # type: ignore[arg-type]
+        self.link = arena.link(arena.parts, number, waiter)
+        self.mover = LinkMover(self.link, mesh.group(number, INSIDE), self.place)
+        self.part.move = self.mover.move
+        replica, order = self.part.replica, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
+        self.reader = Reader(source, order, job.num_workers, die_with_parent)
+        layout = lay_out(replica.module, 1, given.moving)
+        group = MeshGroup(number, method, mesh, given.agenda, arena.link(arena.payloads, number, waiter), layout)
+        self.runner = PlanRunner(
+            number, arena.of_worker(number), waiter, given.plan, given.agenda,
+            replace(given.resume_point, state_buffer=state_buffer, notify=notify), host,
+            Learner(replica, self.reader), job.make_optimizer(replica.module, replica.parameters),
+            arena.shape.layout, group,
+        )  # fmt: skip
+        self.context: WorkerContext = self.runner
+        self.due = GradientRequest(-1, [], -1)
+
+    def position(self, update: int) -> Position:
+        """Return the update that the worker is in, with its samples if they are known."""
+        if self.due.update != update:
+            return Position(update)
+        samples = [n for chunk in self.due.chunks for n in self.reader.order.indices(chunk).tolist()]
+        return Position(update, self.due.version, samples)
+
+    def train(self) -> None:
+        """Compute what the walk of the method requests, until it ends."""
+        ReadAhead(self.reader, self.runner)
+        walk = split_layers(self.runner, self.method, self.gather, self.snapshots_every)
+        request = next(walk, None)
+        while request is not None:
+            computed = self._compute(*request)
+            try:
+                request = walk.send(computed)
+            except StopIteration:
+                break
+
+    def _compute(self, update: int, chunks: list[Chunk], version: int) -> GradientSum:
+        """Compute this worker's parts of the gradient; the samples are counted where the first parts lie."""
+        runner, start = self.runner, now()
+        runner.doing(update)
+        self.due = GradientRequest(update, chunks, version)
+        waited, sent = self.link.waited, self.mover.sent
+        for _ in range(sum(not chunk.samples for chunk in chunks)):
+            self.part.drive(self.part.idle())  # others have samples in theirs
+        computed = runner.learner.compute([chunk for chunk in chunks if chunk.samples])
+        mean = computed.mean
+        computed = self.part.drive(self.part.finish(computed))
+        waited, sent = self.link.waited - waited, self.mover.sent - sent
+        ends, samples = now(), computed.samples if self.method.stage or not self.place else 0
+        runner.record(Kind.COMPUTE, update, -1, version, -1, start, ends - waited, runner.waited, samples, 0, mean)
+        runner.record(Kind.COLLECTIVE, update, -1, update, -1, ends - waited, ends, waited, 0, sent, 0.0)
+        return computed
+
+    def gather(self) -> list[Tensor]:
+        """Return the whole parameters and moving buffers, which every worker of the group asks for at once."""
+        replica, program = self.part.replica, self.blueprint.program
+        names = [*trainable(replica.module), *self.blueprint.moving]
+        found = []
+        for name, mine in zip(names, replica.values(), strict=True):
+            placed, value = program.stored.get(name, WHOLE), PARAMETER + name
+            if not placed.is_split:
+                found.append(mine.clone())
+                continue
+            step = Step((), value, placed, WHOLE)
+            found.append(self.mover.move(Request(step, program.shapes[value], mine, self.blueprint.shapes[name])))
+        return found

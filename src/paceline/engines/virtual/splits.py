@@ -1,0 +1,129 @@
+"""Split layers in a virtual world: every chunk is computed and exchanged on one clock.
+
+The workers of a group take equal parts of a chunk's seconds, and meet in every movement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paceline.core.agenda import Agenda, Chunk
+from paceline.core.splits.derivation import Program
+from paceline.engines.arithmetic.splits import SplitArithmetic
+from paceline.engines.virtual.exchange import exchange
+from paceline.engines.virtual.rows import Rows
+from paceline.engines.virtual.world import ComputeTimes, World, nanoseconds
+from paceline.errors import WorkerDied
+from paceline.errors.failure import Failure, Position
+from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
+from paceline.plans.plan import Plan
+from paceline.runs.trace import Kind, Row
+
+ACTIVATIONS, MOVEMENTS = 1024, 4  # bytes per sample and movement, and movements, where there is no model to measure
+
+
+def run_split(
+    plan: Plan, method: SplitLayers, agenda: Agenda, world: World, size: int, sums: SplitArithmetic | None, rows: Rows
+) -> None:
+    """Run a plan that splits layers; `size` is that of all gradients."""
+    run = _Run(plan, method, agenda, world, size, sums, rows)
+    for update in range(agenda.updates):
+        run.make(update)
+
+
+class _Run:
+    """One simulated run."""
+
+    def __init__(
+        self, plan: Plan, method: SplitLayers, agenda: Agenda, world: World, size: int, sums: SplitArithmetic | None,
+        rows: Rows,
+    ) -> None:  # fmt: skip
+        self.method, self.agenda, self.world, self.size, self.sums = method, agenda, world, size, sums
+        self.mesh = method.mesh(plan.workers)
+        self.compute_times, self.rows = ComputeTimes(world, plan.workers), rows
+        #: When each worker is ready for what comes next, in seconds.
+        self.ready = [0.0] * plan.workers
+
+    def make(self, update: int) -> None:
+        """Make one update: groups compute their chunks, replicas add up, every worker steps its parts."""
+        shares = []
+        for replica, group in enumerate(self.mesh.groups(INSIDE)):
+            loss = math.nan
+            if self.sums is not None:
+                shares.append(self.sums.compute(replica, update))
+                loss = shares[-1][0].mean
+            self._chunks(update, group, loss)
+        if self.mesh.size(DATA) > 1:
+            for group in self.mesh.groups(DATA):
+                self._add_up(update, group)
+        if self.sums is not None:
+            self.sums.apply(update, shares)
+            self.sums.snapshots.keep(update + 1, max(self.ready))
+        for worker in range(self.mesh.workers):
+            start = self.ready[worker]
+            self.ready[worker] += self.world.update
+            times = nanoseconds(start), nanoseconds(self.ready[worker])
+            self.rows.add(Row(Kind.APPLY, worker, update, 0, update, update + 1, *times))
+
+    def _chunks(self, update: int, group: tuple[int, ...], loss: float) -> None:
+        """Time the chunks of one replica: all of its workers wait for the slowest in every movement."""
+        own, shared = self.method.stage > 0, len(group) > 1
+        chunks = [self.method.chunks(self.mesh, self.agenda, update, worker) for worker in group]
+        samples = [sum(chunk.samples for chunk in mine) for mine in chunks]
+        starts = [self.ready[worker] for worker in group]
+        ends = []
+        for worker, start, seen in zip(group, starts, samples, strict=True):
+            ends.append(start + self.compute_times.draw(worker, seen) / (1 if own else len(group)))
+            if self.world.deaths.get(worker, math.inf) < ends[-1]:
+                advice = "the plan cannot continue without it"
+                raise WorkerDied(Failure(worker, "died, as its world says", Position(update), advice=advice))
+        sent = [self._sent(place, mine) if shared else 0 for place, mine in enumerate(chunks)]
+        exchanges = sum(self._exchanges(chunk.samples) for chunk in chunks[0]) if shared else 0
+        together = max(ends) + exchanges * self.world.latency + max(sent) / self.world.bandwidth
+        for place, worker in enumerate(group):
+            times = nanoseconds(starts[place]), nanoseconds(ends[place])
+            counted = samples[place] if own or not place else 0
+            self.rows.add(Row(Kind.COMPUTE, worker, update, -1, update, -1, *times, samples=counted, value=loss))
+            if shared:
+                waited = nanoseconds(max(ends) - ends[place])
+                times = times[1], nanoseconds(together)
+                row = Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, waited, 0, sent[place], 0.0)
+                self.rows.add(row)
+            self.ready[worker] = together
+
+    def _sent(self, place: int, chunks: Sequence[Chunk]) -> int:
+        return sum(self._bytes(place, self.mesh.size(INSIDE), chunk.samples) for chunk in chunks)
+
+    def _program(self, samples: int) -> Program | None:
+        programs = self.sums.blueprint.programs if self.sums is not None else {}
+        same = (each for each in programs.values() if self.method.stage or _samples(each) == samples)
+        return next(same, None)
+
+    def _bytes(self, place: int, workers: int, samples: int) -> int:
+        program = self._program(samples)
+        if program is None:
+            return MOVEMENTS * ACTIVATIONS * samples * (workers - 1) // workers
+        assert self.sums is not None
+        return sum(program.numbers(place).values()) * self.sums.setup.layout.bytes_per_number
+
+    def _exchanges(self, samples: int) -> int:
+        program = self._program(samples)
+        if program is None:
+            return MOVEMENTS
+        moves = (step for step in program.steps if step.value)
+        return sum(len(step.movement.exchanges(program.shapes[step.value], program.workers)) for step in moves)
+
+    def _add_up(self, update: int, group: tuple[int, ...]) -> None:
+        """Time the all-reduce between the replicas, of one place's part of the gradient."""
+        arrived = [self.ready[worker] for worker in group]
+        size = self.size // self.mesh.size(INSIDE)
+        ready, waited, sent = exchange(self.method.collective, arrived, size, self.world)
+        for place, worker in enumerate(group):
+            self.ready[worker] = ready[place]
+            times = nanoseconds(arrived[place]), nanoseconds(ready[place]), nanoseconds(waited[place])
+            self.rows.add(Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, 0, sent[place], 0.0))
+
+
+def _samples(program: Program) -> int:
+    return next((shape[0] for shape in (program.shapes[name] for name in program.inputs) if shape), 0)

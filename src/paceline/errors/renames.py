@@ -1,0 +1,112 @@
+"""Names of arguments that have changed, or that another library has for the same thing.
+
+An old name keeps working, and gives a warning that names the new one. A name of another library, or a mistyped one, is
+refused with the name that was meant. Type checkers and editors know the new names only.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
+
+from paceline.errors.suggestions import meant
+from paceline.errors.warnings import PacelineDeprecationWarning
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound=type)
+Names = Mapping[str, str]
+
+JOB_FIELDS = {
+    "accumulate": "accumulate_grad_batches",
+    "clip_norm": "gradient_clip_norm",
+    "loader_workers": "num_workers",
+    "schedule": "lr_scheduler",
+    "transform": "batch_transform",
+    "weight": "loss_denominator",
+}
+#: Old values of a field, and their new ones.
+JOB_VALUES = {"precision": {"float32": "32-true", "bfloat16": "bf16-mixed"}}
+#: Arguments of functions.
+RENAMED_ARGUMENTS = {
+    "train": {"deadline": "timeout", "updates": "max_updates"},
+    "parallel": {"deadline": "timeout"},
+}
+#: Options of the command line.
+OPTIONS = {"--deadline": "--timeout", "--updates": "--max-updates"}
+
+
+def accepts_old_names(renamed: Names) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function so that it takes its renamed arguments by their old names, too."""
+    return lambda function: _accepting(function, renamed, {}, function.__name__)
+
+
+def renames_fields(renamed: Names, values: Mapping[str, Names]) -> Callable[[C], C]:
+    """Decorate a dataclass so that its fields can be given, read and unpickled by their old names, too."""
+
+    def decorate(kind: C) -> C:
+        def read(self: object, name: str) -> object:
+            if name not in renamed:
+                raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            warn_renamed(f"{kind.__name__}.{name}", f"{kind.__name__}.{renamed[name]}")
+            return getattr(self, renamed[name])
+
+        def unpickle(self: object, state: Mapping[str, object]) -> None:
+            fields = {renamed.get(name, name): value for name, value in state.items()}
+            for field, changed in values.items():
+                fields[field] = changed.get(str(fields.get(field)), fields.get(field))
+            vars(self).update(fields)
+
+        for name, function in (
+            ("__init__", _accepting(kind.__init__, renamed, values, kind.__name__)),  # type: ignore[misc]
+            ("__getattr__", read),
+            ("__setstate__", unpickle),
+        ):
+            setattr(kind, name, function)
+        return kind
+
+    return decorate
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """Warn of an old name, at the line outside this package that uses it."""
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "paceline":
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(f"{old} is called {new} now", PacelineDeprecationWarning, stacklevel=depth + 1)
+
+
+def _accepting(function: Callable[P, R], renamed: Names, values: Mapping[str, Names], name: str) -> Callable[P, R]:
+    parameters = inspect.signature(function).parameters.values()
+    known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "self"]
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = _by_new_names(kwargs, renamed, name)
+        for field, changed in values.items():
+            if (old := str(given.get(field))) in changed:
+                warn_renamed(f"{field}={old!r}", repr(changed[old]))
+                given[field] = changed[old]
+        if not takes_any and (unknown := next((each for each in given if each not in known), None)):
+            raise TypeError(f"{name}() has no argument {unknown!r}; {meant(unknown, known)}")
+        return function(*args, **given)  # type: ignore[arg-type]
+
+    return call
+
+
+def _by_new_names(given: Mapping[str, object], renamed: Names, name: str) -> dict[str, object]:
+    """Return the arguments under their new names; `TypeError` if one is given under both."""
+    found: dict[str, object] = {}
+    for old, value in given.items():
+        new = renamed.get(old, old)
+        if new != old:
+            if new in given:
+                raise TypeError(f"{name}() got {old}= and {new}=, which is its new name; give {new}= only")
+            warn_renamed(f"{old}= of {name}()", f"{new}=")
+        found[new] = value
+    return found

@@ -1,0 +1,183 @@
+"""A card: what a machine can do, as measured by `paceline calibrate`.
+
+It is a JSON file that can be carried to another machine. All seconds are of this machine; what they are multiplied by
+(operations, bytes, workers) belongs to the job and the plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UsageError, suggest
+from paceline.planner.operations import FIGURES
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The seconds of operations while so many workers, of so many threads each, compute at once."""
+
+    busy: int
+    threads: int
+    #: Seconds of each figure of a step's forward and backward passes (`operations.FIGURES`).
+    compute: dict[str, float]
+    #: Seconds of each figure of an optimizer's update.
+    update: dict[str, float]
+    #: Half the 90% interval of a prediction, as a logarithm, from jobs that were left out of the fit.
+    error: float
+    #: Quantiles of a computation's seconds over their median, at evenly spaced shares: how much steps differ.
+    jitter: tuple[float, ...] = (1.0,)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The seconds of an exchange between so many workers."""
+
+    #: "meeting": a table of a collective; "push": to a server; "ddp": PyTorch's all-reduce; "message": to a neighbour.
+    kind: str
+    workers: int
+    #: Seconds of each step of a meeting's table, or of each push or message.
+    latency: float
+    #: Bytes per second of each step.
+    bandwidth: float
+    #: Half the 90% interval, as a logarithm.
+    error: float
+    #: Seconds of Python in each update besides, which the trace does not divide.
+    between: float = 0.0
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a machine can do."""
+
+    processor: str
+    cores: int
+    #: Bytes of memory.
+    memory: int
+    operations: tuple[Operations, ...]
+    exchanges: tuple[Exchange, ...] = ()
+    #: Seconds of Python in each update of one process, besides computing and updating.
+    between: float = 0.0
+    torch: str = ""
+    date: str = ""
+    #: "card" where two figures of a data sheet stand for all operations, else "calibrated".
+    level: str = "calibrated"
+    #: How many times as long a machine of another speed takes; cluster files may change it.
+    slowness: float = 1.0
+    schema: int = field(default=SCHEMA)
+
+    def fit(self, busy: int, threads: int) -> tuple[Operations, float]:
+        """Return the operations of the nearest measured case, and the factor of taking turns on too few cores."""
+        wanted = busy * threads
+        turns = max(1.0, wanted / self.cores)
+        exact = [o for o in self.operations if o.threads == threads] or list(self.operations)
+        fitting = [o for o in exact if o.busy * o.threads <= max(self.cores, exact[0].busy * exact[0].threads)]
+        found = min(fitting or exact, key=lambda o: abs(o.busy - min(busy, max(1, self.cores // threads))))
+        return found, turns
+
+    def exchange(self, kind: str, workers: int) -> Exchange | None:
+        """Return the exchange of this kind that was measured with the nearest number of workers; None: none was."""
+        found = [each for each in self.exchanges if each.kind == kind]
+        return min(found, key=lambda each: (abs(each.workers - workers), each.workers)) if found else None
+
+    def write(self, file: Path) -> None:
+        """Write the card, replacing the file atomically."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(file.name + ".new")
+        draft.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        os.replace(draft, file)
+
+    @staticmethod
+    def read(file: Path) -> Card:
+        """Read a card. UsageError for a file that is none."""
+        try:
+            given = json.loads(file.read_text())
+        except OSError as error:
+            raise UsageError(
+                f"the card {file} cannot be read: {error.strerror}; make one: paceline calibrate"
+            ) from None
+        except ValueError as error:
+            raise UsageError(f"the card {file} is damaged: {error}; make another: paceline calibrate") from None
+        return Card.of(given, str(file))
+
+    @staticmethod
+    def of(given: object, where: str = "the card") -> Card:
+        """Make a card of what JSON holds, and check it."""
+        if not isinstance(given, dict):
+            raise UsageError(f"{where} is not a card: it holds {type(given).__name__}, and a card is one JSON object")
+        if given.get("schema") != SCHEMA:
+            raise UsageError(
+                f"{where} has schema {given.get('schema')!r}, and this version reads {SCHEMA}; calibrate again"
+            )
+        values = dict(given)
+        values["operations"] = tuple(_part(Operations, each, where) for each in given.get("operations", ()))
+        values["exchanges"] = tuple(_part(Exchange, each, where) for each in given.get("exchanges", ()))
+        card: Card = _part(Card, values, where)
+        card.check(where)
+        return card
+
+    def check(self, where: str) -> None:
+        """Raise UsageError for what no machine has."""
+        if self.cores < 1:
+            raise UsageError(f"{where}: cores={self.cores}; a machine has at least one")
+        if not self.operations:
+            raise UsageError(f"{where} has no operations; calibrate again")
+        for operations in self.operations:
+            for name, value in (*operations.compute.items(), *operations.update.items()):
+                if name not in FIGURES:
+                    raise UsageError(f"{where} has a figure {name!r}; {suggest(name, FIGURES)}")
+                if not 0 <= value < math.inf:
+                    raise UsageError(f"{where}: {name}={value} is not a number of seconds")
+        for each in self.exchanges:
+            if not each.bandwidth > 0 or each.latency < 0:
+                raise UsageError(
+                    f"{where}: {each.kind} of {each.workers} workers has latency={each.latency} and "
+                    f"bandwidth={each.bandwidth}; the first cannot be negative, the second must be positive"
+                )
+
+
+def _part(kind: Any, given: Mapping[str, Any], where: str) -> Any:
+    """Make a record of a dictionary; name what is unknown or missing."""
+    fields = {each.name: each for each in dataclasses.fields(kind)}
+    for name in given:
+        if name not in fields:
+            raise UsageError(f"{where} has an unknown key {name!r}; {suggest(name, fields)}")
+    missing = [
+        name for name, each in fields.items()
+        if name not in given and each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+    ]  # fmt: skip
+    if missing:
+        raise UsageError(f"{where} lacks {', '.join(missing)}")
+    values = {name: tuple(value) if name == "jitter" else value for name, value in given.items()}
+    return kind(**values)
+
+
+def of_data_sheet(gflops: float, gigabytes: float, cores: int, memory: int, name: str = "data sheet") -> Card:
+    """Make a card of two figures of a data sheet: peak GFLOP/s and GB/s of memory, of one core each.
+
+    Matrix products are taken to reach half the peak and everything else a fraction that is usual on CPUs; the interval
+    is a factor of three.
+    """
+    flop, byte = 1e-9 / gflops, 1e-9 / gigabytes
+    compute = {
+        "call": 4e-6, "view": 1.5e-6, "matmul.small": 5 * flop, "matmul.middle": 3 * flop, "matmul.large": 2 * flop,
+        "convolution.forward": 3 * flop, "convolution.backward": 4 * flop, "recurrent.forward": 3 * flop,
+        "recurrent.backward": 3 * flop, "near": byte / 3, "far": byte, "slow": 10 * flop, "random": 20 * flop,
+        "gather": 2 * byte, "step": 5e-5,
+    }  # fmt: skip
+    update = {"step": 5e-5, "call": 4e-6, "near": byte / 3, "far": byte}
+    cases = tuple(Operations(busy, 1, compute, update, math.log(3.0)) for busy in sorted({1, cores}))
+    return Card(name, cores, memory, cases, (), 5e-5, level="card")
+
+
+def default_file() -> Path:
+    """Return where the card of this machine is kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "card.json"

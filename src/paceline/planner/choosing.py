@@ -1,0 +1,191 @@
+"""Choosing: candidates ranked by their predictions, and why. Pure.
+
+A plan that keeps several cores busy is chosen only if it is faster than one process with one thread by `PAYS`: a
+second core that gains nothing is better left to others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from paceline.planner.prediction import Prediction
+
+PAYS = 1.05
+GOALS = ("time", "cost", "memory")
+Predict = Callable[[Any], Prediction]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A ranking, the plan on top, and why."""
+
+    goal: str
+    #: What can be used, the best first.
+    ranking: tuple[Prediction, ...]
+    #: What cannot, with its reason.
+    ruled_out: tuple[Prediction, ...]
+    #: The dollars of an epoch of each, as in `ranking`; empty without prices.
+    dollars: tuple[float, ...] = ()
+    updates_per_epoch: int = 1
+    sentences: tuple[str, ...] = ()
+    command: str = ""
+    #: The plans that no other one beats in time, memory and money at once.
+    front: tuple[str, ...] = field(default=())
+
+    @property
+    def best(self) -> Prediction:
+        return self.ranking[0]
+
+    @property
+    def plan(self) -> str:
+        """The chosen plan, with its options."""
+        return str(self.best.plan)
+
+    @property
+    def compute(self) -> str:
+        """How the chosen plan computes gradients: autograd or fused."""
+        return self.best.compute
+
+    def as_dict(self) -> dict[str, Any]:
+        """The choice as `paceline choose --json` prints it."""
+        rows = [each.as_dict() for each in self.ranking]
+        for row, price in zip(rows, self.dollars, strict=False):
+            row["dollars_per_epoch"] = price
+        return {
+            "goal": self.goal, "plan": self.plan, "compute": self.compute, "workers": self.best.plan.workers,
+            "level": self.best.level, "seconds_per_epoch": self.best.seconds * self.updates_per_epoch,
+            "command": self.command, "explanation": list(self.sentences), "front": list(self.front), "ranking": rows,
+            "ruled_out": [{"plan": each.name, "why": each.ruled_out} for each in self.ruled_out],
+        }  # fmt: skip
+
+
+def choose(
+    predictions: Sequence[Prediction], goal: str, memory: int, updates_per_epoch: int = 1,
+    price: Callable[[Prediction], float] | None = None, each_memory: int | None = None,
+) -> Choice:  # fmt: skip
+    """Rank predictions by a goal.
+
+    memory   bytes of all machines, of which a plan's workers may take 90%
+    each_memory  bytes of one machine, where each worker has its own
+    price    the dollars of a second of a plan, where prices are known
+    """
+    checked = [_fits(each, memory, each_memory or memory) for each in predictions]
+    usable = [each for each in checked if not each.ruled_out]
+
+    def dollars(each: Prediction) -> float:
+        return price(each) * each.seconds * updates_per_epoch if price else 0.0
+
+    keys: dict[str, Callable[[Prediction], float]] = {
+        "time": lambda p: p.seconds,
+        "cost": lambda p: dollars(p) or p.seconds * p.plan.workers * p.plan.threads,
+        "memory": lambda p: p.memory * p.plan.workers,
+    }
+    key = keys[goal]
+    ranking = sorted(usable, key=lambda p: (key(p), p.plan.workers, p.name))
+    if ranking and goal == "time":
+        ranking = _unless_it_pays(ranking)
+    money = tuple(dollars(each) for each in ranking) if price else ()
+    front = tuple(p.name for p in ranking if not any(_dominates(q, p, dollars) for q in ranking))
+    ruled = tuple(each for each in checked if each.ruled_out)
+    found = Choice(goal, tuple(ranking), ruled, money, updates_per_epoch, front=front)
+    return replace(found, sentences=tuple(explain(found))) if ranking else found
+
+
+def _fits(each: Prediction, memory: int, machine: int) -> Prediction:
+    needed = each.memory * each.plan.workers
+    if each.ruled_out or (needed <= 0.9 * memory and each.memory <= 0.9 * machine):
+        return each
+    if each.memory > 0.9 * machine:
+        why = f"a worker needs {each.memory / 2**20:,.0f} MiB, and a machine has {machine / 2**20:,.0f}"
+        return replace(each, ruled_out=why)
+    return replace(each, ruled_out=f"its workers need {needed / 2**30:.1f} GiB, and there are {memory / 2**30:.1f}")
+
+
+def _unless_it_pays(ranking: list[Prediction]) -> list[Prediction]:
+    """Put one process with one thread first where nothing that keeps more cores busy is faster by `PAYS`."""
+    single = next((p for p in ranking if p.plan.workers * p.plan.threads == 1), None)
+    first = ranking[0].plan
+    if single is not None and first.workers * first.threads > 1 and single.seconds < PAYS * ranking[0].seconds:
+        ranking = [single, *(p for p in ranking if p is not single)]
+    return ranking
+
+
+def _dominates(one: Prediction, other: Prediction, dollars: Callable[[Prediction], float]) -> bool:
+    mine = (one.seconds, one.memory * one.plan.workers, dollars(one))
+    its = (other.seconds, other.memory * other.plan.workers, dollars(other))
+    return all(a <= b for a, b in zip(mine, its, strict=True)) and mine != its
+
+
+# --- why ---
+
+
+def explain(choice: Choice) -> list[str]:
+    """Say what the choice rests on: where its time goes, what came next, and what would change it."""
+    best, sentences = choice.best, []
+    parts = {
+        "computing": best.terms.compute, "the update": best.terms.update, "exchanging": best.terms.exchange,
+        "waiting": best.terms.wait, "Python in between": best.terms.between,
+    }  # fmt: skip
+    shares = [f"{name} {value / best.seconds:.0%}" for name, value in parts.items() if value >= 0.005 * best.seconds]
+    sentences.append(
+        f"{best.name}: {micro(best.seconds)} for an update ({micro(best.low)} to {micro(best.high)}), of which "
+        + ", ".join(shares)
+    )
+    singles = [p for p in choice.ranking if p.plan.workers == 1 and p is not best]
+    teams = [p for p in choice.ranking if p.plan.workers > 1 and p is not best]
+    if best.plan.workers > 1 and singles:
+        sentences.append(f"It is {singles[0].seconds / best.seconds:.2f}x as fast as {singles[0].name}")
+    if best.plan.workers == 1 and teams:
+        sentences.append(why_not(best, teams[0]))
+    close = [p for p in choice.ranking[1:] if p.low < best.high and p.plan.workers > 1][:3]
+    if close:
+        names = ", ".join(p.name for p in close)
+        sentences.append(f"Within the intervals these may be as fast: {names}; `paceline validate` measures them")
+    return sentences
+
+
+def why_not(best: Prediction, other: Prediction) -> str:
+    """Say which term makes another plan slower, and from what it would pay."""
+    more = {
+        "exchanging": other.terms.exchange, "waiting": other.terms.wait, "Python in between": other.terms.between,
+        "computing on busy cores": other.terms.compute * other.plan.workers - best.terms.compute,
+    }  # fmt: skip
+    name, most = max(more.items(), key=lambda item: item[1])
+    text = f"{other.name} is the nearest plan of several workers, {best.seconds / other.seconds:.2f}x as fast; "
+    text += f"most of what it adds is {name} ({micro(most)})"
+    flip = flips(best, other)
+    return text + (f". {flip}" if flip else "")
+
+
+def flips(best: Prediction, other: Prediction) -> str:
+    """Say how much faster an exchange would have to be for the other plan to win; empty where it could not."""
+    without = other.seconds - other.terms.exchange
+    if other.terms.exchange <= 0 or without >= best.seconds:
+        return ""
+    factor = other.terms.exchange / (best.seconds - without)
+    if factor <= 1:
+        return ""
+    return f"It would win if exchanges were {factor:.1f} times as fast"
+
+
+def micro(seconds: float) -> str:
+    """Write seconds in a unit that suits them."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+
+
+def speedups(choice: Choice) -> list[tuple[int, float, str]]:
+    """Return (workers, speed-up over one process, plan) of the best plan at each number of workers."""
+    singles = [p.seconds for p in choice.ranking if p.plan.workers == 1]
+    if not singles:
+        return []
+    found: dict[int, Prediction] = {}
+    for each in choice.ranking:
+        now = found.get(each.plan.workers)
+        if now is None or each.seconds < now.seconds:
+            found[each.plan.workers] = each
+    return [(n, min(singles) / p.seconds, p.name) for n, p in sorted(found.items()) if math.isfinite(p.seconds)]

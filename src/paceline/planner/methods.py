@@ -1,0 +1,252 @@
+"""The seconds of an update under each method, made of the seconds of its parts.
+
+P workers, a batch of n samples. J(P) is the mean of the slowest of P workers over the mean of one.
+
+    Alone             compute(n) + update                                   / P where there are several
+    AllReduce         compute(n/P) J(P) + table's closed form + update
+    LocalSteps        compute(n/P) + update + (closed form + waiting) / every
+    Gossip            compute(n/P) J(2) + exchange with neighbours + update
+    ParameterServer   a closed queueing network: P workers who compute, one shard that serves one push at a time
+    Hogwild           (compute(n) + update) / P
+    Pipeline          its table on the clock (`pipelines`)
+    NativeDdp         compute(n/P) J(P) + PyTorch's all-reduce + update
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.collectives import Collective
+from paceline.planner import fitting
+from paceline.planner.costs import Costs, Guess, meeting, single
+from paceline.planner.memory import worker_memory
+from paceline.planner.pipelines import pipeline
+from paceline.planner.prediction import Prediction, Terms
+from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.local_steps import Gossip, LocalSteps
+from paceline.plans.methods.native import NativeDdp
+from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
+from paceline.plans.plan import Plan
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the planner knows of a job besides its cost."""
+
+    batch: int  # samples of an update
+    #: Bytes of the vector that synchronous workers add up: gradients, moving buffers, loss and weight.
+    payload: int
+    #: Bytes of the parameters as a server keeps them.
+    served: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """The terms of an update, and how sure they are."""
+
+    terms: Terms
+    error: float
+    bytes: float = 0.0
+    staleness: float = 0.0
+
+
+def predict(plan: Plan, costs: Costs, facts: Facts, compute: str = "autograd") -> Prediction:
+    """Predict the seconds of an update, its bytes and the memory of a worker."""
+    found = PREDICT[type(plan.method)](plan, plan.method, costs, facts)
+    memory = worker_memory(plan, costs, facts.batch, facts.payload)
+    return Prediction(
+        plan, compute, costs.level, facts.batch, found.terms, found.error, found.bytes, memory, found.staleness
+    )  # fmt: skip
+
+
+def known(plan: Plan) -> bool:
+    """Whether the planner has a model of the plan's method."""
+    return type(plan.method) in PREDICT
+
+
+def _share(plan: Plan, facts: Facts, parts: int) -> int:
+    return math.ceil(facts.batch / parts)
+
+
+def _slowest(costs: Costs, plan: Plan, workers: int) -> float:
+    """The mean of the slowest of so many workers over the mean of one, less one."""
+    jitter = costs.jitter(plan.workers, plan.threads)
+    return fitting.mean_of_largest(jitter, workers) / fitting.mean_of_largest(jitter, 1) - 1.0
+
+
+def _error(*parts: Guess) -> float:
+    """The error of a sum: each part's error counts by its share."""
+    whole = sum(part.seconds for part in parts)
+    return math.sqrt(sum((part.error * part.seconds) ** 2 for part in parts)) / max(whole, 1e-12)
+
+
+def _alone(plan: Plan, method: Alone, costs: Costs, facts: Facts) -> Found:
+    chunk = _share(plan, facts, plan.chunks)
+    c, u = costs.compute(chunk, plan.workers, plan.threads), costs.update(plan.workers, plan.threads)
+    c = Guess(c.seconds * plan.chunks, c.error)
+    between = costs.between("alone", 1)
+    terms = Terms(c.seconds, u.seconds, between=between).scaled(1 / plan.workers)
+    return Found(terms, _error(c, u, Guess(between, 0.3)))
+
+
+def sent(collective: Collective, workers: int, size: float) -> float:
+    """Return the bytes that a worker sends in a collective, on average."""
+    piece = size / collective.segments(workers)
+    rounds = collective.rounds(workers)
+    return sum(steps * sum(sends) * piece for steps, _, sends in rounds) / workers
+
+
+def _all_reduce(plan: Plan, method: AllReduce, costs: Costs, facts: Facts) -> Found:
+    workers = plan.workers
+    c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
+    u = costs.update(workers, plan.threads)
+    wait = c.seconds * _slowest(costs, plan, workers)
+    m = meeting(costs, method.collective, workers, facts.payload)
+    between = costs.between("meeting", workers)
+    terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
+    return Found(terms, _error(c, u, m, Guess(between + wait, 0.3)), sent(method.collective, workers, facts.payload))
+
+
+def _local_steps(plan: Plan, method: LocalSteps, costs: Costs, facts: Facts) -> Found:
+    workers = plan.workers
+    every = method.averaging.every or 10**6
+    c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
+    u = costs.update(workers, plan.threads)
+    m = meeting(costs, method.collective, workers, facts.payload)
+    m = Guess(m.seconds / every, m.error)
+    wait = c.seconds * _slowest(costs, plan, workers) / math.sqrt(every)
+    between = costs.between("meeting", workers)
+    terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
+    size = sent(method.collective, workers, facts.payload) / every
+    return Found(terms, _error(c, u, m, Guess(between + wait, 0.3)), size)
+
+
+def _gossip(plan: Plan, method: Gossip, costs: Costs, facts: Facts) -> Found:
+    workers = plan.workers
+    c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
+    u = costs.update(workers, plan.threads)
+    m = meeting(costs, method.collective, workers, facts.payload)
+    wait = c.seconds * _slowest(costs, plan, min(workers, 3))
+    between = costs.between("meeting", workers)
+    terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
+    return Found(terms, _error(c, u, m, Guess(between + wait, 0.3)), sent(method.collective, workers, facts.payload))
+
+
+def _native(plan: Plan, method: NativeDdp, costs: Costs, facts: Facts) -> Found:
+    workers = plan.workers
+    c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
+    u = costs.update(workers, plan.threads)
+    found, factor = costs.card.exchange("ddp", workers), costs.factor("ddp")
+    if found is None:
+        raise NotMeasured("the card has no measurement of PyTorch's all-reduce; calibrate with more --seconds")
+    steps = 2 * (workers - 1)
+    once = steps * (found.latency + facts.payload / workers / found.bandwidth)
+    x = Guess(once * factor.seconds, factor.error or found.error)
+    wait = c.seconds * _slowest(costs, plan, workers)
+    between = costs.between("ddp", workers)
+    terms = Terms(c.seconds, u.seconds, x.seconds, wait, between)
+    return Found(terms, _error(c, u, x, Guess(between + wait, 0.3)), steps * facts.payload / workers)
+
+
+class NotMeasured(Exception):
+    """The card lacks what a prediction needs; the message says what."""
+
+
+# --- servers ---
+
+
+def queued(workers: int, think: float, serve: float) -> tuple[float, float]:
+    """Return pushes per second and the mean wait of a push before it is served.
+
+    The machine-repairman model, by mean value analysis: workers think (compute), then queue for one server. Service
+    times are taken to be between constant and exponential: half of the work under way is left when a push arrives.
+    """
+    queue, busy, rate, wait = 0.0, 0.0, 0.0, 0.0
+    for count in range(1, workers + 1):
+        wait = serve * (queue - busy / 2) if count > 1 else 0.0
+        rate = min(count / (think + wait + serve), 1 / serve)
+        queue = rate * (wait + serve)
+        busy = min(1.0, rate * serve)
+    return rate, wait
+
+
+def _server(plan: Plan, method: ParameterServer, costs: Costs, facts: Facts) -> Found:
+    workers = plan.workers
+    c = costs.compute(_share(plan, facts, 1), workers, plan.threads)
+    u, p = costs.update(workers, plan.threads), single(costs, "push", workers, facts.served)
+    between = costs.between("push", workers)
+    rate, wait = queued(workers, c.seconds + between, u.seconds + p.seconds)
+    # Shards are served side by side, each a part of a push.
+    wait /= method.shards
+    terms = Terms(c.seconds, u.seconds, p.seconds, wait, between)
+    bound = max(1 / rate, terms.whole / workers) if method.shards == 1 else terms.whole / workers
+    terms = terms.scaled(bound / terms.whole)
+    return Found(terms, _error(c, u, p, Guess(between + wait, 0.3)), 2 * facts.served / workers, workers - 1.0)
+
+
+def _gathering(plan: Plan, method: GatheringServer, costs: Costs, facts: Facts) -> Found:
+    needed, workers = method.gathers, plan.workers
+    c = costs.compute(_share(plan, facts, needed), workers, plan.threads)
+    u, p = costs.update(workers, plan.threads), single(costs, "push", workers, facts.served)
+    p = Guess(p.seconds * needed, p.error)
+    between = costs.between("push", workers)
+    wait = c.seconds * max(0.0, _slowest(costs, plan, needed))
+    terms = Terms(c.seconds, u.seconds, p.seconds, wait, between)
+    return Found(terms, _error(c, u, p, Guess(between + wait, 0.3)), 2.0 * facts.served * needed / workers)
+
+
+def _centre(plan: Plan, method: CentreServer, costs: Costs, facts: Facts) -> Found:
+    workers, every = plan.workers, max(1, method.exchange.every)
+    c = costs.compute(_share(plan, facts, 1), workers, plan.threads)
+    u, p = costs.update(workers, plan.threads), single(costs, "push", workers, facts.served)
+    between = costs.between("push", workers)
+    think = (c.seconds + u.seconds + between) * every
+    rate, wait = queued(workers, think, p.seconds)
+    terms = Terms(c.seconds, u.seconds, p.seconds / every, wait / every, between)
+    terms = terms.scaled(1 / rate / every / terms.whole)
+    return Found(
+        terms, _error(c, u, Guess(between + wait / every, 0.3)), 2.0 * facts.served / every / workers, workers - 1.0
+    )
+
+
+def _pairwise(plan: Plan, method: PairwiseGossip, costs: Costs, facts: Facts) -> Found:
+    workers = plan.workers
+    c = costs.compute(_share(plan, facts, 1), workers, plan.threads)
+    u, p = costs.update(workers, plan.threads), single(costs, "push", workers, facts.served)
+    between = costs.between("push", workers)
+    terms = Terms(c.seconds, u.seconds, p.seconds, between=between).scaled(1 / workers)
+    return Found(terms, _error(c, u, p, Guess(between, 0.3)), 2.0 * facts.served / workers, workers - 1.0)
+
+
+def _hogwild(plan: Plan, method: Hogwild, costs: Costs, facts: Facts) -> Found:
+    workers = plan.workers
+    c, u = costs.compute(_share(plan, facts, 1), workers, plan.threads), costs.update(workers, plan.threads)
+    p, between = single(costs, "push", workers, facts.served), costs.between("push", workers)
+    terms = Terms(c.seconds, u.seconds, p.seconds, between=between).scaled(1 / workers)
+    return Found(terms, _error(c, u, p, Guess(between, 0.3)), 2.0 * facts.served / workers, workers - 1.0)
+
+
+def _pipeline(plan: Plan, method: Pipeline, costs: Costs, facts: Facts) -> Found:
+    found = pipeline(plan, method, costs, facts.batch)
+    return Found(found.terms, found.error, found.bytes)
+
+
+#: What predicts each method: called with the plan, its method, the costs and the facts.
+PREDICT: dict[type, Callable[[Plan, Any, Costs, Facts], Found]] = {
+    Alone: _alone,
+    AllReduce: _all_reduce,
+    LocalSteps: _local_steps,
+    Gossip: _gossip,
+    NativeDdp: _native,
+    ParameterServer: _server,
+    GatheringServer: _gathering,
+    CentreServer: _centre,
+    PairwiseGossip: _pairwise,
+    Hogwild: _hogwild,
+    Pipeline: _pipeline,
+}

@@ -1,0 +1,121 @@
+"""Pipelines: the table of the schedule on the clock, with the seconds of each stage and message.
+
+The model's modules in the order of their first forward call are the pieces; `core.splits.by_depth` balances them into
+stages, as the real cut does. Each micro-batch is computed alone, so the figures are those of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from paceline.core.schedules import ALL_REDUCE, BACKWARD, FORWARD, INPUTS, UPDATE, WEIGHTS, Work
+from paceline.core.schedules.clock import clocked, sends, takes
+from paceline.core.splits.by_depth import balanced
+from paceline.planner.costs import Costs, single
+from paceline.planner.model_cost import ModelCost
+from paceline.planner.operations import BACKWARD as BACK
+from paceline.planner.operations import FORWARD as FORTH
+from paceline.planner.operations import figures, seconds
+from paceline.planner.prediction import Terms
+from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.plan import Plan
+
+FREE_RUNNING = 8  # updates of a table that never flushes that are timed
+ERROR = 0.35  # of a stage's seconds: where the model is cut is not known before it is traced
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the model, in seconds of a micro-batch, and the bytes that it sends on."""
+
+    forward: float
+    backward: float
+    made: float
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The seconds of an update of a pipeline."""
+
+    terms: Terms
+    error: float
+    bytes: float
+
+
+def pipeline(plan: Plan, method: Pipeline, costs: Costs, batch: int) -> Timed:
+    """Put the pipeline's table on the clock."""
+    workers, micro = plan.workers, method.micro_batches
+    samples = max(1, math.ceil(batch / micro))
+    count = method.stages(workers)
+    stages = cut(costs, samples, count, workers, plan.threads)
+    updates = 1 if method.flushes else FREE_RUNNING
+    table = method.table(workers, [micro] * updates)
+    # A message between neighbours is one step of a meeting, and each piece of work has an update's Python.
+    piece = costs.between("meeting", workers)
+    kind = "message" if costs.card.exchange("message", workers) else "meeting"
+    message = [single(costs, kind, workers, stage.made).seconds for stage in stages]
+    update = costs.update(workers, plan.threads).seconds / count
+    again = set(method.recomputing(workers))
+
+    def lasts(worker: int, work: Work) -> float:
+        stage = stages[work.stage]
+        if sends(work):
+            return message[work.stage if work.what == "S>" else work.stage - 1]
+        if work.what == ALL_REDUCE:
+            return piece
+        if work.what == UPDATE:
+            return update
+        half = stage.backward / 2
+        share = {FORWARD: stage.forward, BACKWARD: stage.backward, INPUTS: half, WEIGHTS: half}
+        more = stage.forward if work.what in (BACKWARD, INPUTS) and work.stage in again else 0.0
+        return share[work.what] + more + piece
+
+    computed, updated, end = 0.0, 0.0, 0.0
+    for _, work, start, stop, _ in clocked(table, lasts):
+        end = max(end, stop)
+        if not sends(work) and not takes(work):
+            updated += (stop - start) * (work.what == UPDATE)
+            computed += (stop - start) * (work.what not in (UPDATE, ALL_REDUCE))
+    each, compute = end / updates, computed / workers / updates
+    wait = max(0.0, each - compute - updated / workers / updates)
+    sent = sum(2 * stage.made for stage in stages[:-1]) * micro / workers
+    return Timed(Terms(compute, updated / workers / updates, 0.0, wait), ERROR, sent)
+
+
+def cut(costs: Costs, samples: int, count: int, workers: int, threads: int) -> list[Stage]:
+    """Cut the model's modules into so many stages that the slowest is as fast as possible."""
+    whole = costs.compute(samples, workers, threads).seconds
+    pieces = pieces_of(costs, costs.cost(samples), workers, threads)
+    total = sum(forward + backward for forward, backward, _ in pieces) or 1.0
+    pieces = [(forward * whole / total, backward * whole / total, made) for forward, backward, made in pieces]
+    if len(pieces) < count:
+        raise CannotCut(f"the model has {len(pieces)} modules in a row, and the plan wants {count} stages")
+    places = balanced([forward + backward for forward, backward, _ in pieces], count, [0.0] * len(pieces))
+    bounds = [0, *places, len(pieces)]
+    return [
+        Stage(sum(p[0] for p in part), sum(p[1] for p in part), part[-1][2])
+        for part in (pieces[low:high] for low, high in itertools.pairwise(bounds))
+    ]
+
+
+class CannotCut(Exception):
+    """The model has fewer pieces than the plan has stages."""
+
+
+def pieces_of(costs: Costs, cost: ModelCost, workers: int, threads: int) -> list[tuple[float, float, float]]:
+    """Return (forward seconds, backward seconds, bytes made) of each module, in the order of their first call."""
+    coefficients = costs.card.fit(workers, threads)[0].compute
+    order: dict[str, None] = {}
+    for op in cost.operations:
+        if op.phase == FORTH and op.module:
+            order.setdefault(op.module)
+    found = []
+    for name in order:
+        mine = [op for op in cost.operations if op.module == name]
+        forward = seconds(coefficients, figures(op for op in mine if op.phase == FORTH))
+        backward = seconds(coefficients, figures(op for op in mine if op.phase == BACK))
+        made = next((op.made for op in reversed(mine) if op.phase == FORTH and op.made), 0.0)
+        found.append((forward, backward, made))
+    return found

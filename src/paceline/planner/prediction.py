@@ -1,0 +1,84 @@
+"""A prediction: the seconds of an update, divided into terms, with an interval."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.plans.plan import Plan
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The parts of the seconds of an update, averaged over workers."""
+
+    compute: float
+    update: float
+    exchange: float = 0.0
+    #: Waiting for slower workers, for the lock of a shard, or for another stage.
+    wait: float = 0.0
+    #: Python between them.
+    between: float = 0.0
+
+    @property
+    def whole(self) -> float:
+        return self.compute + self.update + self.exchange + self.wait + self.between
+
+    def scaled(self, factor: float) -> Terms:
+        return Terms(*(value * factor for value in asdict(self).values()))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a plan would do with a job."""
+
+    plan: Plan
+    #: "autograd" or "fused".
+    compute: str
+    #: card, calibrated or profiled.
+    level: str
+    #: Samples of an update.
+    batch: int
+    terms: Terms
+    #: Half the 90% interval, as a logarithm.
+    error: float
+    #: Bytes that each worker sends in an update, on average.
+    bytes: float
+    #: Bytes of the largest worker's own tensors.
+    memory: int
+    #: Mean staleness of a gradient, in updates.
+    staleness: float = 0.0
+    #: Why it cannot be used; empty where it can.
+    ruled_out: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.plan}{' + fused' if self.compute == 'fused' else ''}"
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of an update."""
+        return self.terms.whole
+
+    @property
+    def low(self) -> float:
+        """The lower end of the 90% interval of `seconds`."""
+        return self.seconds * math.exp(-self.error)
+
+    @property
+    def high(self) -> float:
+        return self.seconds * math.exp(self.error)
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.batch / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """The prediction as JSON has it."""
+        return {
+            "plan": str(self.plan), "compute": self.compute, "workers": self.plan.workers, "level": self.level,
+            "seconds": self.seconds, "interval": [self.low, self.high], "terms": asdict(self.terms),
+            "samples_per_second": self.samples_per_second, "bytes": self.bytes, "memory": self.memory,
+            "staleness": self.staleness, "ruled_out": self.ruled_out,
+        }  # fmt: skip

@@ -1,0 +1,47 @@
+"""Predictions judged by the simulator: what closed forms leave out, such as stragglers, failures and shared links."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from paceline.engines.virtual import simulate_totals
+from paceline.engines.virtual.rows import Totals
+from paceline.errors import WorkerDied
+from paceline.planner.cluster import Cluster
+from paceline.planner.costs import Costs
+from paceline.planner.methods import Facts
+from paceline.planner.prediction import Prediction
+from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.plan import Plan
+
+UPDATES = 100  # of each worker, at most, that a choice simulates
+BEST = 20  # plans that are simulated
+
+
+def simulated(found: Prediction, costs: Costs, facts: Facts, cluster: Cluster, updates: int = UPDATES) -> Prediction:
+    """Return the prediction with the seconds that the simulator gives; pipelines keep their own."""
+    plan = found.plan
+    if plan.workers == 1 or isinstance(plan.method, Pipeline) or plan.traits.local_only:
+        return found
+    count = updates if plan.traits.keeps_step else updates * plan.workers
+    try:
+        totals = run(plan, costs, facts, cluster, count)
+    except WorkerDied as error:
+        return replace(found, ruled_out=f"a node fails within {count} updates, and {error.failure.advice}")
+    each = totals.seconds / count + found.terms.between / (1 if plan.traits.keeps_step else plan.workers)
+    rest = found.seconds - found.terms.wait
+    terms = replace(found.terms, wait=max(0.0, each - rest))
+    return replace(found, terms=terms.scaled(each / terms.whole), staleness=totals.mean_staleness)
+
+
+def run(plan: Plan, costs: Costs, facts: Facts, cluster: Cluster, updates: int, seed: int = 0) -> Totals:
+    """Simulate so many updates of a plan in this cluster, in time only."""
+    samples = max(1, math.ceil(facts.batch / (plan.parts if plan.traits.keeps_step else 1)))
+    compute = costs.compute(samples, 1, plan.threads).seconds / samples
+    update = costs.update(1, plan.threads).seconds
+    whole = updates * (compute * samples + update)
+    world = cluster.world(plan.workers, compute, update, 10 * whole, seed)
+    agenda = plan.agenda(facts.batch * updates, facts.batch)
+    size = facts.payload if plan.traits.keeps_step else facts.served
+    return simulate_totals(plan, agenda, world, size)

@@ -1,0 +1,119 @@
+"""Predicted against measured. Pure.
+
+error            |predicted / measured - 1|, its median over plans
+bias             the median of predicted / measured - 1, with its sign
+rank correlation Kendall's tau: 1 where predictions put all plans in the measured order
+regret           how much slower the chosen plan is than the best of those that were measured
+coverage         the share of plans whose measured time lies in the predicted 90% interval
+noise floor      the same plan measured twice: the median of |first / second - 1|
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.planner.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class Check:
+    """One plan, predicted and measured, in seconds of an update."""
+
+    plan: str
+    compute: str
+    level: str
+    predicted: float
+    low: float
+    high: float
+    #: The median of its rounds.
+    measured: float
+    #: The medians of its even and of its odd rounds: the same plan measured twice.
+    halves: tuple[float, float]
+    bytes_predicted: float = 0.0
+    bytes_measured: float = 0.0
+    memory_predicted: int = 0
+    memory_measured: int = 0
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.measured - 1.0
+
+    @property
+    def noise(self) -> float:
+        """How much two measurements of it differ."""
+        return abs(self.halves[0] / self.halves[1] - 1.0)
+
+    @property
+    def covered(self) -> bool:
+        """Whether the interval holds what was measured."""
+        return self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What a check of several plans comes to."""
+
+    job: str
+    level: str
+    checks: tuple[Check, ...]
+    error: float
+    bias: float
+    rank_correlation: float
+    regret: float
+    coverage: float
+    noise: float
+    chosen: str
+    best: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The validation as `paceline validate --json` prints it."""
+        found = asdict(self)
+        for row, check in zip(found["checks"], self.checks, strict=True):
+            row |= {"error": check.error, "noise": check.noise, "covered": check.covered}
+        return found
+
+
+def validation(job: str, checks: Sequence[Check], chosen: str | None = None) -> Validation:
+    """Sum up checks; `chosen` is the plan that was chosen, the one predicted to be fastest if it is not given."""
+    name = {id(c): f"{c.plan}{' + fused' if c.compute == 'fused' else ''}" for c in checks}
+    first = min(checks, key=lambda c: c.predicted)
+    taken = next((c for c in checks if name[id(c)] == chosen), first)
+    best = min(checks, key=lambda c: c.measured)
+    return Validation(
+        job, checks[0].level, tuple(checks),
+        error=statistics.median(abs(c.error) for c in checks),
+        bias=statistics.median(c.error for c in checks),
+        rank_correlation=kendall([c.predicted for c in checks], [c.measured for c in checks]),
+        regret=taken.measured / best.measured - 1.0,
+        coverage=sum(c.covered for c in checks) / len(checks),
+        noise=statistics.median(c.noise for c in checks),
+        chosen=name[id(taken)], best=name[id(best)],
+    )  # fmt: skip
+
+
+def kendall(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return Kendall's tau: the share of pairs in the same order less that of pairs in the opposite one."""
+    pairs = list(itertools.combinations(range(len(first)), 2))
+    if not pairs:
+        return 1.0
+    agree = sum(_sign(first[a] - first[b]) * _sign(second[a] - second[b]) for a, b in pairs)
+    return agree / len(pairs)
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
+def check(predicted: Prediction, rounds: Sequence[float], sent: float = 0.0, memory: int = 0) -> Check:
+    """Make a check of a prediction and the seconds of an update in each round."""
+    even, odd = list(rounds[::2]), list(rounds[1::2]) or list(rounds)
+    return Check(
+        str(predicted.plan), predicted.compute, predicted.level, predicted.seconds, predicted.low, predicted.high,
+        statistics.median(rounds), (statistics.median(even), statistics.median(odd)), predicted.bytes, sent,
+        predicted.memory, memory,
+    )  # fmt: skip

@@ -1,0 +1,55 @@
+"""The recipes of plans that split layers: one row per published way."""
+
+from __future__ import annotations
+
+from math import isqrt
+
+from paceline.core.collectives.ring import Ring
+from paceline.core.splits.recipes.cannon import Cannon
+from paceline.core.splits.recipes.one_weird_trick import OneWeirdTrick
+from paceline.core.splits.recipes.per_layer import PerLayer
+from paceline.core.splits.recipes.tensor import Tensor
+from paceline.core.splits.recipes.zero import Zero
+from paceline.errors import PlanError
+from paceline.plans.methods.split_layers import SplitLayers
+from paceline.plans.recipe import TEAM, Kind, Recipe
+
+REPLICAS = {**TEAM, "data": Kind(1)}
+
+
+def _square(workers: int, data: int) -> Cannon:
+    """Make the recipe of `cannon`, whose replicas are square grids."""
+    grid = workers // data
+    if isqrt(grid) ** 2 != grid or workers % data:
+        fits = ", ".join(str(data * side * side) for side in (2, 3, 4))
+        raise PlanError(f"plan 'cannon': {workers} workers are not {data} square grids; give workers={fits} or so")
+    return Cannon()
+
+
+SPLIT: dict[str, Recipe] = {
+    "tensor": Recipe(
+        "layers split in pairs: by what the first makes and the second takes",
+        lambda data: SplitLayers(Tensor(), Ring(), data),
+        REPLICAS,
+    ),
+    "per_layer": Recipe(
+        "each layer split in the way that your table says",
+        lambda ways, data: SplitLayers(PerLayer.parse(ways), Ring(), data),
+        {**REPLICAS, "ways": Kind("")},
+    ),
+    "zero": Recipe(
+        "replicas whose optimizer state, gradients and parameters lie in shares",
+        lambda stage, data: SplitLayers(Zero(), Ring(), data, stage),
+        {**REPLICAS, "stage": Kind(3, least=1, most=3)},
+    ),
+    "cannon": Recipe(
+        "linear layers as products of blocks on a square grid of workers",
+        lambda workers, data: SplitLayers(_square(workers, data), Ring(), data),
+        {**REPLICAS, "workers": Kind(4)},
+    ),
+    "one_weird_trick": Recipe(
+        "convolutions split by samples, dense layers by their outputs",
+        lambda data: SplitLayers(OneWeirdTrick(), Ring(), data),
+        REPLICAS,
+    ),
+}

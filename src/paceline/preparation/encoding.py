@@ -1,0 +1,115 @@
+"""From the columns of an engine's result to the rows that shards hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.errors import DataError
+from paceline.preparation.recipe import Expression, Words
+from paceline.preparation.sql import output_names
+from paceline.shards.manifest import Column
+from paceline.shards.writing import Ragged, Rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Floating-point columns are stored as float32, which is what models compute in.
+FLOATS = {"double": "<f4", "float": "<f4", "halffloat": "<f2"}
+
+
+class Encoder:
+    """Turns batches of an engine into rows of shards. `words` are the vocabularies of `Words` columns."""
+
+    def __init__(self, columns: Mapping[str, Expression], words: Mapping[str, Sequence[str]]) -> None:
+        self.columns, self.words = columns, words
+
+    def described(self, schema: pa.Schema) -> dict[str, Column]:
+        """Return what the rows of each column are, from the schema of the engine's result."""
+        return {name: self._column(name, made, schema) for name, made in self.columns.items()}
+
+    def rows(self, table: pa.Table | pa.RecordBatch, columns: Mapping[str, Column]) -> dict[str, Rows]:
+        """Return the rows of a batch."""
+        return {name: self._rows(name, column, table) for name, column in columns.items()}
+
+    def _column(self, name: str, made: Expression, schema: pa.Schema) -> Column:
+        if isinstance(made, Words):
+            return Column("<i8", vocabulary=tuple(self.words[name]))
+        if not isinstance(made, str):
+            return Column("<f4", (len(made),))
+        return column_of(name, schema.field(name).type)
+
+    def _rows(self, name: str, column: Column, table: Any) -> Rows:
+        made = self.columns[name]
+        if not isinstance(made, str | Words):
+            parts = [_flat(table.column(each)) for each in output_names(name, made)]
+            return np.stack([part.to_numpy(zero_copy_only=False) for part in parts], axis=1).astype(column.dtype)
+        array = _flat(table.column(name))
+        if isinstance(made, Words):
+            import pyarrow as pa
+            import pyarrow.compute as pc
+
+            found = pc.index_in(array, value_set=pa.array(column.vocabulary, array.type))
+            return np.asarray(pc.add(pc.fill_null(found, -1), 1).to_numpy(zero_copy_only=False), np.int64)
+        return ragged_rows(array, column) if column.ragged else fixed_rows(array, column)
+
+
+def column_of(name: str, kind: pa.DataType) -> Column:
+    """Return how a column of an Arrow type is stored, or raise `DataError`."""
+    import pyarrow as pa
+
+    t = pa.types
+    if t.is_fixed_size_list(kind):
+        inner = column_of(name, kind.value_type)
+        return Column(inner.dtype, (kind.list_size, *inner.shape))
+    if t.is_list(kind) or t.is_large_list(kind):
+        return Column(column_of(name, kind.value_type).dtype, ragged=True)
+    if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
+        return Column("|u1", ragged=True, text=True)
+    if t.is_binary(kind) or t.is_large_binary(kind) or t.is_binary_view(kind):
+        return Column("|u1", ragged=True)
+    if t.is_floating(kind):
+        return Column(FLOATS[str(kind)])
+    if t.is_integer(kind):
+        return Column(np.dtype(kind.to_pandas_dtype()).newbyteorder("<").str)
+    if t.is_boolean(kind):
+        return Column("|b1")
+    raise DataError(
+        f"the column {name!r} is of type {kind}, which cannot be stored; cast it in the recipe, "
+        "for example with CAST(... AS DOUBLE) or epoch(...)"
+    )
+
+
+def fixed_rows(array: pa.Array, column: Column) -> Rows:
+    while column.shape and hasattr(array, "flatten") and not _is_number(array):
+        array = array.flatten()
+    values = array.to_numpy(zero_copy_only=False)
+    return np.asarray(values, column.dtype).reshape(-1, *column.shape)
+
+
+def ragged_rows(array: pa.Array, column: Column) -> Ragged:
+    import pyarrow as pa
+
+    if column.text or pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+        array = array.cast(pa.large_binary())
+        offsets = np.frombuffer(array.buffers()[1], "<i8")[array.offset : array.offset + len(array) + 1]
+        data = array.buffers()[2]
+        values = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    else:
+        array = array.cast(pa.large_list(array.type.value_type))
+        offsets = np.asarray(array.offsets)
+        values = array.values.to_numpy(zero_copy_only=False)
+    return Ragged(np.asarray(values[offsets[0] : offsets[-1]], column.dtype), np.diff(offsets).astype(np.int64))
+
+
+def _flat(column: Any) -> Any:
+    """Return one array of a column, which may come in chunks."""
+    return column.combine_chunks() if hasattr(column, "combine_chunks") else column
+
+
+def _is_number(array: pa.Array) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_primitive(array.type))

@@ -1,0 +1,270 @@
+"""Where rows come from. A source names its files and the fields of its rows, and does not depend on engines.
+
+Sources of text (`Csv`, `JsonLines`, `Lines`) have fields that begin as text and are checked against a type; the others
+come with types of their own.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline.errors import DataError, suggest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Types of text fields; with a `?` behind it, a field may be missing.
+TYPES = ("int", "float", "bool", "text", "date", "timestamp")
+Files = str | Path | Sequence[str | Path]
+IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff"}
+
+
+class Source(Protocol):
+    """Rows of one kind of file."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """The fields of a row with their types; "" for a type that the files say themselves."""
+
+    def paths(self) -> list[Path]:
+        """Return the files in a fixed order, or raise `DataError` if there is none."""
+
+    def described(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Csv:
+    """Rows of delimited text, such as CSV.
+
+    `schema` gives each field, in the order of the file, a type: int, float, bool, text, date or timestamp. A field that
+    may be missing has a `?` behind its type; `missing` lists what stands for a missing field.
+    """
+
+    files: Files
+    schema: Mapping[str, str]
+    delimiter: str = ","
+    quote: str = '"'
+    header: bool = True
+    missing: Sequence[str] = ("",)
+    kind: str = field(default="csv", init=False)
+
+    def __post_init__(self) -> None:
+        _check_schema(self.schema)
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        return self.schema
+
+    def paths(self) -> list[Path]:
+        return found(self.files)
+
+    def described(self) -> dict[str, Any]:
+        return _described(self)
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """One JSON object per line. `schema` is that of `Csv`; fields that it does not name are left out."""
+
+    files: Files
+    schema: Mapping[str, str]
+    kind: str = field(default="jsonl", init=False)
+
+    def __post_init__(self) -> None:
+        _check_schema(self.schema)
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        return self.schema
+
+    def paths(self) -> list[Path]:
+        return found(self.files)
+
+    def described(self) -> dict[str, Any]:
+        return _described(self)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Plain text, a row per line, with the field `line`."""
+
+    files: Files
+    kind: str = field(default="lines", init=False)
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        return {"line": "text"}
+
+    def paths(self) -> list[Path]:
+        return found(self.files)
+
+    def described(self) -> dict[str, Any]:
+        return _described(self)
+
+
+@dataclass(frozen=True)
+class Parquet:
+    """Parquet files; their fields and types are those of the files."""
+
+    files: Files
+    kind: str = field(default="parquet", init=False)
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        return {}
+
+    def paths(self) -> list[Path]:
+        return found(self.files)
+
+    def described(self) -> dict[str, Any]:
+        return _described(self)
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """Arrow IPC files or streams, also those of Hugging Face datasets."""
+
+    files: Files
+    kind: str = field(default="arrow", init=False)
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        return {}
+
+    def paths(self) -> list[Path]:
+        return found(self.files)
+
+    def described(self) -> dict[str, Any]:
+        return _described(self)
+
+    def batches(self, path: Path) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a file."""
+        import pyarrow as pa
+
+        try:
+            with pa.memory_map(str(path)) as mapped:
+                yield from pa.ipc.open_stream(mapped)
+        except pa.ArrowInvalid:
+            with pa.memory_map(str(path)) as mapped:
+                file = pa.ipc.open_file(mapped)
+                yield from (file.get_batch(number) for number in range(file.num_record_batches))
+
+
+@dataclass(frozen=True)
+class Images:
+    """A folder of images in a folder per class, with the fields `image` (the bytes of the file), `label` and `path`."""
+
+    folder: str | Path
+    kind: str = field(default="images", init=False)
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        return {"image": "", "label": "", "path": ""}
+
+    def paths(self) -> list[Path]:
+        root = Path(self.folder)
+        files = sorted(path for path in root.glob("*/*") if path.suffix.lower() in IMAGES)
+        if not files:
+            raise DataError(f"{root} holds no images in a folder per class, such as {root}/cat/1.png")
+        return files
+
+    def described(self) -> dict[str, Any]:
+        return _described(self)
+
+    def batches(self, path: Path) -> Iterator[pa.RecordBatch]:
+        """Yield the one row of an image."""
+        import pyarrow as pa
+
+        shown = str(path.relative_to(self.folder))
+        yield pa.record_batch({"image": [path.read_bytes()], "label": [path.parent.name], "path": [shown]})
+
+
+@dataclass(frozen=True)
+class Idx:
+    """Images and labels in the IDX format of MNIST, gzipped or not; the fields `image` (its pixels) and `label`."""
+
+    images: str | Path
+    labels: str | Path
+    kind: str = field(default="idx", init=False)
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        return {"image": "", "label": ""}
+
+    def paths(self) -> list[Path]:
+        for path in (self.images, self.labels):
+            if not Path(path).is_file():
+                raise DataError(f"there is no file {path}")
+        return [Path(self.images)]
+
+    def described(self) -> dict[str, Any]:
+        return _described(self)
+
+    def batches(self, path: Path) -> Iterator[pa.RecordBatch]:
+        """Yield the images with their labels, some thousands at a time."""
+        import numpy as np
+        import pyarrow as pa
+
+        images, labels = read_idx(path), read_idx(Path(self.labels))
+        if len(images) != len(labels):
+            raise DataError(f"{path} holds {len(images)} images, but {self.labels} {len(labels)} labels")
+        flat = images.reshape(len(images), -1)
+        for first in range(0, len(flat), 8192):
+            rows = np.ascontiguousarray(flat[first : first + 8192])
+            pixels = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+            yield pa.record_batch({"image": pixels, "label": pa.array(labels[first : first + 8192].astype(np.int64))})
+
+
+def read_idx(path: Path) -> Any:
+    """Return the bytes of an IDX file as an array, or raise `DataError`."""
+    import numpy as np
+
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    shape = [int.from_bytes(raw[4 + 4 * at : 8 + 4 * at], "big") for at in range(raw[3] if len(raw) > 3 else 0)]
+    if raw[:3] != b"\0\0\x08" or len(raw) != 4 + 4 * len(shape) + int(np.prod(shape)):
+        raise DataError(f"{path} is not an IDX file of bytes")
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+
+
+def found(files: Files) -> list[Path]:
+    """Return the files that paths and patterns name, in a fixed order."""
+    given = [files] if isinstance(files, str | Path) else list(files)
+    paths: list[Path] = []
+    for each in given:
+        matching = sorted(Path(path) for path in glob.glob(str(each), recursive=True))
+        matching = [path for path in matching if path.is_file()]
+        if not matching:
+            raise DataError(f"no file matches {each}")
+        paths += [path for path in matching if path not in paths]
+    return paths
+
+
+def _check_schema(schema: Mapping[str, str]) -> None:
+    if not schema:
+        raise DataError("schema= is empty; give each field a type, such as {'id': 'int', 'name': 'text?'}")
+    for name, given in schema.items():
+        if given.removesuffix("?") not in TYPES:
+            raise DataError(f"the field {name!r} has the type {given!r}; {suggest(given.removesuffix('?'), TYPES)}")
+
+
+def _described(source: Any) -> dict[str, Any]:
+    return {name: value if isinstance(value, bool) else _plain(value) for name, value in vars(source).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [str(each) for each in value]
+    return str(value)

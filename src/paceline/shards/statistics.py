@@ -1,0 +1,51 @@
+"""Figures of columns: merged from shard to shard, and compared between shards."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.shards.manifest import Statistics
+
+
+class Moments:
+    """Count, mean and sum of squares of a column, merged batch after batch (Chan, Golub and LeVeque 1979)."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.squares = 0, 0.0, 0.0
+        self.least, self.greatest = math.inf, -math.inf
+
+    def add(self, values: NDArray[np.generic]) -> None:
+        if not values.size:
+            return
+        wide = values.astype(np.float64)
+        count, mean = wide.size, float(wide.mean())
+        squares = float(((wide - mean) ** 2).sum())
+        whole, apart = self.count + count, mean - self.mean
+        self.squares += squares + apart * apart * self.count * count / whole
+        self.mean += apart * count / whole
+        self.count = whole
+        self.least, self.greatest = min(self.least, float(wide.min())), max(self.greatest, float(wide.max()))
+
+    def statistics(self) -> Statistics | None:
+        """Return the figures; None without any value."""
+        if not self.count:
+            return None
+        std = math.sqrt(self.squares / self.count)
+        return Statistics(self.count, self.mean, std, self.least, self.greatest)
+
+
+def population_stability(before: NDArray[np.float64], now: NDArray[np.float64]) -> float:
+    """Return the population stability index of two histograms over the same bins; above 0.25 is a great change."""
+    expected = (before + 0.5) / (before + 0.5).sum()  # half a sample in every bin: none is empty
+    found = (now + 0.5) / (now + 0.5).sum()
+    return float(((found - expected) * np.log(found / expected)).sum())
+
+
+def kolmogorov_smirnov(before: NDArray[np.float64], now: NDArray[np.float64]) -> float:
+    """Return the largest distance between two distributions, taken at the edges of the bins of their histograms."""
+    if not before.sum() or not now.sum():
+        return 0.0
+    return float(np.abs(np.cumsum(before) / before.sum() - np.cumsum(now) / now.sum()).max())

@@ -1,0 +1,145 @@
+"""The gradients of a replica that is one worker's part of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.core.agenda import Chunk
+from paceline.core.splits import PARTIAL, WHOLE
+from paceline.core.splits.derivation import PARAMETER, Program, Step
+from paceline.data.source import Reader
+from paceline.errors import JobError
+from paceline.gradients.payload import GradientSum
+from paceline.gradients.replica import Replica, take_gradients
+from paceline.jobs.job import Batch, Job
+from paceline.parameters.layout import Layout
+from paceline.splits.exchanging import Request, largest
+from paceline.splits.shares import TOTALS, Shares
+from paceline.splits.slicing import outline
+from paceline.splits.walk import SplitModel, Walk
+from paceline.stages.exporting import ExportedGraph
+from paceline.stages.tracing import Call, retrace
+
+T = TypeVar("T")
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class SplitBlueprint:
+    """How a model is split, with all that workers need to do it in the same way."""
+
+    call: Call
+    exported: ExportedGraph | None
+    #: A program for each size of chunk, by the shapes of the tensors that the model takes.
+    programs: Mapping[Shapes, Program]
+    #: The shapes of the model's whole parameters and buffers.
+    shapes: Mapping[str, tuple[int, ...]]
+    moving: tuple[str, ...]
+    #: The stage of ZeRO; 0 where no worker stores shares of parameters.
+    stage: int = 0
+
+    @property
+    def program(self) -> Program:
+        """The program of a full chunk."""
+        return next(iter(self.programs.values()))
+
+    def bytes_sent(self, layout: Layout) -> int:
+        """Return the most bytes that a worker sends in one exchange: of a chunk, of totals, or of what is gathered."""
+        size = max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
+        totals = {TOTALS: (2 + sum(prod(self.shapes[name]) for name in self.moving),)}
+        found = largest([Step((), TOTALS, PARTIAL, WHOLE)], totals, self.program.workers, size)
+        for program in self.programs.values():
+            stored = ((PARAMETER + name, placed) for name, placed in program.stored.items())
+            gathers = [Step((), value, placed, WHOLE) for value, placed in stored if placed.is_split]
+            found = max(found, largest([*program.steps, *gathers], program.shapes, program.workers, size))
+        return found
+
+
+class SplitReplica:
+    """One worker's part of the model, its programs and its gradients (`GradientMethod`)."""
+
+    def __init__(self, job: Job, module: nn.Module, blueprint: SplitBlueprint, place: int) -> None:
+        """
+        Args:
+            module: the model with this worker's parts of parameters and buffers (`slicing.sliced`).
+            place: the worker's place in its group.
+        """
+        outer = outline(module, blueprint.shapes).train()
+        traced = retrace(outer, blueprint.call, blueprint.exported)
+        traced.module = module.train()
+        self.shares = Shares(blueprint.stage) if blueprint.stage else None
+        self.models = {
+            shapes: SplitModel(traced, program, place, blueprint.shapes, self.shares)
+            for shapes, program in blueprint.programs.items()
+        }
+        self.moving = blueprint.moving
+        self.replica = Replica(job, module, blueprint.moving, gradients=self)
+        _seed_alike(self.replica, outer)
+        #: Carries out a movement together with the other workers; set by the engine that has them.
+        self.move: Callable[[Request], Tensor] = _alone
+
+    def walk(self, chunk: Chunk, batch: Batch, weight: float) -> Walk:
+        """Begin a chunk: the walk asks for movements, and ends with the chunk's mean loss."""
+        replica = self.replica
+        seen = replica.prepared(chunk, batch)
+        _, tensors = Call.of(replica.loss, seen)
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        if shapes not in self.models:
+            sizes = " or ".join(" and ".join(map(str, each)) for each in self.models)
+            raise JobError(
+                f"the model was split for inputs of {sizes}, and some are {' and '.join(map(str, shapes))}; make all "
+                "samples of one size, or take a plan that does not split layers"
+            )
+        return self.models[shapes].walk(replica, seen, tensors, weight)
+
+    def idle(self) -> Walk:
+        """Take part in the movements of a chunk for which this worker has no samples."""
+        return next(iter(self.models.values())).idle()
+
+    def finish(self, computed: GradientSum) -> Generator[Request, Tensor, GradientSum]:
+        """End an update: add up what this worker has computed with what others have, where chunks are its own."""
+        if self.shares is None:
+            return computed
+        model = next(iter(self.models.values()))
+        named = {PARAMETER + name: tensor for name, tensor in model.parameters.items()}
+        return (yield from self.shares.finish(self.replica, model.program, named, computed))
+
+    def batch(self, replica: Replica, reader: Reader, chunk: Chunk) -> Batch:
+        return reader.batch(chunk)
+
+    def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
+        """Compute a chunk together with the other workers of the group; return its mean loss."""
+        return self.drive(self.walk(chunk, batch, weight))
+
+    def drive(self, walk: Generator[Request, Tensor, T]) -> T:
+        """Run a walk to its end together with the other workers of the group."""
+        try:
+            request = next(walk)
+            while True:
+                request = walk.send(self.move(request))
+        except StopIteration as ended:
+            found: T = ended.value
+            return found
+
+    def take(self, replica: Replica) -> list[Tensor | None]:
+        return take_gradients(replica.parameters)
+
+    def stepper(self, replica: Replica, optimizer: Optimizer) -> None:
+        return None
+
+
+def _seed_alike(replica: Replica, outer: nn.Module) -> None:
+    """Seed the modules that were traced as those that compute: unfolded layers call the former's hooks."""
+    assert replica.chance
+    for one, other in zip(outer.modules(), replica.module.modules(), strict=True):
+        one._forward_pre_hooks = other._forward_pre_hooks
+
+
+def _alone(request: Request) -> Tensor:
+    raise AssertionError("a part of a model computes together with the others")

@@ -1,0 +1,57 @@
+"""The footprint of a process tree in a window of time: the numbers that the classifier reads. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from paceline.watcher.graph import find_knot
+from paceline.watcher.history import History
+from paceline.watcher.ranks import find_divergence
+from paceline.watcher.samples import Look
+
+
+class Footprint(NamedTuple):
+    """What a tree did in a window, per second, and what its threads wait for at its end, as shares of them."""
+
+    processor: float  # cores in use
+    queued: float  # threads that had to wait for a processor, on average
+    runs: float  # times that a thread was given a processor
+    faults: float  # pages
+    bytes: float  # read and written
+    still: float  # share of threads that did not run at all
+    clock: float  # share of processes whose main thread waits for a clock
+    outside: float  # ... for the outside world, a disk or something unknown
+    stopped: float
+    held: float  # share of processes that nothing can wake, or that are ranks in different collectives
+
+
+def footprint(history: History, look: Look) -> Footprint:
+    """Compute the footprint of the window that a history holds."""
+    first, last = history.first, history.last
+    seconds = max(last.at - first.at, 1e-9)
+    pairs = [
+        (pace, first.threads.get(pid, {}).get(tid))
+        for pid, threads in last.threads.items()
+        for tid, pace in threads.items()
+    ]
+    known = [(new, old) for new, old in pairs if old is not None]
+    works = [(new, first.work[pid]) for pid, new in last.work.items() if pid in first.work]
+    processes = max(len(look.processes), 1)
+    mains = Counter(process.main.kind for process in look.processes)
+    stopped = sum(all(t.wait.kind == "stopped" for t in p.threads) for p in look.processes)
+    knot = find_knot(look, history.still)
+    divergence = find_divergence(look, history.still)
+    held = {process.pid for process in knot.processes} if knot else set()
+    return Footprint(
+        processor=sum(new.ran - old.ran for new, old in known) / 1e9 / seconds,
+        queued=sum(new.queued - old.queued for new, old in known) / 1e9 / seconds,
+        runs=sum(new.runs - old.runs for new, old in known) / seconds,
+        faults=sum(new.faults - old.faults for new, old in works) / seconds,
+        bytes=sum(new.read - old.read + new.written - old.written for new, old in works) / seconds,
+        still=sum(new.runs == old.runs for new, old in known) / max(len(pairs), 1),
+        clock=mains["clock"] / processes,
+        outside=(mains["outside"] + mains["disk"] + mains["unknown"]) / processes,
+        stopped=stopped / processes,
+        held=len(held | set(divergence.places if divergence else ())) / processes,
+    )

@@ -1,0 +1,163 @@
+"""What a thread waits for, and which processes could end that wait: the system call it is in, and its descriptors.
+
+Whatever is not understood counts as a wait that something outside can end, so that ignorance never accuses.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from paceline.watcher.holders import Holders
+from paceline.watcher.samples import CLOSED, Wait
+from paceline.watcher.syscalls import F_OFD_SETLKW, F_SETLKW, READS, WRITES, Call, parse_call
+
+_POLLIN, _POLLOUT = 1, 4
+_STATES = {"R": "running", "T": "stopped"}
+_CALLS = {
+    "nanosleep": "clock", "clock_nanosleep": "clock", "restart_syscall": "clock",
+    "accept": "outside", "accept4": "outside", "connect": "outside", "fsync": "disk", "fdatasync": "disk",
+}  # fmt: skip
+
+
+class Waits:
+    """One look at the machine on behalf of a process tree."""
+
+    def __init__(self, tree: tuple[int, ...]) -> None:
+        self._tree = tree
+        self._holders = Holders()
+
+    def of(self, pid: int, tid: int, state: str) -> Wait:
+        """Return what a thread in a scheduler state (R, S, D, T, ...) waits for."""
+        if state in _STATES:
+            return Wait(_STATES[state])
+        call = _call_of(pid, tid)
+        if call is None:
+            return Wait("unknown", on="its system call cannot be read")
+        if call.name in _CALLS:
+            return Wait(_CALLS[call.name], on=call.name)
+        if state == "D":
+            return Wait("disk", on=call.name)
+        if call.ends_by_itself:
+            return Wait("clock", on=f"{call.name} with a timeout")
+        return self._without_timeout(pid, tid, call)
+
+    def _without_timeout(self, pid: int, tid: int, call: Call) -> Wait:
+        first = call.arguments[0]
+        if call.name in READS:
+            return self._descriptor(pid, first, reads=True)
+        if call.name in WRITES:
+            return self._descriptor(pid, first, reads=False)
+        if call.name == "futex":
+            return self._futex(pid, call)
+        if call.name in ("wait4", "waitid"):
+            return self._child(pid, call)
+        if call.name == "flock" or (call.name == "fcntl" and call.arguments[1] in (F_SETLKW, F_OFD_SETLKW)):
+            return self._file_lock(pid, tid)
+        polled = _polled(pid, call)
+        return self._any(self._descriptor(pid, fd, reads) for fd, reads in polled) if polled else Wait("unknown")
+
+    def _futex(self, pid: int, call: Call) -> Wait:
+        if call.is_private:
+            return Wait("lock", (pid,), "a lock of its own process")
+        holders = self._holders.of_memory(pid, call.arguments[0])
+        # Not in shared memory: glibc waits for the end of a thread in this way.
+        return Wait("shared lock", holders or (pid,), "a lock in shared memory" if holders else "the end of a thread")
+
+    def _child(self, pid: int, call: Call) -> Wait:
+        wanted = call.arguments[0 if call.name == "wait4" else 1] & 0xFFFFFFFF
+        one = wanted < 0x80000000 and (call.name == "wait4" or call.arguments[0] == 1) and wanted > 0
+        children = (wanted,) if one else _children(pid)
+        return Wait("child", children, "child " + ", ".join(map(str, children))) if children else Wait("unknown")
+
+    def _file_lock(self, pid: int, tid: int) -> Wait:
+        held = self._holders.locks.get(pid) or self._holders.locks.get(tid)
+        if not held or any(holder < 1 for holder, _ in held):  # an open-file-description lock has no process
+            return Wait("unknown", on="a lock on a file")
+        return Wait("file lock", tuple(holder for holder, _ in held), f"a lock on the file with inode {held[0][1]}")
+
+    def _descriptor(self, pid: int, fd: int, reads: bool) -> Wait:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")
+        except OSError:
+            return Wait("unknown")
+        kind, _, inode = target.rstrip("]").partition(":[")
+        if kind == "pipe":
+            holders = self._holders.of_pipe(target, to_write=reads)
+            return Wait("pipe", holders, f"{'data in' if reads else 'room in'} pipe {inode}")
+        if kind == "socket":
+            holders = self._holders.of_peer(int(inode))
+            return Wait("socket", holders, f"socket {inode}") if holders else Wait("outside", on=f"socket {inode}")
+        if target == "anon_inode:[eventpoll]":
+            return self._any(self._descriptor(pid, each, True) for each in _registered(pid, fd))
+        if target == "anon_inode:[eventfd]":  # forked processes may share it
+            return Wait("lock", self._tree, "an event of its own program")
+        if target == "anon_inode:[pidfd]":
+            child = re.search(r"^Pid:\s+(\d+)", _fdinfo(pid, fd), re.M)
+            return Wait("child", (int(child[1]),), f"process {child[1]}") if child else Wait("unknown")
+        return Wait("clock") if target == "anon_inode:[timerfd]" else Wait("outside", on=target)
+
+    def _any(self, waits: Iterable[Wait]) -> Wait:
+        """Return the wait for whichever of several comes first."""
+        found = list(dict.fromkeys(waits))
+        opened = next((wait for wait in found if wait.kind not in CLOSED), None)
+        if opened is not None or not found:
+            return opened or Wait("unknown")
+        by = tuple(sorted({pid for wait in found for pid in wait.by}))
+        kind = next((wait.kind for wait in found if wait.kind != "lock"), "lock")
+        return Wait(kind, by, " or ".join(dict.fromkeys(wait.on for wait in found[:3])))
+
+
+def _call_of(pid: int, tid: int) -> Call | None:
+    try:
+        return parse_call(Path(f"/proc/{pid}/task/{tid}/syscall").read_text())
+    except OSError:
+        return None
+
+
+def _children(pid: int) -> tuple[int, ...]:
+    found: set[int] = set()
+    for tid in os.listdir(f"/proc/{pid}/task"):
+        found |= set(map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text().split()))
+    return tuple(sorted(found))
+
+
+def _fdinfo(pid: int, fd: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/fdinfo/{fd}").read_text()
+    except OSError:
+        return ""
+
+
+def _registered(pid: int, fd: int) -> list[int]:
+    """Return the descriptors that an epoll descriptor waits for."""
+    return [int(each) for each in re.findall(r"^tfd:\s+(\d+)", _fdinfo(pid, fd), re.M)]
+
+
+def _polled(pid: int, call: Call) -> list[tuple[int, bool]]:
+    """Return the descriptors that a call waits for any of, and whether to read from them; empty if unknown."""
+    if call.name.startswith("epoll"):
+        return [(call.arguments[0], True)]
+    if call.name in ("poll", "ppoll"):
+        data = _memory(pid, call.arguments[0], 8 * min(call.arguments[1], 4096))
+        asked = [struct.unpack_from("=iH", data, at) for at in range(0, len(data), 8)]
+        return [(fd, bool(events & _POLLIN)) for fd, events in asked if fd >= 0 and events & (_POLLIN | _POLLOUT)]
+    if call.name in ("select", "pselect6"):
+        size = (min(call.arguments[0], 1024) + 7) // 8
+        sets = [(_memory(pid, call.arguments[at], size), at == 1) for at in (1, 2) if call.arguments[at]]
+        return [(8 * at + bit, reads) for data, reads in sets for at, byte in enumerate(data) for bit in range(8)
+                if byte >> bit & 1]  # fmt: skip
+    return []
+
+
+def _memory(pid: int, address: int, size: int) -> bytes:
+    """Read memory of another process; empty where that is not allowed."""
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(size) or b""
+    except (OSError, OverflowError, ValueError):
+        return b""

@@ -1,0 +1,90 @@
+"""Watch a process tree: a glance every second, a look when its main threads are still, a report when it hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from paceline.watcher import proc, stacks
+from paceline.watcher.classifier import probabilities
+from paceline.watcher.footprint import footprint
+from paceline.watcher.history import History
+from paceline.watcher.judge import Schedule, judge, suspected
+from paceline.watcher.report import Report
+from paceline.watcher.samples import Look
+from paceline.watcher.trace import Before, Trace
+
+INTERVAL = 1.0  # seconds between two glances
+#: Stacks of the same processes are asked for again after this many seconds at the earliest: the signal wakes them.
+STACKS_PAUSE = 30.0
+
+
+class Watch:
+    """The observation of one process tree."""
+
+    def __init__(
+        self,
+        root: int,
+        stacks_folder: Path | None = None,
+        names: Callable[[], Mapping[int, str]] = dict,
+        keep: int | None = 120,
+    ) -> None:
+        self._root, self._stacks_folder, self._names = root, stacks_folder, names
+        self._history, self._schedule, self._before = History(), Schedule(), Before()
+        self._asked: tuple[frozenset[int], float] = (frozenset(), -STACKS_PAUSE)
+        self._pids: tuple[int, ...] = ()
+        self.trace = Trace(keep=keep)
+
+    def tick(self) -> Report | None:
+        """Take a glance and, where there is a reason to, a look; return what hangs."""
+        self._pids = proc.tree([self._root])
+        glance = proc.glance(self._pids)
+        self._history.add(glance)
+        self.trace.samples.append(glance)
+        return self._examine() if self._schedule.due(self._history) else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether no process of the tree was left at the last glance."""
+        return not self._history.last.threads
+
+    def verdict(self) -> tuple[str, float]:
+        """Return the most probable verdict at this moment, and its probability."""
+        if not self._pids:
+            return "ended", 1.0
+        scores = probabilities(footprint(self._history, proc.look(self._pids)))
+        return max(scores.items(), key=lambda item: item[1])
+
+    def kill(self) -> None:
+        """End the tree with SIGKILL, all processes stopped first so that none starts another."""
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in proc.tree([self._root]):
+                with suppress(OSError):
+                    os.kill(pid, number)
+
+    def _examine(self) -> Report | None:
+        look = proc.look(self._pids).with_names(self._names())
+        before = self._before.of(look)
+        suspects = suspected(self._history, look)
+        if suspects and before is not None:
+            look = self._with_stacks(look, suspects)
+        elif suspects:
+            self._schedule.confirm(look.at)
+        self.trace.samples.append(look)
+        return judge(self._history, look, before)
+
+    def _with_stacks(self, look: Look, pids: frozenset[int]) -> Look:
+        asked, at = self._asked
+        if self._stacks_folder is None or (pids <= asked and look.at - at < STACKS_PAUSE):
+            return look
+        self._asked = (pids, look.at)
+        return look.with_stacks(stacks.ask(self._stacks_folder, pids))
+
+
+def pace(started: float, ticks: int) -> None:
+    """Sleep until the next tick is due, however long the last one took."""
+    time.sleep(max(0.0, started + ticks * INTERVAL - time.monotonic()))

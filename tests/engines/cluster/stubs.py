@@ -1,0 +1,62 @@
+"""Processes of servers with a hub that only takes notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.core.cluster.outputs import TIMING
+from paceline.core.rules.plain import Plain
+from paceline.engines.cluster.servers.shard_process import ShardProcess
+from paceline.engines.cluster.servers.shard_state import ShardState
+from paceline.engines.setup import set_up
+from paceline.links.tcp.doors import Address
+from paceline.links.tcp.handshake import Peer
+from paceline.links.tcp.hub import Event
+from paceline.plans.plan import Plan
+
+AT_DESK, AT_SERVER = Address("127.0.0.1", 1), Address("127.0.0.1", 2)
+
+
+class Notes:
+    """A hub that takes notes, and reports what a test says."""
+
+    def __init__(self) -> None:
+        self.peers: set[Peer] = set()
+        self.dialled: list[Address] = []
+        self.events: list[Event] = []
+        #: What was posted: to whom, its kind, its integers, its body.
+        self.posted: list[tuple[Peer, int, tuple[int, ...], bytes]] = []
+
+    def dial(self, address: Address, seconds: float) -> None:
+        self.dialled.append(address)
+
+    def wake(self) -> None: ...
+
+    def poll(self, timeout: float) -> list[Event]:
+        found, self.events = self.events, []
+        return found
+
+    def post(self, peer: Peer, kind: int, ints: Sequence[int] = (), bodies: Sequence[Any] = ()) -> bool:
+        self.posted.append((peer, kind, tuple(ints), b"".join(bytes(each) for each in bodies)))
+        return False
+
+
+def maker() -> Callable[[int], ShardState]:
+    """Return what makes the state of a shard of a small model."""
+    job = pl.Job(
+        model=lambda: nn.Linear(3, 2), data=(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)),
+        loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=2,
+    )  # fmt: skip
+    layout = set_up(job, Plan.parse("downpour:workers=1"), "virtual", None).layout
+    return lambda shard: ShardState(job, layout, shard, Plain())
+
+
+def shard_server(hub: Notes, make: Callable[[int], ShardState] | None = None, shard: int = 0) -> ShardProcess:
+    """Return server 0."""
+    return ShardProcess(0, shard, TIMING, lambda place: hub, AT_DESK, "127.0.0.1", make or maker(), 1)  # type: ignore[arg-type,return-value]

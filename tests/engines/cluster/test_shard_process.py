@@ -1,0 +1,94 @@
+"""What a shard server shows, and how it makes its versions."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from paceline.core.cluster.messages import (
+    NONE,
+    Copy,
+    Enrol,
+    Message,
+    Poll,
+    Process,
+    Propose,
+    Push,
+    Pushed,
+    Replicated,
+    Role,
+    Status,
+    pack,
+)
+from paceline.engines.cluster.servers.shard_process import ShardProcess
+from paceline.engines.cluster.servers.shard_state import ShardState
+from paceline.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
+from paceline.links.tcp.hub import Received
+from tests.engines.cluster.stubs import Notes, maker, shard_server
+
+BACKUP, FIRST, SECOND = Process(Role.SERVER, 1), Process(Role.WORKER, 0), Process(Role.WORKER, 1)
+DESK = Process(Role.DESK, 0)
+VIEW = (1 << 32) + 1
+
+
+def _get(server: ShardProcess, hub: Notes, sender: Process, message: Message, body: bytes = b"") -> None:
+    """Let a server receive a message."""
+    kind, ints = pack(message)
+    view = server._place(peer_of(sender), MESSAGES + kind, tuple(ints), len(body)) if body else None
+    if view is not None:
+        view[:] = body
+    hub.events = [
+        Received(peer_of(sender), MESSAGES + kind, tuple(ints), memoryview(bytearray(body)) if view is None else view)
+    ]
+    server.loop.turn(0.0)
+
+
+def test_a_spare_answers_while_it_builds_the_state_for_a_copy() -> None:
+    """To make a user's model may take long; a server that is silent meanwhile would be given up."""
+    make, hub, go_on = maker(), Notes(), threading.Event()
+
+    def slowly(shard: int) -> ShardState:
+        assert go_on.wait(60)
+        return make(shard)
+
+    source = make(0)
+    source.version.raw.fill_(7)
+    spare = shard_server(hub, slowly, shard=NONE)
+    _get(spare, hub, BACKUP, Copy(VIEW, 0, 3, 3, ()), bytes(source.everything))
+    hub.posted.clear()
+    _get(spare, hub, DESK, Poll(1))
+    assert [kind for _, kind, _, _ in hub.posted] == [kind_of(Status)]
+    assert spare.machine.shard == NONE
+    go_on.set()
+    spare._builder.shutdown()
+    spare.turn()
+    assert (spare.machine.shard, spare.machine.version) == (0, 3)
+    assert bytes(spare.state.everything) == bytes(source.everything)  # type: ignore[union-attr]
+
+
+def test_a_worker_is_shown_what_the_backup_has_and_nothing_newer() -> None:
+    """What the primary alone has may be lost with it: no gradient may be computed from that."""
+    make, hub = maker(), Notes()
+    server, alone = shard_server(hub, make), make(0)
+    vectors = [alone.vectors.take(), alone.vectors.take()]
+    for value, vector in enumerate(vectors, 1):
+        vector.write([torch.full_like(each, float(value)) for each in vector.gradients], [], [0])
+    _get(server, hub, DESK, Propose(1, 0, VIEW, (0, 1)))
+    _get(server, hub, BACKUP, Enrol(VIEW, 0, 0))
+    _get(server, hub, BACKUP, Replicated(VIEW, 0))
+    _get(server, hub, FIRST, Push(0, VIEW, 0, 0), bytes(vectors[0].bytes))
+    _get(server, hub, SECOND, Push(0, VIEW, 1, 0), bytes(vectors[1].bytes))
+    pushed = kind_of(Pushed)
+    assert not [each for each in hub.posted if each[1] == pushed]
+    _get(server, hub, BACKUP, Replicated(VIEW, 1))
+    _get(server, hub, BACKUP, Replicated(VIEW, 2))
+    expected = []
+    for version, vector in enumerate(vectors, 1):
+        alone.apply(version, vector)
+        expected.append(bytes(alone.values))
+    answers = [each for each in hub.posted if each[1] == pushed]
+    assert [(peer, ints[-1]) for peer, _, ints, _ in answers] == [(peer_of(FIRST), 1), (peer_of(SECOND), 2)]
+    assert [body for *_, body in answers] == expected
+    assert expected[0] != expected[1]
+    assert len(server.state.vectors) == 2  # type: ignore[union-attr]

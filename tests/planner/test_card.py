@@ -1,0 +1,56 @@
+"""Cards survive the way to a file and back, and say what is wrong with a damaged one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.planner.card import Card, of_data_sheet
+from tests.planner.cards import CARD
+
+
+def test_a_card_is_the_same_after_a_file(tmp_path: Path) -> None:
+    CARD.write(tmp_path / "card.json")
+    assert Card.read(tmp_path / "card.json") == CARD
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"cores": 0}, "cores=0"),
+        ({"operations": []}, "no operations"),
+        ({"corse": 4}, "did you mean 'cores'"),
+        ({"schema": 99}, "schema 99"),
+        ({"exchanges": [dataclasses.asdict(CARD.exchanges[0]) | {"bandwidth": -1.0}]}, "must be positive"),
+        ({"operations": [dataclasses.asdict(CARD.operations[0]) | {"compute": {"matmul.larg": 1.0}}]}, "matmul.large"),
+        ({"operations": [dataclasses.asdict(CARD.operations[0]) | {"compute": {"call": -1.0}}]}, "not a number"),
+    ],
+)
+def test_what_is_wrong_is_said_once(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Card.of(json.loads(json.dumps(dataclasses.asdict(CARD) | change)))
+
+
+def test_files_that_are_no_cards(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="paceline calibrate"):
+        Card.read(tmp_path / "none.json")
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(UsageError, match="list"):
+        Card.read(tmp_path / "list.json")
+
+
+def test_more_workers_than_cores_take_turns() -> None:
+    assert CARD.fit(4, 1)[1] == 1.0
+    assert CARD.fit(8, 1)[1] == 2.0
+    assert CARD.fit(8, 1)[0].busy == 4
+
+
+def test_a_data_sheet_makes_a_card_with_a_wide_interval() -> None:
+    card = of_data_sheet(100.0, 20.0, 8, 16 << 30)
+    assert card.level == "card"
+    assert card.fit(1, 1)[0].error > 1.0

@@ -1,0 +1,85 @@
+"""Predictions of methods against closed forms, and their bytes against the virtual engine's trace."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.collectives.ring import Ring
+from paceline.engines.virtual import World, simulate
+from paceline.planner.candidates import candidates, numbers_of_workers, same_learning
+from paceline.planner.methods import PREDICT, Facts, known, predict, queued
+from paceline.planner.pipelines import cut
+from paceline.plans.plan import RECIPES, Plan, make
+from paceline.runs.trace import Kind
+from tests.planner.cards import costs
+
+FACTS = Facts(batch=100, payload=40_000, served=40_000)
+
+
+def test_one_process_is_its_parts() -> None:
+    found = predict(Plan.parse("sequential"), costs(), FACTS)
+    assert found.terms.compute == pytest.approx(1e-3)
+    assert found.terms.update == pytest.approx(1e-5)
+    assert found.seconds == pytest.approx(1.01e-3)
+    assert found.low < found.seconds < found.high
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_ring_is_computing_and_its_closed_form(workers: int) -> None:
+    found = predict(Plan.parse("ring", workers), costs(), FACTS)
+    assert found.terms.exchange == pytest.approx(Ring().seconds(workers, 40_000, 1e-5, 1e9))
+    assert found.terms.compute == pytest.approx(1e-5 + 9.9e-4 / workers)
+
+
+@pytest.mark.parametrize("name", ["ring", "tree", "halving_doubling", "central", "hierarchical"])
+def test_bytes_are_those_of_the_trace(name: str) -> None:
+    plan, updates = Plan.parse(name, 4), 3
+    trace = simulate(plan, plan.agenda(300, 100, limit=updates), World(), FACTS.payload)
+    sent = int(trace.rows["bytes"].sum()) / updates / 4
+    assert predict(plan, costs(), FACTS).bytes == pytest.approx(sent, rel=1e-6)
+
+
+def test_a_server_is_bound_by_the_slower_of_workers_and_shard() -> None:
+    for workers in (1, 2, 5, 50):
+        rate, wait = queued(workers, 1e-3, 1e-4)
+        assert rate <= min(workers / 1.1e-3, 1e4) * (1 + 1e-9)
+        assert wait >= 0
+    assert queued(1, 1e-3, 1e-4)[0] == pytest.approx(1 / 1.1e-3)
+    assert queued(200, 1e-3, 1e-4)[0] == pytest.approx(1e4, rel=1e-3)
+
+
+def test_the_queue_agrees_with_the_virtual_engine() -> None:
+    """Within a tenth, for two to eight workers: the queue is an approximation, the engine is not."""
+    for workers in (2, 4, 8):
+        plan = Plan.parse("downpour", workers)
+        world = World(compute=1e-5, jitter=0.2, update=2e-4, latency=0.0, bandwidth=1e12)
+        agenda = plan.agenda(100 * 2000, 100)
+        trace = simulate(plan, agenda, world, 1000)
+        measured = 2000 / (trace.of_kind(Kind.APPLY)["end"].max() / 1e9)
+        assert queued(workers, 1.1e-3, 2e-4)[0] == pytest.approx(measured, rel=0.1)
+
+
+def test_every_plan_is_predicted_or_said_not_to_be() -> None:
+    unknown = {name for name, recipe in RECIPES.items() if name != "table" and not known(make(name))}
+    assert unknown == {"sandblaster", "tensor", "zero", "cannon", "per_layer", "one_weird_trick"}
+    assert len(PREDICT) == 11
+
+
+def test_stages_share_the_model() -> None:
+    stages = cut(costs(), 100, 1, 1, 1)
+    assert sum(stage.forward + stage.backward for stage in stages) == pytest.approx(1e-3)
+
+
+def test_candidates_learn_as_one_process_unless_others_are_asked_for() -> None:
+    same = list(candidates([2, 4], 4))
+    assert all(same_learning(each.plan) for each in same)
+    names = {each.plan.name for each in candidates([2, 4], 4, "any")}
+    assert {"downpour", "local_sgd", "pipedream"} <= names
+    assert "ceiling" not in names
+    assert {each.plan.name for each in same} >= {"sequential", "ring", "ddp", "gpipe"}
+
+
+def test_numbers_of_workers() -> None:
+    assert numbers_of_workers(2) == [2]
+    assert numbers_of_workers(16) == [2, 3, 4, 8, 16]
+    assert numbers_of_workers(2, 4) == [2, 3, 4]

@@ -1,0 +1,108 @@
+"""`paceline watch` as users type it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRACES = Path(__file__).parent / "traces"
+TWICE = "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()\n"
+SKIPS = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+for step in range(20):
+    loss = model(torch.randn(4, 8)).square().mean()
+    if dist.get_rank() == 2 and step == 7:
+        continue
+    loss.backward()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def watch(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline", "watch", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "give one of"),
+        (("--pid", "1", "--open", "x"), "give one of"),
+        (("--pid", "4194305"), "there is no such process"),
+        (("--run", "nowhere"), "no run goes on there"),
+        (("--open", "nowhere"), "has no trace.json.gz"),
+        (("--seconds", "5", "--", "true"), "--seconds goes with"),
+        (("--", "no-such-program"), "cannot be started"),
+    ],
+)
+def test_wrong_use_starts_nothing(words: tuple[str, ...], says: str) -> None:
+    done = watch(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_the_commands_own_code_and_words_are_handed_on() -> None:
+    done = watch("--", sys.executable, "-c", "import sys; print(sys.argv[1:]); sys.exit(7)", "--json", "--gpus", "2")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "['--json', '--gpus', '2']\n", "")
+    done = watch("--json", "--", "sh", "-c", "kill -9 $$")
+    assert done.returncode == 128 + 9
+    assert json.loads(done.stdout) == {
+        "hung": False, "exit_code": -9, "verdict": "ended", "probability": 1.0, "reports": [],
+    }  # fmt: skip
+
+
+def test_a_hang_is_named_saved_handed_over_and_ended(tmp_path: Path) -> None:
+    script, told, saved = tmp_path / "twice.py", tmp_path / "told.json", tmp_path / "saved"
+    script.write_text(TWICE)
+    done = watch("--json", "--kill-after", 0, "--save", saved, "--exec", f"cat > {told}", "--", sys.executable, script)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    (report,) = found["reports"]
+    assert (found["hung"], found["verdict"], report["processes"][0]["role"]) == (True, "deadlocked", "cause")
+    assert report["processes"][0]["lines"] == [{"file": str(script), "line": 4, "function": "<module>"}]
+    assert f"{script}:4" in done.stderr
+    assert json.loads(told.read_text()) == report
+    again = watch("--open", saved)
+    assert again.returncode == 1
+    assert again.stderr == (saved / "report.txt").read_text()
+
+
+def test_a_snapshot_without_a_hang() -> None:
+    done = watch("--open", TRACES / "sleepers.long_sleep")
+    assert (done.returncode, done.stderr) == (0, "nothing in this trace hangs\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_command_ends_with_the_watcher(tmp_path: Path, number: int, code: int) -> None:
+    script = tmp_path / "works.py"
+    script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(1000)\n")
+    command = [sys.executable, "-m", "paceline", "watch", "--", sys.executable, script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        assert started.stdout
+        pid = int(started.stdout.readline())
+        started.send_signal(number)
+        assert started.wait(60) == code
+        assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.soak
+def test_the_rank_that_skips_a_step_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "ddp.py"
+    script.write_text(SKIPS)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 4, "--standalone", script)
+    done = watch("--json", "--kill-after", 0, "--", *torchrun)
+    (report,) = json.loads(done.stdout)["reports"]
+    causes = [each for each in report["processes"] if each["role"] == "cause"]
+    assert [(each["label"].partition(",")[0], each["collective"]) for each in causes] == [("rank 2", "barrier")]
+    assert causes[0]["lines"][0]["line"] == 11
+    assert report["seconds"] < 15

@@ -1,0 +1,94 @@
+"""Who can be woken, and who is the cause: small worlds by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.watcher.graph import find_knot
+from paceline.watcher.ranks import find_divergence
+from paceline.watcher.samples import Frame, Look, Process, Stack, Thread, Wait
+
+LOCK_STACK: Stack = (Frame("/home/a.py", 3, "run"),)
+EVENT_STACK: Stack = (Frame("/usr/lib/python3.11/threading.py", 327, "wait"), Frame("/home/a.py", 3, "run"))
+
+
+def process(pid: int, *waits: Wait, **more: Any) -> Process:
+    return Process(pid, 1, "a.py", tuple(Thread(pid + number, wait) for number, wait in enumerate(waits)), **more)
+
+
+def knot(*processes: Process, moving: tuple[int, ...] = ()) -> tuple[list[int], list[int]] | None:
+    found = find_knot(Look(0.0, processes), lambda pid, tid: tid not in moving)
+    return ([p.pid for p in found.processes], [p.pid for p in found.circle]) if found else None
+
+
+def pipe(*by: int) -> Wait:
+    return Wait("pipe", by, "pipe")
+
+
+def test_two_that_wait_for_each_other_hold_up_a_third() -> None:
+    a, b, victim = process(10, pipe(20)), process(20, pipe(10)), process(30, Wait("child", (10,)))
+    assert knot(a, b, victim) == ([10, 20, 30], [10, 20])
+
+
+@pytest.mark.parametrize("wait", [Wait("clock"), Wait("outside"), Wait("running"), Wait("disk"), Wait("unknown")])
+def test_whatever_may_end_by_itself_wakes_all_that_wait_for_it(wait: Wait) -> None:
+    assert knot(process(10, pipe(20)), process(20, wait)) is None
+
+
+def test_a_thread_that_ran_lately_can_release_the_lock_of_another() -> None:
+    lock = Wait("lock", (10,))
+    assert knot(process(10, lock, lock)) == ([10], [10])
+    assert knot(process(10, lock, lock), moving=(11,)) is None
+
+
+def test_a_process_outside_the_tree_may_always_answer() -> None:
+    assert knot(process(10, pipe(10, 99))) is None
+
+
+def test_a_reader_that_alone_holds_the_writing_end_waits_for_itself() -> None:
+    assert knot(process(10, pipe(10))) == ([10], [10])
+
+
+def test_a_handled_signal_may_end_the_wait_of_a_main_thread_unless_it_waits_for_a_lock() -> None:
+    lock = Wait("lock", (10,))
+    assert knot(process(10, lock, handles_signals=True)) is None
+    assert knot(process(10, lock, handles_signals=True, stacks=(EVENT_STACK,))) is None
+    assert knot(process(10, lock, handles_signals=True, stacks=(LOCK_STACK,))) == ([10], [10])
+
+
+def rank(number: int, line: int, function: str | None, wait: Wait = Wait("clock"), world_size: int = 3) -> Process:  # noqa: B008
+    library = (Frame("/site-packages/torch/distributed/distributed_c10d.py", 9, function),) if function else ()
+    stack = (*library, Frame("/home/train.py", line, "main"))
+    return process(100 + 10 * number, wait, rank=number, world_size=world_size, stacks=(stack,))
+
+
+def causes(*ranks: Process, moving: tuple[int, ...] = ()) -> list[int | None]:
+    found = find_divergence(Look(0.0, ranks), lambda pid, tid: pid not in moving)
+    return [each.rank for each in found.cause] if found else []
+
+
+def test_the_rank_in_another_collective_is_the_cause() -> None:
+    assert causes(rank(0, 5, "all_reduce"), rank(1, 9, "barrier"), rank(2, 5, "all_reduce")) == [1]
+
+
+def test_a_rank_that_waits_for_a_lock_is_the_cause() -> None:
+    held = rank(2, 7, None, Wait("lock", (120,)))
+    assert causes(rank(0, 5, "all_reduce"), rank(1, 5, "all_reduce"), held) == [2]
+
+
+@pytest.mark.parametrize("wait", [Wait("running"), Wait("clock"), Wait("outside"), Wait("disk")])
+def test_a_rank_that_may_still_come_is_no_cause(wait: Wait) -> None:
+    assert causes(rank(0, 5, "all_reduce"), rank(1, 5, "all_reduce"), rank(2, 7, None, wait)) == []
+
+
+def test_nothing_is_said_while_a_rank_moves_or_some_are_elsewhere_or_all_are_together() -> None:
+    ranks = rank(0, 5, "all_reduce"), rank(1, 9, "barrier"), rank(2, 5, "all_reduce")
+    assert causes(*ranks, moving=(110,)) == []
+    assert causes(*ranks[:2]) == []
+    assert causes(*(rank(number, 5, "all_reduce") for number in range(3))) == []
+
+
+def test_ranks_that_all_receive_are_all_the_cause() -> None:
+    assert causes(rank(0, 5, "recv"), rank(1, 5, "recv"), rank(2, 7, "recv")) == [0, 1, 2]

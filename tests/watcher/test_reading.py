@@ -1,0 +1,137 @@
+"""What /proc and the kernel say of real processes, threads and sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.watcher import proc, stacks
+from paceline.watcher.samples import Frame, Wait
+from paceline.watcher.sockets import peers
+from paceline.watcher.syscalls import parse_call
+
+
+def until(found: Callable[[], bool]) -> None:
+    """Wait until something is the case; the test's own timeout ends what never becomes so."""
+    while not found():
+        time.sleep(0.01)
+
+
+def inode(end: socket.socket) -> int:
+    return os.fstat(end.fileno()).st_ino
+
+
+def test_both_ends_of_a_socket_are_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as here:
+        there = server.accept()[0]
+        with there:
+            assert peers()[inode(here)] == inode(there)
+    a, b = socket.socketpair()
+    with a, b:
+        assert (peers()[inode(a)], peers()[inode(b)]) == (inode(b), inode(a))
+
+
+PROGRAMS = {
+    "pipe": "import os; os.read(os.pipe()[0], 1)",
+    "lock": "import threading as t; l = t.Lock(); l.acquire(); l.acquire()",
+    "clock": "import time; time.sleep(1000)",
+    "socket": "import socket; a, b = socket.socketpair(); a.recv(1)",
+    "child": "import os, time; os.fork() or time.sleep(1000); os.wait()",
+    "outside": "import socket; socket.create_server(('127.0.0.1', 0)).accept()",
+    "stopped": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+    "shared lock": "import multiprocessing as m; l = m.Lock(); l.acquire(); l.acquire()",
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_a_process_is_seen_to_wait_for_what_it_waits_for(kind: str) -> None:
+    started = subprocess.Popen([sys.executable, "-c", PROGRAMS[kind]])
+    try:
+        until(lambda: proc.look([started.pid]).processes[0].main.kind == kind)
+        main = proc.look([started.pid]).processes[0].main
+        if kind in ("pipe", "lock", "socket", "shared lock"):
+            assert main.by == (started.pid,)
+        if kind == "child":
+            assert set(main.by) == set(proc.tree([started.pid])) - {started.pid}
+    finally:
+        for pid in reversed(proc.tree([started.pid])):
+            os.kill(pid, 9)
+        started.wait()
+
+
+def test_a_thread_that_sleeps_does_not_run() -> None:
+    sleeping = threading.Event()
+    thread = threading.Thread(target=sleeping.wait)
+    thread.start()
+    try:
+        tid = thread.native_id
+        until(lambda: dict(proc.look([os.getpid()]).processes[0].threads)[tid].kind == "lock")
+        first, second = proc.glance([os.getpid()]), proc.glance([os.getpid()])
+        assert first.threads[os.getpid()][tid] == second.threads[os.getpid()][tid]
+        assert second.threads[os.getpid()][threading.main_thread().native_id].ran > 0
+    finally:
+        sleeping.set()
+        thread.join()
+
+
+def test_a_process_that_has_ended_is_left_out() -> None:
+    started = subprocess.Popen(["true"])
+    until(lambda: not proc.glance([started.pid]).threads)  # a zombie, then
+    assert proc.look([started.pid]).processes == ()
+    started.wait()
+    assert proc.tree([started.pid]) == ()
+
+
+@pytest.mark.parametrize("text", ["running", "-1 0x7ffc 0x7f85", "", "0"])
+def test_a_thread_in_no_system_call_is_not_guessed_at(text: str) -> None:
+    assert parse_call(text) is None
+
+
+def test_a_program_tells_its_lines_and_runs_its_own_sitecustomize(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.OWN = 1\n")
+    script = tmp_path / "waits.py"
+    script.write_text("import threading\nassert OWN\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()\n")
+    variables = stacks.environment(tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    with subprocess.Popen([sys.executable, script], env=variables) as started:
+        try:
+            until(
+                lambda: (
+                    proc.look([started.pid]).processes[0].main
+                    == Wait("lock", (started.pid,), "a lock of its own process")
+                )
+            )
+            for _ in range(2):  # answering once does not end the ability to answer
+                assert stacks.ask(tmp_path, [started.pid], 60.0) == {
+                    started.pid: ((Frame(str(script), 5, "<module>"),),)
+                }
+        finally:
+            started.kill()
+
+
+def test_a_process_that_does_not_handle_the_signal_is_not_signalled(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as started:
+        try:
+            assert stacks.ask(tmp_path, [started.pid]) == {}
+            assert started.poll() is None
+        finally:
+            started.kill()
+
+
+def test_the_main_threads_stack_comes_first() -> None:
+    text = (
+        'Thread 0x01 (most recent call first):\n  File "a.py", line 1 in work\n\n'
+        'Current thread 0x02 (most recent call first):\n  File "b.py", line 2 in main\n'
+        '  File "b.py", line 9 in <module>\n'
+    )
+    assert stacks.parse(text) == (
+        (Frame("b.py", 2, "main"), Frame("b.py", 9, "<module>")),
+        (Frame("a.py", 1, "work"),),
+    )
