@@ -124,4 +124,4 @@ def test_stacked_trials_end_as_they_would_alone(search: str, tmp_path: Any) -> N
 def test_what_cannot_be_stacked_says_why() -> None:
     job = make_job(Trial(0, {"lr": 0.1}, 0, 1))
     with pytest.raises(CannotStack, match="clip_norm"):
-        shape_of(job.with_(clip_norm=1.0))
+        shape_of(job.with_(gradient_clip_norm=1.0))

@@ -23,7 +23,7 @@ from paceline.tuner.trials.processes import Processes
 
 def run(
     objective: Any, space: dict[str, Any], search: str, how: str, max_t: int = 1, states: Path | None = None,
-    deadline: float | None = None,
+    timeout: float | None = None,
 ) -> tuple[Study, Spent]:  # fmt: skip
     proposals, scheduler, total = Search.parse(search).open(Space(space), None, max_t, 0, True)
     study = Study(proposals, scheduler, Journal(None), True, total)
@@ -31,7 +31,7 @@ def run(
     trials: Any = (
         Here(objective, study.report, terms)
         if how == "here"
-        else Processes(objective, study.report, terms, 2, deadline)
+        else Processes(objective, study.report, terms, 2, timeout)
     )
     return study, drive(study, trials)
 
@@ -88,7 +88,7 @@ def faulty(trial: Trial) -> Any:
 
 
 def test_a_failing_trial_costs_only_itself_and_says_why() -> None:
-    study, _ = run(faulty, {"kind": Choice(FAULTS)}, "grid", "processes", deadline=3.0)
+    study, _ = run(faulty, {"kind": Choice(FAULTS)}, "grid", "processes", timeout=3.0)
     found = {t.configuration["kind"]: t for t in study.trials.values()}
     assert found["fine"].status == "done"
     for kind, says in {

@@ -24,8 +24,8 @@ from paceline.tuner.trial import Trial
 class PlannedObjective:
     """Trains the job of a trial by a plan on the local engine, from its beginning to the end of the leg."""
 
-    def __init__(self, jobs: JobObjective, plan: str, deadline: float | None) -> None:
-        self.jobs, self.plan, self.deadline = jobs, Plan.parse(plan), deadline or 120.0
+    def __init__(self, jobs: JobObjective, plan: str, timeout: float | None) -> None:
+        self.jobs, self.plan, self.timeout = jobs, Plan.parse(plan), timeout or 120.0
 
     def __call__(self, trial: Trial) -> float:
         job, measure = self.jobs.job(trial), self.jobs.measure
@@ -38,7 +38,7 @@ class PlannedObjective:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)
             run = train(
-                job, self.plan, updates=measure.updates(agenda, trial.stop), deadline=self.deadline, folder=None,
+                job, self.plan, max_updates=measure.updates(agenda, trial.stop), timeout=self.timeout, folder=None,
                 callbacks=callbacks,
             )  # fmt: skip
         return measure.value(run.summary())

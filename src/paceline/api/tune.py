@@ -56,7 +56,7 @@ def tune(
     plan: str | None = None,
     seed: int = 0,
     seconds: float | None = None,
-    deadline: float | None = None,
+    timeout: float | None = None,
     folder: str | Path | None = "runs",
     resume: str | Path | None = None,
     data_dir: str | None = None,
@@ -78,7 +78,7 @@ def tune(
     steps_per_epoch  a trial is evaluated and reports so often in an epoch
     trials    how they are run: "processes", "stacked", "distributed" (each by `plan`), "here"; "auto" measures and says
     seconds   begin no more trials after so many seconds
-    deadline  seconds for which a trial may be silent before its process is ended; default: by what trials need
+    timeout  seconds for which a trial may be silent before its process is ended; default: by what trials need
     folder    where the tuning's folder goes; None writes nothing to disk
     resume    the folder of a tuning that was ended or killed: it goes on, with every decision as it was
     data_dir  of a built-in job: the folder with its data
@@ -89,7 +89,7 @@ def tune(
     make, own, origin = functions(make_job, objective, data_dir)
     return _tune(Asked(
         make, own, origin, parts, search, workers, budget, metric, mode, max_t, steps_per_epoch, trials, plan, seed,
-        seconds, deadline, folder, resume, data_dir, space_file, progress,
+        seconds, timeout, folder, resume, data_dir, space_file, progress,
     ))  # fmt: skip
 
 
@@ -112,7 +112,7 @@ class Asked:
     plan: str | None
     seed: int
     seconds: float | None
-    deadline: float | None
+    timeout: float | None
     folder: str | Path | None
     resume: str | Path | None
     data_dir: str | None
@@ -134,7 +134,7 @@ def _tune(asked: Asked) -> Tuning:
         "budget": asked.budget, "steps_per_epoch": asked.steps_per_epoch, "trials": total, "job": asked.origin,
         "trials_run": asked.trials, "plan": asked.plan, "data_dir": asked.data_dir, "started": time.time(),
     }  # fmt: skip
-    objective = asked.own if make is None else objective_of(make, measure, search, asked.plan, asked.deadline)
+    objective = asked.own if make is None else objective_of(make, measure, search, asked.plan, asked.timeout)
     assert objective is not None
     with (
         opened_folder(asked.folder, asked.resume, str(header["name"])) as path,
@@ -146,7 +146,7 @@ def _tune(asked: Asked) -> Tuning:
         elif asked.space_file is not None and path is not None:
             shutil.copy(asked.space_file, path / f"space{asked.space_file.suffix}")
         study = Study(proposals, scheduler, diary, mode == "min", total, header)
-        way = Way(objective, study.report, Terms(asked.seed, states), asked.workers, asked.deadline, make, measure)
+        way = Way(objective, study.report, Terms(asked.seed, states), asked.workers, asked.timeout, make, measure)
         found = _run(study, way, asked, path, header)
         if path is not None:
             _write(path, found, header, asked, study)

@@ -110,11 +110,11 @@ def measure_of(metric: str | None, mode: str | None, per_epoch: int, job: Job | 
 
 
 def objective_of(
-    make: Callable[[Trial], Job], measure: Measure, search: Search, plan: str | None, deadline: float | None
+    make: Callable[[Trial], Job], measure: Measure, search: Search, plan: str | None, timeout: float | None
 ) -> Objective:
     each = search.name in ("asha", "median_stopping")
     jobs = JobObjective(make, SteppedTraining, measure, each)
-    return jobs if plan is None else PlannedObjective(jobs, plan, deadline)
+    return jobs if plan is None else PlannedObjective(jobs, plan, timeout)
 
 
 @contextlib.contextmanager

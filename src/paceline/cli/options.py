@@ -261,7 +261,7 @@ TrialPlan = Annotated[
 ]
 TuningSeed = Annotated[int, typer.Option(min=0, help="Random seed of the search.")]
 TuningSeconds = Annotated[float | None, typer.Option(help="Begin no more trials after so many seconds.")]
-TrialDeadline = Annotated[
+TrialTimeout = Annotated[
     float | None,
     typer.Option(
         help="Seconds for which a trial may be silent before its process is ended.",

@@ -22,7 +22,7 @@ def tune(
     plan: options.TrialPlan = None,
     seed: options.TuningSeed = 0,
     seconds: options.TuningSeconds = None,
-    deadline: options.TrialDeadline = None,
+    timeout: options.TrialTimeout = None,
     resume: options.ResumedTuning = None,
     data_dir: options.DataDir = None,
     runs: options.Runs = Path("runs"),
@@ -47,7 +47,7 @@ def tune(
         found = tune_from_files(
             job, space, search, data_dir=data_dir, trials=trials, workers=workers, budget=budget, metric=metric,
             mode=mode, max_t=max_t, steps_per_epoch=steps_per_epoch, plan=plan, seed=seed, seconds=seconds,
-            deadline=deadline, resume=resume, folder=runs, progress=display,
+            timeout=timeout, resume=resume, folder=runs, progress=display,
         )  # fmt: skip
     finally:
         display.close()

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.data.source import TensorSource, open_source
+from paceline.data.opening import open_source
+from paceline.data.source import TensorSource
 from paceline.jobs.job import Job
 
 
@@ -17,8 +18,8 @@ class CannotStack(Exception):
 
 #: Fields of a job that a stack does not know, and the value that asks for nothing.
 PLAIN: dict[str, Any] = {
-    "schedule": None, "clip_norm": None, "accumulate": 1, "transform": None, "step": None, "weight": None,
-    "precision": "float32",
+    "lr_scheduler": None, "gradient_clip_norm": None, "accumulate_grad_batches": 1, "batch_transform": None, "step": None,
+    "loss_denominator": None, "precision": "32-true",
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from paceline.jobs.job import Job
 from paceline.tuner.space import Configuration
 from paceline.tuner.trial import Trial
 
-FIELDS = ("accumulate", "batch_size", "clip_norm", "compute", "epochs", "precision", "seed")
+FIELDS = ("accumulate_grad_batches", "batch_size", "compute", "epochs", "gradient_clip_norm", "precision", "seed")
 DROPOUT = "dropout"
 
 

@@ -31,7 +31,7 @@ class Way(NamedTuple):
     report: Report
     terms: Terms
     workers: int | None
-    deadline: float | None
+    timeout: float | None
     make_job: Callable[..., Any] | None
     measure: Measure
 
@@ -51,7 +51,7 @@ def choose(asked: str, way: Way, study: Study) -> tuple[str, Trials, float]:
         assert isinstance(way.objective, JobObjective)
         trials = Stacked(way.objective, way.report, way.terms, fastest_stack)
     else:
-        trials = Processes(way.objective, way.report, way.terms, way.cores, way.deadline)
+        trials = Processes(way.objective, way.report, way.terms, way.cores, way.timeout)
     return name, trials, time.perf_counter() - begin
 
 

@@ -50,13 +50,13 @@ class Worker:
 class Processes:
     """A worker process for each core, or as many as were asked for.
 
-    `deadline` is the time in seconds for which a trial may be silent; None: it follows from the silences seen.
+    `timeout` is the time in seconds for which a trial may be silent; None: it follows from the silences seen.
     """
 
     def __init__(
-        self, objective: Objective, report: Report, terms: Terms, workers: int, deadline: float | None = None
+        self, objective: Objective, report: Report, terms: Terms, workers: int, timeout: float | None = None
     ) -> None:
-        self.report, self.terms, self.deadline, self.workers = report, terms, deadline, workers
+        self.report, self.terms, self.timeout, self.workers = report, terms, timeout, workers
         self.threads = max(1, len(os.sched_getaffinity(0)) // workers)
         large: list[Tensor] = []
         try:
@@ -166,7 +166,7 @@ class Processes:
 
     def _silent(self) -> list[Ended]:
         """End trials that are silent for too long."""
-        limit, found = self.deadline or max(HANGS[1], HANGS[0] * self.longest), list[Ended]()
+        limit, found = self.timeout or max(HANGS[1], HANGS[0] * self.longest), list[Ended]()
         for number, worker in enumerate(self.team):
             if worker.given is not None and worker.ready and time.monotonic() - worker.heard > limit:
                 _kill(worker.process)

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.data.source import TensorSource, open_source
+from paceline.data.opening import open_source
+from paceline.data.source import TensorSource
 from paceline.errors import TrialFailed
 from paceline.gradients.evaluate import evaluate
 from paceline.gradients.stacking import CannotStack, shape_of
