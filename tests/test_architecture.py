@@ -72,6 +72,14 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("callbacks", {"callbacks", "report", "runs", "errors"}, {"multiprocessing", "torch.distributed"}),
     ("backend", {"backend", "core", "links", "errors"}, {"numpy", "multiprocessing"}),
     ("emit", {"emit", "plans", "errors"}, {"torch", "numpy"}),
+    (
+        "tuner",
+        {
+            "tuner", "core", "data", "engines.local.forkserver", "engines.local.process", "engines.local.process_main",
+            "errors", "gradients", "jobs", "kernels", "links.memory", "parameters", "report", "runs",
+        },
+        {"torch.distributed", "ray"},
+    ),
     ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
     (
         "planner",
@@ -83,7 +91,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         "api",
         {
             "api", "callbacks", "engines", "links", "core", "gradients", "parameters", "data", "jobs", "planner",
-            "plans", "runs", "report", "errors",
+            "plans", "runs", "report", "tuner", "errors",
         },
         set(),
     ),

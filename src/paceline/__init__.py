@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.api.parallel import parallel as parallel
     from paceline.api.simulate import simulate as simulate
     from paceline.api.train import train as train
+    from paceline.api.tune import tune as tune
     from paceline.api.validate import validate as validate
     from paceline.callbacks import Callback as Callback
     from paceline.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
@@ -47,6 +48,11 @@ if TYPE_CHECKING:
     from paceline.runs.progress import Progress as Progress
     from paceline.runs.run import Run as Run
     from paceline.stages.through_time import ThroughTime as ThroughTime
+    from paceline.tuner.space import Choice as Choice
+    from paceline.tuner.space import Float as Float
+    from paceline.tuner.space import Int as Int
+    from paceline.tuner.space import Space as Space
+    from paceline.tuner.trial import Trial as Trial
 
 _FACE = {
     "Job": "paceline.jobs.job",
@@ -71,6 +77,12 @@ _FACE = {
     "parallel": "paceline.api.parallel",
     "World": "paceline.engines.virtual",
     "ThroughTime": "paceline.stages.through_time",
+    "tune": "paceline.api.tune",
+    "Space": "paceline.tuner.space",
+    "Float": "paceline.tuner.space",
+    "Int": "paceline.tuner.space",
+    "Choice": "paceline.tuner.space",
+    "Trial": "paceline.tuner.trial",
     "Shards": "paceline.data.shards",
     "Mix": "paceline.data.mix",
     "prepare": "paceline.preparation.prepare",

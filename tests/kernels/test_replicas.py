@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,44 @@ def test_each_is_the_model_it_would_be_alone(batch: int, count: int) -> None:
         assert loss == pytest.approx(mine, rel=1e-9)
         for one, other in zip(model.state_dict().values(), together.state_dict().values(), strict=True):
             assert torch.allclose(one.double(), other.double(), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    [
+        (torch.optim.SGD, [{"lr": 0.1}, {"lr": 0.05, "momentum": 0.9}, {"lr": 0.2, "weight_decay": 0.01}]),
+        (torch.optim.Adam, [{"lr": 0.01}, {"lr": 0.02, "weight_decay": 0.1}, {"lr": 0.01, "betas": (0.8, 0.9)}]),
+    ],
+)
+def test_rates_and_seeds_of_dropout_decay_and_momentum_are_each_models_own(
+    optimizer: type[torch.optim.Optimizer], settings: list[dict[str, Any]]
+) -> None:
+    x, y = torch.randn(60, 6, dtype=torch.float64), torch.randint(0, 4, (60,))
+    rates, seeds = [(0.1, 0.4), (0.0, 0.0), (0.5, 0.2)], [5, 6, 2**40]
+    models = [
+        nn.Sequential(
+            nn.Linear(6, 5), nn.Tanh(), nn.Dropout(p), nn.Linear(5, 5), nn.Dropout(q), nn.Linear(5, 4)
+        ).double()
+        for p, q in rates
+    ]
+    alone, makers = copy.deepcopy(models), [partial(optimizer, **given) for given in settings]
+    orders = [torch.stack([torch.randperm(60) for _ in models]) for _ in range(2)]
+    together = fuse_replicas(models, nn.CrossEntropyLoss(), makers, 10)
+    apart = [fuse(model, nn.CrossEntropyLoss(), maker, 10) for model, maker in zip(alone, makers, strict=True)]
+    for order in orders:
+        losses = together.train_epochs(x, y, order, seeds)
+        mine = [f.train_epoch(x, y, o, s) for f, o, s in zip(apart, order, seeds, strict=True)]
+        assert losses == pytest.approx(mine, rel=1e-12)
+    for one, other in zip(models, alone, strict=True):
+        for a, b in zip(one.parameters(), other.parameters(), strict=True):
+            assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_models_that_drop_in_different_layers_are_refused() -> None:
+    models = [nn.Sequential(nn.Dropout(p), nn.Linear(2, 2), nn.Dropout(0.1)) for p in (0.0, 0.1)]
+    with pytest.raises(CannotFuse, match="in which others do not"):
+        fuse_replicas(models, nn.MSELoss(), [partial(torch.optim.SGD, lr=0.1)], 1)
 
 
 def test_what_cannot_stand_side_by_side_is_refused() -> None:

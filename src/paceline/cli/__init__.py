@@ -30,6 +30,7 @@ app = typer.Typer(
 #: The commands in the order in which they are listed: a file each, with a function of its name.
 COMMANDS = (
     "train",
+    "tune",
     "compare",
     "replay",
     "plans",

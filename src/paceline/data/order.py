@@ -26,6 +26,10 @@ class Order:
         """Return the sample numbers of a chunk."""
         return self._epoch(chunk.epoch)[chunk.start : chunk.stop]
 
+    def span(self, epoch: int, first: int, last: int) -> Tensor:
+        """Return the sample numbers between two positions of an epoch."""
+        return self._epoch(epoch)[first:last]
+
     def samples(self, epoch: int, places: Tensor) -> Tensor:
         """Return the sample numbers at some places of an epoch's order."""
         return torch.index_select(self._epoch(epoch), 0, places)

@@ -10,6 +10,7 @@ also names of `paceline`; the members of a group say what exactly went wrong.
     │   ├── DataError           a recipe, a source of rows or a folder of shards
     │   ├── RunFolderError      a run's folder cannot be read or written
     │   ├── MachineError        this machine cannot run it
+    │   ├── TuningError         a tuning's space, search or journal
     │   └── SecurityError       nothing would keep strangers out, or others can read the keys
     ├── RunFailed               the run was started and did not finish                   (exit code 1)
     │   ├── Blamed              one worker failed first; `.failure` describes it
@@ -19,6 +20,7 @@ also names of `paceline`; the members of a group say what exactly went wrong.
     │   ├── WaitedTooLong       a wait passed its timeout, as the waiting worker reports it
     │   ├── RunOver             it has ended at rank 0 of a cluster, and so does this rank
     │   ├── NotFinite           the loss was not a finite number, and the job says on_nan="stop"
+    │   ├── TrialFailed         a trial of a tuning has no value; the other trials go on
     │   ├── CollectiveFailed    an operation of torch.distributed; also a RuntimeError, as in PyTorch
     │   │   ├── CollectivesDiffer   two ranks called different operations
     │   │   ├── RankGone            a rank that others wait for has ended, or has left the group
@@ -28,6 +30,7 @@ also names of `paceline`; the members of a group say what exactly went wrong.
     │       ├── PeerLost            the process at the other end has ended, is silent or does not read
     │       └── PeerRefused         one of the two ends did not accept the other
     ├── RunStopped              Ctrl-C or SIGTERM: a checkpoint was written; --resume goes on  (exit code 130, 143)
+    ├── TrialStopped            a trial was stopped by the search, as it asked to be told
     ├── ReplayDiverged          a replay did not give the recorded bits                  (exit code 1)
     └── ProtocolError           a state machine got an impossible event: a bug in Paceline
 
@@ -47,6 +50,8 @@ from paceline.errors.base import (
     ReplayDiverged,
     RunFailed,
     RunStopped,
+    TrialFailed,
+    TrialStopped,
     UsageError,
 )
 from paceline.errors.communication import (
@@ -77,6 +82,7 @@ from paceline.errors.usage import (
     PlanError,
     RunFolderError,
     SecurityError,
+    TuningError,
 )
 from paceline.errors.warnings import (
     CheckpointWarning,
@@ -116,6 +122,9 @@ __all__ = [
     "RunOver",
     "RunStopped",
     "SecurityError",
+    "TrialFailed",
+    "TrialStopped",
+    "TuningError",
     "UsageError",
     "WaitedTooLong",
     "WorkerDied",

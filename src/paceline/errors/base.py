@@ -32,6 +32,14 @@ class RunStopped(PacelineError):
         )
 
 
+class TrialFailed(RunFailed):
+    """A trial of a tuning has no value; the other trials go on."""
+
+
+class TrialStopped(PacelineError):
+    """A scheduler has stopped this trial."""
+
+
 class ReplayDiverged(PacelineError):
     """A replay did not give the recorded bits."""
 

@@ -17,6 +17,10 @@ class DataError(UsageError):
     """A recipe, a source of rows or a folder of shards."""
 
 
+class TuningError(UsageError):
+    """A space, a search or a journal of a tuning is not possible."""
+
+
 class RunFolderError(UsageError):
     """A run's folder cannot be read or written."""
 

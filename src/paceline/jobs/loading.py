@@ -6,7 +6,10 @@ import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import cloudpickle
 
@@ -16,8 +19,16 @@ from paceline.jobs.job import Job
 from paceline.jobs.toml_file import load_toml
 
 
-def load_job(where: str) -> Job:
+def load_job(where: str, data_dir: str | None = None) -> Job:
     """Load JOB as the command line names it: a built-in job, `file.py`, `file.py:name`, or `file.toml`."""
+    found = load_maker(where, data_dir)
+    if isinstance(found, Job):
+        return found
+    raise JobError(f"{where} is a function of a trial, which `paceline tune` takes; a training needs a Job")
+
+
+def load_maker(where: str, data_dir: str | None = None) -> Job | Callable[..., Any]:
+    """Load a job as `load_job` does, or a function that makes a job for each trial of a tuning."""
     path, _, name = where.partition(":")
     if path.endswith(".toml"):
         return load_toml(path, load_job)
@@ -30,12 +41,22 @@ def load_job(where: str) -> Job:
             raise JobError(
                 f"there is no job {where!r}; {near or suggest(path, BUILT_IN) + ', or a path to a Python or TOML file'}"
             )
-        return built_in(path)
-    return _from_file(path, name or "job")
-
-
-def _from_file(path: str, name: str) -> Job:
+        return built_in(path, data_dir)
     file = Path(path).resolve()
+    module, name = _module(path, file), name or "job"
+    job = getattr(module, name, None)
+    if isinstance(job, Job):
+        return job.with_(name=file.stem if job.name == "job" else job.name, origin=f"{file}:{name}")
+    if callable(job):
+        return job  # type: ignore[no-any-return]
+    found = [key for key, value in vars(module).items() if isinstance(value, Job)]
+    if not found:
+        raise JobError(f"{path} defines no job; a job file has a variable, as in job = paceline.Job(...)")
+    raise JobError(f"{path} has no job called {name!r}; it has {', '.join(found)}")
+
+
+def _module(path: str, file: Path) -> ModuleType:
+    """Import a user's file."""
     if not file.is_file():
         raise JobError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(f"paceline_job_{file.stem}", file)
@@ -56,10 +77,4 @@ def _from_file(path: str, name: str) -> Job:
         if isinstance(error, PacelineError):
             raise JobError(f"{path}, line {line}: {error}") from error
         raise JobError(f"{path} fails when it is read, in line {line}: {type(error).__name__}: {error}") from error
-    job = getattr(module, name, None)
-    if not isinstance(job, Job):
-        found = [key for key, value in vars(module).items() if isinstance(value, Job)]
-        if not found:
-            raise JobError(f"{path} defines no job; a job file has a variable, as in job = paceline.Job(...)")
-        raise JobError(f"{path} has no job called {name!r}; it has {', '.join(found)}")
-    return job.with_(name=file.stem if job.name == "job" else job.name, origin=f"{file}:{name}")
+    return module

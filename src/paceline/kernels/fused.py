@@ -244,7 +244,10 @@ class Fused:
             order=order.data_ptr(), settings=settings.data_ptr(), samples=order.shape[-1],
             threads=self.processor.threads,
         )  # fmt: skip
-        return call, [x, y, order, settings]
+        own = self.weights.draws(plan)
+        for name, tensor in own.items():
+            setattr(call, name, tensor.data_ptr())
+        return call, [x, y, order, settings, *own.values()]
 
     def copy_statistics(self, made: Compiled) -> None:
         """Batch-norm's statistics go back into the module; its parameters did not change."""

@@ -68,14 +68,17 @@ class Rule:
 
 def rule_of(optimizer: torch.optim.Optimizer, l1: float) -> Rule:
     """The row of this optimizer, with the terms that its settings ask for."""
-    kind = type(optimizer)
+    return rule_of_groups(type(optimizer), optimizer.param_groups, l1)
+
+
+def rule_of_groups(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], l1: float) -> Rule:
+    """The row of an optimizer, with the terms that any of these parameter groups asks for."""
     row = OPTIMIZERS.get(kind)
     if row is None:
         raise CannotFuse(
             f"optimizer {kind.__name__} has no kernel; there are {', '.join(k.__name__ for k in OPTIMIZERS)}; "
             "compute='autograd' takes any"
         )
-    groups = optimizer.param_groups
     for key in ("maximize", "amsgrad", "centered", "differentiable", "dampening"):
         if any(group.get(key) for group in groups):
             raise CannotFuse(f"optimizer {kind.__name__} with {key}={groups[0].get(key)!r} has no kernel")

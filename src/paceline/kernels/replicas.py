@@ -1,13 +1,16 @@
 """Several copies of one network, trained at once: a copy per lane.
 
-Where `fuse` has sixteen samples side by side, here are sixteen models, each with its own parameters, learning rate and
-order of the samples. A batch of one then fills the vectors too, so that true stochastic descent of all costs little
-more than that of one. It is for searching and for averaging: seeds, learning rates, folds.
+Where `fuse` has sixteen samples side by side, here are sixteen models, each with its own parameters, settings of the
+optimizer, seed and rate of dropout, and order of the samples. A batch of one then fills the vectors too, so that true
+stochastic descent of all costs little more than that of one. It is for searching and for averaging: seeds, learning
+rates, folds.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -17,9 +20,10 @@ from torch import Tensor, nn
 import paceline.kernels.machine as machine
 from paceline.kernels.cpu import Cpu, Form, replica_target
 from paceline.kernels.fused import Fused
+from paceline.kernels.ir import DropoutMask
 from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.losses import loss_kind
-from paceline.kernels.optimizers import Rule, numbers, rule_of
+from paceline.kernels.optimizers import Rule, numbers, rule_of_groups
 from paceline.kernels.plan import Plan
 from paceline.kernels.runner import Runner
 from paceline.kernels.weights import REALS, OneModel, tensors_by_name, weights_of
@@ -52,21 +56,39 @@ class SideBySide:
         #: Each model with its optimizer. The first stands for all where only shapes and kinds are asked for.
         self.models = [OneModel(model, make) for model, make in zip(models, factories, strict=True)]
         first = self.models[0]
-        self.module, self.named, self.dtype, self.optimizer = first.module, first.named, first.dtype, first.optimizer
+        self.named, self.dtype, self.optimizer = first.named, first.dtype, first.optimizer
+        self.module = with_all_dropout(models)
+        #: The seed of each model's dropout.
+        self.seeds = [0] * len(models)
         #: How many models there is room for.
         self.lanes = machine.target(REALS[self.dtype]).lanes
         if len(models) > self.lanes:
             raise CannotFuse(
                 f"{len(models)} models; this machine's vectors have {self.lanes} lanes: train them one after another"
             )
-        if len({rule_of(optimizer, 0.0) for optimizer in self._optimizers()}) > 1:
-            raise CannotFuse("the optimizers are of several kinds, or use different terms; only numbers may differ")
+        if len({type(optimizer) for optimizer in self._optimizers()}) > 1:
+            raise CannotFuse("the optimizers are of several kinds; only their numbers may differ")
+        self.words = self._rule().settings if self.optimizer is not None else ()
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [model.optimizer for model in self.models if model.optimizer is not None]
 
+    def _rule(self) -> Rule:
+        """The optimizers' row, with the terms that any of them uses: a decay or a momentum of 0 changes nothing."""
+        optimizers = self._optimizers()
+        return rule_of_groups(type(optimizers[0]), [g for each in optimizers for g in each.param_groups], 0.0)
+
     def rule(self, plan: Plan) -> Rule:
-        return self.models[0].rule(plan)
+        return replace(self._rule(), segments=self.models[0].rule(plan).segments)
+
+    def draws(self, plan: Plan) -> dict[str, Tensor]:
+        layers = [s for s in plan.program.forward if isinstance(s, DropoutMask)]
+        rates = torch.zeros(1 + max((s.number for s in layers), default=0), self.lanes, dtype=torch.float64)
+        for each in layers:
+            for lane, model in enumerate(self.models):
+                rates[each.number, lane] = _rate(model.module, each)
+        seeds = self.seeds + self.seeds[:1] * (self.lanes - len(self.seeds))
+        return {"seeds": torch.tensor(seeds, dtype=torch.int64), "rates": rates.contiguous()}
 
     def views(self, plan: Plan, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
         found = []
@@ -81,7 +103,7 @@ class SideBySide:
 
     def settings(self, lanes: int) -> Tensor:
         optimizers = self._optimizers()
-        words = rule_of(optimizers[0], 0.0).settings
+        words = self.words
         rows = []
         for groups in zip(*(optimizer.param_groups for optimizer in optimizers), strict=True):
             given = [numbers(group, words, 0.0) for group in groups]
@@ -101,13 +123,57 @@ class Replicas:
         self.weights, self.fused = weights, fused
 
     @torch.no_grad()
-    def train_epochs(self, x: Tensor, y: Tensor, orders: Tensor, seed: int = 0) -> list[float]:
-        """One pass of every model over the samples that its row of `orders` names; the mean loss of each."""
+    def train_epochs(self, x: Tensor, y: Tensor, orders: Tensor, seed: int | Sequence[int] = 0) -> list[float]:
+        """One pass of every model over the samples that its row of `orders` names; the mean loss of each.
+
+        A sequence gives each model the seed of its dropout; one number, seeds from there on.
+        """
         count = len(self.weights.models)
         if orders.shape[0] != count:
             raise CannotFuse(f"orders of {orders.shape[0]} rows, for {count} models")
         rows = torch.cat([orders, orders[:1].expand(self.weights.lanes - count, -1)])
-        self.fused.train_epoch(x, y, rows, seed)
+        self.weights.seeds = [seed + lane for lane in range(count)] if isinstance(seed, int) else list(seed)
+        self.fused.train_epoch(x, y, rows)
         updates = -(-orders.shape[1] // self.fused.batch_size)
         sums: list[float] = self.fused.runner.losses(self.fused.compiled(x)).tolist()
         return [total / updates for total in sums[:count]]
+
+    def remembered(self, x: Tensor) -> list[Tensor]:
+        """What the optimizer remembers of each model, as `remember` takes it."""
+        memory = self.fused.compiled(x).memory["state"].view(-1, self.weights.lanes)
+        return [memory[:, lane].clone() for lane in range(len(self.weights.models))]
+
+    def remember(self, x: Tensor, states: Sequence[Tensor], updates: int) -> None:
+        """Go on from what other replicas of these models remembered after so many updates."""
+        memory = self.fused.compiled(x).memory["state"].view(-1, self.weights.lanes)
+        for lane, state in enumerate(states):
+            memory[:, lane] = state
+        self.fused.updates = updates
+
+
+def with_all_dropout(models: Sequence[nn.Module]) -> nn.Module:
+    """A copy of the first model with the dropout that any of the models has; in the copies, the rates are data.
+
+    A layer's draws depend on its number among the layers that do something. So a model has either all of the layers of
+    dropout, or none.
+    """
+    found = copy.deepcopy(models[0])
+    rates = [{name: part.p for name, part in model.named_modules() if isinstance(part, nn.Dropout)} for model in models]
+    if any(set(each) != set(rates[0]) for each in rates):
+        raise CannotFuse("the models have different layers of dropout; only their rates may differ")
+    most = {name: max(each[name] for each in rates) for name in rates[0]}
+    for each in rates:
+        if any(each.values()) and any(most[name] and not rate for name, rate in each.items()):
+            raise CannotFuse("some models drop in layers in which others do not; give all of them a rate above 0")
+    for name, rate in most.items():
+        found.get_submodule(name).p = rate  # type: ignore[assignment]
+    return found
+
+
+def _rate(model: nn.Module, layer: DropoutMask) -> float:
+    """The rate of a layer in one of the models; a module that is called again has underscores behind its name."""
+    parts, name = dict(model.named_modules()), layer.layer
+    while name not in parts and name.endswith("_"):
+        name = name[:-1]
+    part = parts.get(name)
+    return float(part.p) if isinstance(part, nn.Dropout) else layer.rate

@@ -41,6 +41,10 @@ class Weights(Protocol):
         """(a view of the padded memory, the module's tensor that it is a copy of), for all weights of the plan."""
         ...
 
+    def draws(self, plan: Plan) -> dict[str, Tensor]:
+        """What each lane draws by, where lanes are copies of the model: `seeds` and `rates` of a call."""
+        ...
+
     def count_batches(self, batches: int) -> None:
         """Adds to the batches that batch-norm has tracked."""
         ...
@@ -83,6 +87,9 @@ class OneModel:
     def views(self, plan: Plan, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
         tensors = tensors_by_name(self.module)
         return [(view_of(memory, plan, name, tensors[name].shape), tensors[name]) for name in weights_of(plan)]
+
+    def draws(self, plan: Plan) -> dict[str, Tensor]:
+        return {}
 
     def count_batches(self, batches: int) -> None:
         for part in self.module.modules():

@@ -64,7 +64,7 @@ def fit(
 
 def _solve(figures: Matrix, seconds: Matrix, prior: Matrix | None = None, weight: float = 0.0) -> Matrix:
     """Minimise the relative errors by nonnegative least squares, reweighted towards their median."""
-    from scipy.optimize import nnls  # type: ignore[import-untyped]
+    from scipy.optimize import nnls
 
     relative = figures / seconds[:, None]
     scale = np.maximum(relative.max(axis=0), 1e-30)  # columns of one size, or the solver stops early

@@ -34,7 +34,7 @@ def page(readings: Sequence[Reading]) -> str:
         reading, title = readings[0], _title(readings[0], found[0])
         summary = _said(about_run(reading, found[0])) + tiles(found[0], reading.unsettled)
         body = learning([reading]) + of_run(reading, found[0], laid[0], spans) + settings(reading)
-        return _document(title, section("Summary", summary) + body + glossary())
+        return document(title, section("Summary", summary) + body + glossary())
     comparison = comparison_of(readings)
     summary = section("Summary", _said(about_runs(readings, found)) + speeds(found))
     runs = section("Runs", table(found, bool(comparison and comparison.disagreement)) + differences(readings))
@@ -42,7 +42,7 @@ def page(readings: Sequence[Reading]) -> str:
     body = "".join(parts if len(readings) <= DETAILED else reversed(parts))  # a long table comes last
     body += section("Timeline", times(found) + _details(readings, found, laid, spans))
     body += staleness_of_all(readings) + common_model(readings)
-    return _document(_titles(found, bool(comparison)), tile(comparison) + summary + body + glossary())
+    return document(_titles(found, bool(comparison)), tile(comparison) + summary + body + glossary())
 
 
 def _details(readings: Sequence[Reading], found: Sequence[RunStats], laid: Sequence[Sequence[Lane]], spans: int) -> str:
@@ -69,7 +69,8 @@ def _titles(found: Sequence[RunStats], compared: bool) -> str:
     return f"{listed(jobs) if len(jobs) < 4 else f'{len(jobs)} jobs'}: {what}"
 
 
-def _document(title: str, body: str) -> str:
+def document(title: str, body: str, writer: str = "paceline report") -> str:
+    """The whole page, with the style and the script in it."""
     assets = files("paceline.report")
     style, script = (assets.joinpath(name).read_text() for name in ("page.css", "page.js"))
     return (
@@ -78,6 +79,6 @@ def _document(title: str, body: str) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
         f"<style>\n{style}</style></head>\n<body><main>\n<header><h1>{escape(title)}</h1></header>\n{body}"
-        f"<footer>Written by paceline report on {time.strftime('%Y-%m-%d %H:%M')}. This page needs no network.</footer>"
+        f"<footer>Written by {writer} on {time.strftime('%Y-%m-%d %H:%M')}. This page needs no network.</footer>"
         f"</main><script>\n{script}</script></body></html>\n"
     )

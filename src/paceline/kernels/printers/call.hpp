@@ -34,6 +34,8 @@ struct Call {
     const double* settings;
     int64_t* team; // how many items of work were taken, and how many are done
     double* losses; // of each chunk, then the sum over the batches (a number per lane where lanes are replicas)
+    const int64_t* seeds; // where lanes are replicas: a seed for each
+    const double* rates;  // and the rates of dropout, by layer and lane
     Note* notes;    // of each update of a leg; null where the call is none
     int64_t* doing; // the number of the update that a leg is in
     int64_t samples, batch, updates, threads, update, seed;
@@ -53,6 +55,10 @@ struct Group {
     V label, weight, valid, share;
     uint32_t position[LANES];
     uint32_t seed;
+#if REPLICAS
+    uint32_t seeds[LANES];
+    const double* rates; // of dropout, by layer and lane
+#endif
     double loss[LANES];
     V* first_arena; // of the first group; the others lie behind it
     int64_t number, groups, samples;
@@ -66,12 +72,26 @@ INLINE uint32_t mixed(uint32_t h) {
     return h ^ (h >> 16);
 }
 
-// 0 or 1 / (1 - rate), a function of seed, layer, place and the sample's number in the batch.
+// The seed of an update's dropout.
+INLINE uint32_t seed_of(int64_t seed, int64_t turn) {
+    return mixed((uint32_t)seed ^ mixed((uint32_t)(seed >> 32) + (uint32_t)turn * 0x9e3779b9U));
+}
+
+// 0 or 1 / (1 - rate), a function of seed, layer, place and the sample's number in the batch. Where lanes are copies of the
+// model, each has a seed and a rate of its own.
 INLINE V kept(const Group& g, uint32_t layer, uint32_t place, R rate) {
-    const uint32_t salt = mixed(g.seed ^ mixed(layer * 0x9e3779b9U + place));
-    const uint32_t bound = (uint32_t)((double)rate * 4294967296.0);
+    const uint32_t salt = mixed(layer * 0x9e3779b9U + place);
     R out[LANES];
-    for (int l = 0; l < LANES; l++) out[l] = mixed(salt + g.position[l] * 0x85ebca6bU) < bound ? R(0) : R(1) / (R(1) - rate);
+    for (int l = 0; l < LANES; l++) {
+#if REPLICAS
+        const uint32_t seed = g.seeds[l];
+        rate = R(g.rates[layer * LANES + l]);
+#else
+        const uint32_t seed = g.seed;
+#endif
+        const uint32_t bound = (uint32_t)((double)rate * 4294967296.0);
+        out[l] = mixed(mixed(seed ^ salt) + g.position[l] * 0x85ebca6bU) < bound ? R(0) : R(1) / (R(1) - rate);
+    }
     V v;
     std::memcpy(&v, out, sizeof v);
     return v;

@@ -9,7 +9,7 @@ FUNCTION void compute(const Call& c, int phase, int64_t update, int64_t chunk, i
     g.gradient = OWN_WEIGHTS ? OWN_PLACE + OWN_NUMBERS * ARENA + NUMBERS : gradient;
     g.lanes = nullptr;
     const int64_t turn = c.update > 0 ? c.update + update : update;  // whatever was trained in one call
-    g.seed = mixed((uint32_t)c.seed ^ mixed((uint32_t)(c.seed >> 32) + (uint32_t)turn * 0x9e3779b9U));
+    g.seed = seed_of(c.seed, turn);
     if (phase == 0) set_to_zero(g.gradient, NUMBERS);
     double loss = 0;
     for (int64_t k = begin; k < end; k++) {

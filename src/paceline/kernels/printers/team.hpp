@@ -28,7 +28,7 @@ static void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t n
         g.rows[l] = c.x + (TOKENS ? 0 : sample * INPUTS);
         g.tokens[l] = c.tokens + (TOKENS ? sample * INPUTS : 0);
         g.targets[l] = c.targets + sample * OUTPUTS;
-        g.position[l] = (uint32_t)in_batch + (REPLICAS ? (uint32_t)l << 20 : 0);  // copies draw by themselves
+        g.position[l] = (uint32_t)in_batch;
         g.loss[l] = 0;
         set_lane(g.label, l, c.labels ? R(c.labels[sample]) : R(0));
         set_lane(g.valid, l, real ? R(1) : R(0));
@@ -36,15 +36,12 @@ static void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t n
     g.weight = g.valid * g.share;
 }
 
-// What an update draws from. Those of a leg draw what each would draw alone: a function of seed, update and chunk, as core.chance
-// has it. Other calls count their own updates.
-static uint32_t seed_of(const Call& c, int64_t u) {
-    if (!c.notes) {
-        const int64_t turn = c.update > 0 ? c.update + u : u;
-        return mixed((uint32_t)c.seed ^ mixed((uint32_t)(c.seed >> 32) + (uint32_t)turn * 0x9e3779b9U));
-    }
+// What update u draws from. Those of a leg draw what each would draw alone: a function of seed, update and chunk, as
+// core.chance has it. Other calls count their own updates.
+static uint32_t seed_of(const Call& c, int64_t seed, int64_t u) {
+    if (!c.notes) return seed_of(seed, c.update > 0 ? c.update + u : u);
     uint64_t state = 0x9e3779b97f4a7c15U;
-    const int64_t words[] = {c.seed, c.first + u * c.stride, c.chunk};
+    const int64_t words[] = {seed, c.first + u * c.stride, c.chunk};
     for (int64_t word : words) {
         state = (state ^ (uint64_t)word) * 0xbf58476d1ce4e5b9U;
         state = (state ^ (state >> 27)) * 0x94d049bb133111ebU;
@@ -53,7 +50,16 @@ static uint32_t seed_of(const Call& c, int64_t u) {
     return mixed((uint32_t)state ^ mixed((uint32_t)(state >> 32) & 0x7fffffffU));
 }
 
-static void compute(const Call& c, int phase, int64_t first, int64_t n, int64_t chunk, int64_t thread, uint32_t seed) {
+// The seeds of what a group draws in update u.
+static void begin_draws(const Call& c, Group& g, int64_t u) {
+    g.seed = seed_of(c, c.seed, u);
+#if REPLICAS
+    for (int l = 0; l < LANES; l++) g.seeds[l] = seed_of(c, c.seeds[l], u);
+    g.rates = c.rates;
+#endif
+}
+
+static void compute(const Call& c, int phase, int64_t first, int64_t n, int64_t chunk, int64_t thread, int64_t u) {
     const int64_t groups = groups_of(n), chunks = chunks_of(groups);
     W* gradient = c.gradients + chunk * NUMBERS;
     V* lanes = c.lane_gradients + chunk * LANE_NUMBERS;
@@ -66,7 +72,7 @@ static void compute(const Call& c, int phase, int64_t first, int64_t n, int64_t 
     Group g;
     g.gradient = gradient;
     g.lanes = lanes;
-    g.seed = seed;
+    begin_draws(c, g, u);
     for (int64_t k = chunk * groups / chunks; k < (chunk + 1) * groups / chunks; k++) {
         prepare(c, g, first, n, k, groups, c.arenas, PHASES > 1 ? k : thread);
         run_phase(phase, g);
@@ -111,7 +117,7 @@ static void item(const Call& c, int64_t thread, int64_t u, int64_t number, int64
     if (number < PHASES * per_phase) {
         if (number == 0 && c.notes) *c.doing = c.first + u * c.stride;
         const int phase = (int)(number / per_phase);
-        if (number % per_phase < chunks) compute(c, phase, first, n, number % per_phase, thread, seed_of(c, u));
+        if (number % per_phase < chunks) compute(c, phase, first, n, number % per_phase, thread, u);
         return;
     }
     const int64_t slice = number - PHASES * per_phase, parts = (NUMBERS + 63) / 64;
@@ -168,7 +174,7 @@ extern "C" void paceline_step(const Call* c, int64_t step, int64_t times) {
     Group g;
     g.gradient = c->gradients;
     g.lanes = c->lane_gradients;
-    g.seed = 0;
+    begin_draws(*c, g, 0);
     prepare(*c, g, 0, REPLICAS ? 1 : LANES, 0, 1, c->arenas, 0);
     for (int phase = 0; phase < PHASES; phase++) run_phase(phase, g);
     for (int64_t k = 0; k < times; k++) STEPS[step](g);

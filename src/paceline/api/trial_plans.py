@@ -1,0 +1,67 @@
+"""A trial that is itself a parallel run, trained by a plan.
+
+This process decides alone: the workers of a run never see the search, so they cannot disagree about a stop, and none
+waits for another's answer. A run that is stopped is ended as by a callback that raises.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.api.train import train
+from paceline.callbacks import Training
+from paceline.core.agenda import Agenda
+from paceline.engines.setup import set_up
+from paceline.errors import JobWarning, TrialStopped
+from paceline.plans.plan import Plan
+from paceline.runs.record import Evaluation
+from paceline.tuner.training import JobObjective, Measure
+from paceline.tuner.trial import Trial
+
+
+class PlannedObjective:
+    """Trains the job of a trial by a plan on the local engine, from its beginning to the end of the leg."""
+
+    def __init__(self, jobs: JobObjective, plan: str, timeout: float | None) -> None:
+        self.jobs, self.plan, self.timeout = jobs, Plan.parse(plan), timeout or 120.0
+
+    def __call__(self, trial: Trial) -> float:
+        job, measure = self.jobs.job(trial), self.jobs.measure
+        agenda = set_up(job, Plan.parse("sequential"), "virtual").agenda
+        reporting = Reporting(trial, measure, agenda)
+        callbacks: list[Any] = []
+        if self.jobs.each and job.test is not None and not self.plan.traits.no_checkpoints:
+            job = job.with_(evaluate_every=measure.updates(agenda, 1))
+            callbacks = [reporting]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", JobWarning)
+            run = train(
+                job, self.plan, max_updates=measure.updates(agenda, trial.stop), timeout=self.timeout, folder=None,
+                callbacks=callbacks,
+            )  # fmt: skip
+        return measure.value(run.summary())
+
+
+@dataclass
+class Reporting:
+    """Reports each evaluation of a run to the study, and ends the run when the study says so."""
+
+    trial: Trial
+    measure: Measure
+    agenda: Agenda
+    #: The steps whose evaluations were reported.
+    reported: set[int] = field(default_factory=set)
+
+    def on_evaluation_end(self, training: Training, evaluation: Evaluation, model: Any) -> None:
+        step = next((s for s in self._open() if self.measure.updates(self.agenda, s) <= evaluation.updates), None)
+        if step is None:
+            return
+        self.reported.add(step)
+        self.trial.report(self.measure.value(evaluation.metrics), step)
+        if self.trial.should_prune():
+            raise TrialStopped(f"trial {self.trial.number} is stopped after step {step}")
+
+    def _open(self) -> list[int]:
+        return [s for s in range(self.trial.start + 1, self.trial.stop + 1) if s not in self.reported][:1]

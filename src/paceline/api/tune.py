@@ -1,0 +1,209 @@
+"""`tune`: many configurations of one job, and the best of them. `pl.tune` and `paceline tune` both call it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.api.tuning_setup import (
+    check,
+    functions,
+    measure_of,
+    objective_of,
+    opened_folder,
+    opened_states,
+    probe,
+    same_header,
+)
+from paceline.errors import TuningError
+from paceline.jobs.job import Job
+from paceline.runs.json_files import write_json
+from paceline.tuner import journal as journals
+from paceline.tuner.account import Account
+from paceline.tuner.best import write_best
+from paceline.tuner.drive import drive
+from paceline.tuner.journal import SCHEMA, Journal
+from paceline.tuner.page import write_page
+from paceline.tuner.result import Tuning
+from paceline.tuner.searches import Search
+from paceline.tuner.space import Space, read_space
+from paceline.tuner.study import Study
+from paceline.tuner.trial import Trial
+from paceline.tuner.trials import Objective, Terms
+from paceline.tuner.trials.choice import Way, choose
+
+MAX_T = 1  # steps of an objective, if nothing else is said
+
+
+def tune(
+    make_job: Callable[[Trial], Job] | Job | str | None = None,
+    space: Space | Mapping[str, Any] | None = None,
+    search: Any = "asha",
+    *,
+    objective: Callable[[Trial], float | None] | None = None,
+    workers: int | None = None,
+    budget: int | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    max_t: int | None = None,
+    steps_per_epoch: int = 1,
+    trials: str = "auto",
+    plan: str | None = None,
+    seed: int = 0,
+    seconds: float | None = None,
+    timeout: float | None = None,
+    folder: str | Path | None = "runs",
+    resume: str | Path | None = None,
+    data_dir: str | None = None,
+    space_file: Path | None = None,
+    progress: Callable[[Study], None] | None = None,
+) -> Tuning:
+    """Train a job with many configurations and return the best one.
+
+    make_job  f(trial) -> Job; or a Job, whose optimizer's settings, fields and dropout are varied by their names
+    space     {name: pl.Float(1e-4, 1.0, log=True), pl.Int(1, 9), pl.Choice([...]) or a list of values}
+    search    "grid", "random", "sobol", "asha", "successive_halving", "hyperband", "median_stopping", "pbt", "tpe", ...
+              with options, as in "asha:max_t=9,grace_period=1,reduction_factor=3,sampler=sobol"; or a sampler of Optuna
+    objective instead of make_job: f(trial) -> value, which trains by itself; it may call trial.report(value, step)
+    workers   processes; default: one for each core
+    budget    trials; default: all of a grid, and 32 of a search without an end
+    metric    "test_loss" (default), "test_accuracy", "train_loss" or one of the job's own
+    mode      "min" or "max"; default: by the metric's name
+    max_t     steps of a trial that is trained to the end; default: those of the job
+    steps_per_epoch  a trial is evaluated and reports so often in an epoch
+    trials    how they are run: "processes", "stacked", "distributed" (each by `plan`), "here"; "auto" measures and says
+    seconds   begin no more trials after so many seconds
+    timeout  seconds for which a trial may be silent before its process is ended; default: by what trials need
+    folder    where the tuning's folder goes; None writes nothing to disk
+    resume    the folder of a tuning that was ended or killed: it goes on, with every decision as it was
+    data_dir  of a built-in job: the folder with its data
+    space_file  the file that the space was read from, of which the tuning's folder gets a copy
+    progress  a function that is called with the study whenever trials have ended
+    """
+    search, parts = Search.parse(search), space if isinstance(space, Space) else Space(space or {})
+    make, own, origin = functions(make_job, objective, data_dir)
+    return _tune(Asked(
+        make, own, origin, parts, search, workers, budget, metric, mode, max_t, steps_per_epoch, trials, plan, seed,
+        seconds, timeout, folder, resume, data_dir, space_file, progress,
+    ))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `tune` was asked for."""
+
+    make: Callable[[Trial], Job] | None
+    own: Objective | None
+    origin: str
+    space: Space
+    search: Search
+    workers: int | None
+    budget: int | None
+    metric: str | None
+    mode: str | None
+    max_t: int | None
+    steps_per_epoch: int
+    trials: str
+    plan: str | None
+    seed: int
+    seconds: float | None
+    timeout: float | None
+    folder: str | Path | None
+    resume: str | Path | None
+    data_dir: str | None
+    space_file: Path | None
+    progress: Callable[[Study], None] | None
+
+
+def _tune(asked: Asked) -> Tuning:
+    """Refuse what cannot be done, open the study, run its trials and write what was found."""
+    make, search = asked.make, asked.search
+    check(asked.space, search, asked.workers, asked.budget, asked.trials, asked.plan, make)
+    job = probe(make, asked.space, asked.seed) if make is not None else None
+    measure, mode = measure_of(asked.metric, asked.mode, asked.steps_per_epoch, job)
+    max_t = search.max_t or asked.max_t or (job.epochs * asked.steps_per_epoch if job else MAX_T)
+    proposals, scheduler, total = search.open(asked.space, asked.budget, max_t, asked.seed, mode == "min")
+    header = {
+        "schema": SCHEMA, "name": job.name if job else "objective", "search": str(search), "seed": asked.seed,
+        "space": asked.space.describe(), "metric": measure.metric if job else "value", "mode": mode, "max_t": max_t,
+        "budget": asked.budget, "steps_per_epoch": asked.steps_per_epoch, "trials": total, "job": asked.origin,
+        "trials_run": asked.trials, "plan": asked.plan, "data_dir": asked.data_dir, "started": time.time(),
+    }  # fmt: skip
+    objective = asked.own if make is None else objective_of(make, measure, search, asked.plan, asked.timeout)
+    assert objective is not None
+    with (
+        opened_folder(asked.folder, asked.resume, str(header["name"])) as path,
+        opened_states(path, scheduler.resumes) as states,
+        contextlib.closing(Journal(path / "journal.jsonl" if path else None)) as diary,
+    ):
+        if asked.resume is not None and path is not None:
+            header = same_header(path, header)
+        elif asked.space_file is not None and path is not None:
+            shutil.copy(asked.space_file, path / f"space{asked.space_file.suffix}")
+        study = Study(proposals, scheduler, diary, mode == "min", total, header)
+        way = Way(objective, study.report, Terms(asked.seed, states), asked.workers, asked.timeout, make, measure)
+        found = _run(study, way, asked, path, header)
+        if path is not None:
+            _write(path, found, header, asked, study)
+        return found
+
+
+def _run(study: Study, way: Way, asked: Asked, path: Path | None, header: dict[str, Any]) -> Tuning:
+    """Run the trials that are left."""
+    name, runner, start = choose(asked.trials, way, study)
+    spent = drive(study, runner, asked.seconds, asked.progress)
+    account = Account(spent.wall, spent.inside, spent.workers, spent.legs, start)
+    ordered = [study.trials[number] for number in sorted(study.trials)]
+    return Tuning(
+        path, ordered, study.best, account, header["metric"], header["mode"], header["search"], name, asked.make
+    )  # fmt: skip
+
+
+def tune_from_files(
+    job: str | None, space: Path | None, search: str, *, data_dir: str | None = None, resume: Path | None = None,
+    **rest: Any,
+) -> Tuning:  # fmt: skip
+    """Tune the JOB that the command line names over the space in a file; or resume the tuning in a folder."""
+    if resume is not None:
+        return _again(resume, job, space, data_dir, rest)
+    if job is None or space is None:
+        missing = "JOB" if job is None else "--space FILE"
+        raise TuningError(
+            f"there is nothing to tune: give JOB and --space FILE, or --resume FOLDER; {missing} is missing"
+        )
+    parts = read_space(space)
+    return tune(job, parts, search, data_dir=data_dir, space_file=space, **rest)
+
+
+def _again(folder: Path, job: str | None, space: Path | None, data_dir: str | None, rest: dict[str, Any]) -> Tuning:
+    """Resume a tuning with the job, the space and the search of its journal."""
+    rows = journals.read(folder / "journal.jsonl")
+    if not rows:
+        raise TuningError(f"{folder} has an empty journal; begin a new tuning")
+    head = rows[0]
+    job = job or head["job"]
+    if not job:
+        raise TuningError(f"{folder} does not say where its job comes from; resume it with pl.tune(..., resume=folder)")
+    file = space or next(folder.glob("space.*"), None)
+    parts: Any = head["space"] if file is None else read_space(file)
+    kept = {key: head[key] for key in ("budget", "metric", "mode", "max_t", "steps_per_epoch", "seed", "plan")}
+    return tune(
+        job, parts, head["search"], data_dir=data_dir or head["data_dir"], resume=folder,
+        **{**rest, **kept, "trials": head["trials_run"]},
+    )  # fmt: skip
+
+
+def _write(path: Path, found: Tuning, header: dict[str, Any], asked: Asked, study: Study) -> None:
+    """Write what people and programs read: best.py, tuning.json and the page."""
+    if found.best is not None and asked.make is not None:
+        said = f"trial {found.best.number}, {found.metric} {found.best.value:.6g}"
+        epochs = -(-header["max_t"] // header["steps_per_epoch"])
+        rest = {"data_dir": header["data_dir"], "compute": "fused" if found.way == "stacked" else None}
+        write_best(path, asked.make, asked.origin, found.best.configuration, epochs, said, rest)
+    write_json(path / "tuning.json", found.summary())
+    write_page(path / "report.html", study, header, found.account)

@@ -1,0 +1,87 @@
+"""The best configuration as a job file, which `paceline train` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import TuningError
+from paceline.gradients.pickling import pack, unpack
+from paceline.jobs.job import Job
+from paceline.jobs.loading import load_maker
+from paceline.tuner.space import Configuration
+from paceline.tuner.trial import Trial
+from paceline.tuner.varied import VariedJob
+
+SMALL = 64 << 20  # bytes of a pickled job up to which it is kept beside the file
+TEXT = '''\
+"""The best configuration that a tuning found{about}. Train it: paceline train {name}"""
+
+from pathlib import Path
+
+from paceline.tuner.best import tuned_job
+
+configuration = {configuration!r}
+
+job = tuned_job({job}, configuration, {rest})
+'''
+
+
+def tuned_job(
+    where: str | Path,
+    configuration: Configuration,
+    epochs: int | None = None,
+    data_dir: str | None = None,
+    compute: str | None = None,
+) -> Job:
+    """Return the job of a configuration: `where` names it as on the command line, or is a file that a tuning wrote."""
+    make: Callable[[Trial], Job]
+    if isinstance(where, Path):
+        if not where.is_file():
+            raise TuningError(f"{where}, which a tuning wrote beside this file, is not there")
+        make = unpack(where.read_bytes())
+    else:
+        make = maker_of(load_maker(where, data_dir))
+    job = make(Trial(0, dict(configuration), 0, 1))
+    given = {"epochs": epochs, "compute": compute}
+    return job.with_(**{name: value for name, value in given.items() if value is not None})
+
+
+def maker_of(found: Any) -> Callable[[Trial], Job]:
+    """Return a function of a trial: as it is, or of a plain job."""
+    return VariedJob(found) if isinstance(found, Job) else found
+
+
+def write_best(
+    folder: Path,
+    make: Any,
+    origin: str,
+    configuration: Configuration,
+    epochs: int,
+    about: str,
+    rest: dict[str, Any],
+) -> Path | None:
+    """Write best.py into a tuning's folder; None if its job comes from no file and is too large to be kept."""
+    job = repr(origin)
+    if not origin:
+        kept = folder / "job.pickle"
+        try:
+            packed = pack(make)
+        except Exception:
+            return None
+        if len(packed) > SMALL:
+            return None
+        kept.write_bytes(packed)
+        job = "Path(__file__).with_name('job.pickle')"
+    file = folder / "best.py"
+    given = {"epochs": epochs, **rest}
+    text = TEXT.format(
+        about=f" ({about})",
+        name=file.name,
+        configuration=configuration,
+        job=job,
+        rest=", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None),
+    )
+    file.write_text(text if not origin else text.replace("from pathlib import Path\n\n", ""))
+    return file

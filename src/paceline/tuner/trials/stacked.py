@@ -1,0 +1,208 @@
+"""Trials side by side in one pass, grouped by what they compute; those that fit in no group run by themselves.
+
+All members of a group are trained by one step, then each is evaluated and reported, and those that are stopped, or at
+the end of their leg, leave the group.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from paceline.data.opening import open_source
+from paceline.data.source import TensorSource
+from paceline.errors import TrialFailed
+from paceline.gradients.evaluate import evaluate
+from paceline.gradients.stacking import CannotStack, shape_of
+from paceline.jobs.job import Job
+from paceline.tuner.study import Assignment
+from paceline.tuner.training import JobObjective
+from paceline.tuner.trial import Trial
+from paceline.tuner.trials import Ended, Report, Terms, reason_of, run_leg
+
+MOST = 64  # trials that are under way at once
+
+
+class Stack(Protocol):
+    """Several jobs of one shape, trained together."""
+
+    agenda: Any
+    updates: int
+
+    def advance(self, updates: int) -> list[float]: ...
+
+    def keep(self, places: Sequence[int]) -> None: ...
+
+    def state(self, place: int) -> dict[str, Any]: ...
+
+    def restore(self, states: Sequence[dict[str, Any]]) -> None: ...
+
+    def module(self, place: int) -> torch.nn.Module: ...
+
+
+#: Makes a stack of jobs of one shape with these data; raises CannotStack for what has no vectorised form.
+MakeStack = Callable[[Sequence[Job], TensorSource], Stack]
+
+
+@dataclass
+class Member:
+    """A trial in a group."""
+
+    trial: Trial
+    assignment: Assignment
+    job: Job
+    seconds: float = 0.0
+
+
+@dataclass
+class Group:
+    """Members that are trained together, and how far they are."""
+
+    stack: Stack
+    members: list[Member]
+    step: int
+    began: float
+
+
+class Stacked:
+    """Runs the trials of jobs in stacks."""
+
+    workers = 1
+
+    def __init__(self, objective: JobObjective, report: Report, terms: Terms, make: MakeStack) -> None:
+        self.objective, self.report, self.terms, self.make = objective, report, terms, make
+        self.given: list[Assignment] = []
+        self.groups: list[Group] = []
+        #: Why trials ran by themselves, and how many did.
+        self.alone: dict[str, int] = {}
+
+    def free(self) -> Sequence[int]:
+        """Return a place for each leg that may join; those under way are finished first, so that groups are large."""
+        return range(0 if self.groups else MOST - len(self.given))
+
+    def start(self, assignment: Assignment, worker: int) -> None:
+        self.given.append(assignment)
+
+    def wait(self) -> Sequence[Ended]:
+        found: list[Ended] = []
+        if self.given:
+            found = self._form()
+        while not found:
+            found = self._step(self.groups[0])
+        return found
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    # --- groups ---
+
+    def _form(self) -> list[Ended]:
+        """Sort the new legs into groups; return how those ended that cannot be in one."""
+        given, self.given = self.given, []
+        sorted_by: dict[tuple[str, int], list[tuple[Member, TensorSource]]] = {}
+        ended: list[Ended] = []
+        for assignment in given:
+            trial = self._trial(assignment)
+            try:
+                job = self.objective.job(trial)
+                key, source = shape_of(job)
+            except CannotStack as reason:
+                ended.append(self._alone(assignment, str(reason)))
+                continue
+            except Exception as error:
+                ended.append(Ended(assignment.leg.trial, None, reason=reason_of(error)))
+                continue
+            member = Member(trial, assignment, job)
+            sorted_by.setdefault((key, assignment.leg.start), []).append((member, source))
+        for (_, start), found in sorted_by.items():
+            ended += self._open([member for member, _ in found], found[0][1], start)
+        return ended
+
+    def _open(self, members: list[Member], source: TensorSource, start: int) -> list[Ended]:
+        """Begin a group; without a vectorised form its members run by themselves."""
+        began = time.time()
+        try:
+            stack = self.make([member.job for member in members], source)
+            states = [member.trial.load() for member in members] if start else []
+            if all(states) and states:
+                stack.restore(states)
+            elif start:
+                stack.advance(self.objective.measure.updates(stack.agenda, start))
+        except CannotStack as reason:
+            return [self._alone(member.assignment, str(reason)) for member in members]
+        self.groups.append(Group(stack, members, start, began))
+        return []
+
+    def _alone(self, assignment: Assignment, reason: str) -> Ended:
+        self.alone[reason] = self.alone.get(reason, 0) + 1
+        number = assignment.leg.trial
+        return run_leg(self.objective, assignment, self.terms, lambda s, v: self.report(number, s, v), 0)
+
+    def _trial(self, assignment: Assignment) -> Trial:
+        leg, terms = assignment.leg, self.terms
+        number = leg.trial
+        return Trial(
+            number, assignment.configuration, leg.start, leg.stop, terms.seed, lambda s, v: self.report(number, s, v),
+            terms.states, leg.source,
+        )  # fmt: skip
+
+    # --- training ---
+
+    def _step(self, group: Group) -> list[Ended]:
+        """Train a group by one step and return the members whose leg ended."""
+        begin = time.perf_counter()
+        group.step += 1
+        losses = group.stack.advance(self.objective.measure.updates(group.stack.agenda, group.step))
+        ended: list[Ended] = []
+        staying: list[int] = []
+        for place, (member, loss) in enumerate(zip(group.members, losses, strict=True)):
+            found = self._after_step(group, place, member, loss)
+            if found is None:
+                staying.append(place)
+            else:
+                ended.append(found)
+        spent = (time.perf_counter() - begin) / len(group.members)
+        for member in group.members:
+            member.seconds += spent
+        ended = [self._timed(each, group) for each in ended]
+        if len(staying) < len(group.members):
+            group.members = [group.members[place] for place in staying]
+            if staying:
+                group.stack.keep(staying)
+            else:
+                self.groups.remove(group)
+        return ended
+
+    def _after_step(self, group: Group, place: int, member: Member, loss: float) -> Ended | None:
+        """Evaluate and report a member; return how its leg ended, if it did."""
+        trial, last = member.trial, group.step == member.trial.stop
+        try:
+            if self.objective.each or last:
+                trial.report(self._value(group.stack, place, member.job, loss), group.step)
+            elif not math.isfinite(loss):
+                raise TrialFailed(f"the loss is {loss} after step {group.step}")
+            if last and not trial.stopped and self.terms.states is not None:
+                trial.save(group.stack.state(place))
+        except TrialFailed as error:
+            return Ended(trial.number, None, reason=str(error))
+        except Exception as error:
+            return Ended(trial.number, None, reason=reason_of(error))
+        return Ended(trial.number, trial.value, trial.stopped) if last or trial.stopped else None
+
+    def _value(self, stack: Stack, place: int, job: Job, loss: float) -> float:
+        figures = {"train_loss": loss}
+        if self.objective.measure.metric != "train_loss" and job.test is not None:
+            figures |= evaluate(job, stack.module(place), open_source(job.test, job.seed, "test"))
+        return self.objective.measure.value(figures)
+
+    def _timed(self, ended: Ended, group: Group) -> Ended:
+        member = next(m for m in group.members if m.trial.number == ended.trial)
+        return Ended(
+            ended.trial, ended.value, ended.stopped, ended.reason, member.seconds, member.trial.suggested,
+            (0, group.began, time.time()),
+        )  # fmt: skip
