@@ -29,9 +29,7 @@ def run(
     study = Study(proposals, scheduler, Journal(None), True, total)
     terms = Terms(0, states)
     trials: Any = (
-        Here(objective, study.report, terms)
-        if how == "here"
-        else Processes(objective, study.report, terms, 2, timeout)
+        Here(objective, study.report, terms) if how == "here" else Processes(objective, study.report, terms, 2, timeout)
     )
     return study, drive(study, trials)
 

@@ -6,13 +6,13 @@ from dataclasses import asdict
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import data_options, options
 from paceline.cli.console import console
 from paceline.cli.folder_table import show_manifest
 from paceline.cli.output import print_json
 
 
-def data(folder: options.ShardsFolder, verify: options.Verify = False, json: options.Json = False) -> None:
+def data(folder: data_options.ShardsFolder, verify: data_options.Verify = False, json: options.Json = False) -> None:
     """Show what a folder of shards holds and where every row went.
 
     With --verify every file is read and compared with what was written; exit code 1 if one differs.

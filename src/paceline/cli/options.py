@@ -224,54 +224,6 @@ Picture = Annotated[
     typer.Option(metavar="FILE", callback=writable, help="Write the roofline of part layers to this SVG file."),
 ]
 
-# --- tune ---
-SpaceFile = Annotated[
-    Path | None, typer.Option("--space", metavar="FILE", help="What may vary: a .toml, .json or .py file.")
-]
-SearchOption = Annotated[
-    str,
-    typer.Option(
-        help="grid, random, sobol, asha, successive_halving, hyperband, median_stopping, pbt, or a sampler of Optuna "
-        "(tpe, gp, cmaes, nsgaii, qmc); with options, as in asha:max_t=9,reduction_factor=3."
-    ),
-]
-TrialsOption = Annotated[
-    str,
-    typer.Option(
-        "--trials", help="How trials are run: processes, stacked, distributed (each by --plan), here, or auto."
-    ),
-]
-TrialWorkers = Annotated[
-    int | None, typer.Option("--workers", "-w", min=1, help="Worker processes.", show_default="one for each core")
-]
-Budget = Annotated[
-    int | None, typer.Option(min=1, help="Number of trials.", show_default="all of a grid, otherwise 32")
-]
-Metric = Annotated[
-    str | None,
-    typer.Option(help="test_loss, test_accuracy, train_loss or a metric of the job's own.", show_default="test_loss"),
-]
-Mode = Annotated[str | None, typer.Option(metavar="min|max", help="Which is better.", show_default="by the metric")]
-MaxT = Annotated[
-    int | None, typer.Option(min=1, help="Steps of a trial that is trained to the end.", show_default="those of JOB")
-]
-StepsPerEpoch = Annotated[int, typer.Option(min=1, help="Steps in an epoch: how often a trial is evaluated.")]
-TrialPlan = Annotated[
-    str | None, typer.Option("--plan", "-p", help="With --trials distributed: the plan by which each is trained.")
-]
-TuningSeed = Annotated[int, typer.Option(min=0, help="Random seed of the search.")]
-TuningSeconds = Annotated[float | None, typer.Option(help="Begin no more trials after so many seconds.")]
-TrialTimeout = Annotated[
-    float | None,
-    typer.Option(
-        help="Seconds for which a trial may be silent before its process is ended.",
-        show_default="20 times the longest silence, at least 120",
-    ),
-]
-ResumedTuning = Annotated[
-    Path | None, typer.Option("--resume", metavar="FOLDER", help="Continue the tuning in this folder.")
-]
-
 # --- check ---
 CheckFormatOption = Annotated[CheckFormat, typer.Option("--format", help="Output format.")]
 Select = Annotated[str | None, typer.Option(help="Rules to run, by prefixes of their codes: PC1,PC501.")]
@@ -427,16 +379,3 @@ CheckedPlans = Annotated[
 ]
 Rounds = Annotated[int, typer.Option(min=2, help="How often each plan is measured.")]
 RoundSeconds = Annotated[float, typer.Option(min=0.05, help="Seconds of each round.")]
-
-# --- data ---
-RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A Python file with a module-level `recipe` (or file.py:name).")
-]
-FolderToMake = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to make.")]
-DataEngine = Annotated[str, typer.Option(help="What reads and sorts: duckdb, in this process; or spark.")]
-DataThreads = Annotated[int | None, typer.Option(min=1, help="Threads of the engine.", show_default="all cores")]
-DataMemory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Memory of the engine, such as 512MB; more lies in files.")
-]
-ShardsFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that `paceline prepare` made.")]
-Verify = Annotated[bool, typer.Option("--verify", help="Read every file and compare it with what was written.")]

@@ -6,18 +6,18 @@ from dataclasses import asdict
 
 from rich.status import Status
 
-from paceline.cli import options
+from paceline.cli import data_options, options
 from paceline.cli.console import console
 from paceline.cli.folder_table import show_manifest
 from paceline.cli.output import print_json
 
 
 def prepare(
-    recipe: options.RecipeArgument,
-    output: options.FolderToMake,
-    engine: options.DataEngine = "duckdb",
-    threads: options.DataThreads = None,
-    memory: options.DataMemory = None,
+    recipe: data_options.RecipeArgument,
+    output: data_options.FolderToMake,
+    engine: data_options.DataEngine = "duckdb",
+    threads: data_options.DataThreads = None,
+    memory: data_options.DataMemory = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.cli import options
+from paceline.cli import options, tune_options
 from paceline.cli.output import print_json
 
 
 def tune(
     job: options.JobOrNone = None,
-    space: options.SpaceFile = None,
-    search: options.SearchOption = "asha",
-    trials: options.TrialsOption = "auto",
-    workers: options.TrialWorkers = None,
-    budget: options.Budget = None,
-    metric: options.Metric = None,
-    mode: options.Mode = None,
-    max_t: options.MaxT = None,
-    steps_per_epoch: options.StepsPerEpoch = 1,
-    plan: options.TrialPlan = None,
-    seed: options.TuningSeed = 0,
-    seconds: options.TuningSeconds = None,
-    timeout: options.TrialTimeout = None,
-    resume: options.ResumedTuning = None,
+    space: tune_options.SpaceFile = None,
+    search: tune_options.SearchOption = "asha",
+    trials: tune_options.TrialsOption = "auto",
+    workers: tune_options.TrialWorkers = None,
+    budget: tune_options.Budget = None,
+    metric: tune_options.Metric = None,
+    mode: tune_options.Mode = None,
+    max_t: tune_options.MaxT = None,
+    steps_per_epoch: tune_options.StepsPerEpoch = 1,
+    plan: tune_options.TrialPlan = None,
+    seed: tune_options.TuningSeed = 0,
+    seconds: tune_options.TuningSeconds = None,
+    timeout: tune_options.TrialTimeout = None,
+    resume: tune_options.ResumedTuning = None,
     data_dir: options.DataDir = None,
     runs: options.Runs = Path("runs"),
     quiet: options.Quiet = False,
@@ -37,7 +37,7 @@ def tune(
     SPACE is a TOML, JSON or Python file with a table for each name: `lr = {low = 1e-3, high = 1.0, log = true}`.
 
     The folder holds the journal, a page and best.py, which `paceline train` takes. A tuning that was ended or killed
-    goes on with --resume FOLDER, each configuration evaluated exactly once.
+    continues with --resume FOLDER, each configuration evaluated exactly once.
     """
     from paceline.api.tune import tune_from_files
     from paceline.cli.tuning import TuningDisplay, show_tuning

@@ -60,7 +60,7 @@ class CoreStack:
         return total / max(1, updates - self.updates)
 
     def keep(self, places: Sequence[int]) -> None:
-        """Go on with these members alone."""
+        """Keep these members alone."""
         for name in ("jobs", "modules", "orders", "fused"):
             members = getattr(self, name)
             setattr(self, name, [members[place] for place in places])

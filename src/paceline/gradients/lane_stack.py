@@ -70,7 +70,7 @@ class LaneStack:
         return self.orders[place].span(epoch, first, last)
 
     def keep(self, places: Sequence[int]) -> None:
-        """Go on with these members alone."""
+        """Keep these members alone."""
         states = self.states() if len(places) < len(self.jobs) else []
         self.jobs = [self.jobs[place] for place in places]
         self.modules = [self.modules[place] for place in places]

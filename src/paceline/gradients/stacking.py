@@ -18,8 +18,8 @@ class CannotStack(Exception):
 
 #: Fields of a job that a stack does not know, and the value that asks for nothing.
 PLAIN: dict[str, Any] = {
-    "lr_scheduler": None, "gradient_clip_norm": None, "accumulate_grad_batches": 1, "batch_transform": None, "step": None,
-    "loss_denominator": None, "precision": "32-true",
+    "lr_scheduler": None, "gradient_clip_norm": None, "accumulate_grad_batches": 1, "batch_transform": None,
+    "step": None, "loss_denominator": None, "precision": "32-true",
 }  # fmt: skip
 
 

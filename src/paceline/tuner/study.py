@@ -5,7 +5,7 @@
     end     a leg is over
 
 A study that opens a journal with rows is told them again, and checks that it decides as it did. Legs that were under
-way when the tuning was killed are handed out first.
+way when the tuning was killed are assigned first.
 """
 
 from __future__ import annotations

@@ -1,0 +1,55 @@
+"""The options of `paceline tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SpaceFile = Annotated[
+    Path | None, typer.Option("--space", metavar="FILE", help="What may vary: a .toml, .json or .py file.")
+]
+SearchOption = Annotated[
+    str,
+    typer.Option(
+        help="grid, random, sobol, asha, successive_halving, hyperband, median_stopping, pbt, or a sampler of Optuna "
+        "(tpe, gp, cmaes, nsgaii, qmc); with options, as in asha:max_t=9,reduction_factor=3."
+    ),
+]
+TrialsOption = Annotated[
+    str,
+    typer.Option(
+        "--trials", help="How trials are run: processes, stacked, distributed (each by --plan), here, or auto."
+    ),
+]
+TrialWorkers = Annotated[
+    int | None, typer.Option("--workers", "-w", min=1, help="Worker processes.", show_default="one for each core")
+]
+Budget = Annotated[
+    int | None, typer.Option(min=1, help="Number of trials.", show_default="all of a grid, otherwise 32")
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(help="test_loss, test_accuracy, train_loss or a metric of the job's own.", show_default="test_loss"),
+]
+Mode = Annotated[str | None, typer.Option(metavar="min|max", help="Which is better.", show_default="by the metric")]
+MaxT = Annotated[
+    int | None, typer.Option(min=1, help="Steps of a trial that is trained to the end.", show_default="those of JOB")
+]
+StepsPerEpoch = Annotated[int, typer.Option(min=1, help="Steps in an epoch: how often a trial is evaluated.")]
+TrialPlan = Annotated[
+    str | None, typer.Option("--plan", "-p", help="With --trials distributed: the plan by which each is trained.")
+]
+TuningSeed = Annotated[int, typer.Option(min=0, help="Random seed of the search.")]
+TuningSeconds = Annotated[float | None, typer.Option(help="Begin no more trials after so many seconds.")]
+TrialTimeout = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds for which a trial may be silent before its process is ended.",
+        show_default="20 times the longest silence, at least 120",
+    ),
+]
+ResumedTuning = Annotated[
+    Path | None, typer.Option("--resume", metavar="FOLDER", help="Continue the tuning in this folder.")
+]
