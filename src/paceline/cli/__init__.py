@@ -30,23 +30,23 @@ app = typer.Typer(
 #: The commands in the order in which they are listed: a file each, with a function of its name.
 COMMANDS = (
     "train",
-    "tune",
     "compare",
+    "tune",
+    "calibrate",
+    "choose",
+    "validate",
+    "simulate",
+    "prepare",
+    "data",
     "replay",
+    "report",
     "plans",
     "draw",
     "prove",
-    "report",
     "check",
     "watch",
     "bench",
     "keys",
-    "calibrate",
-    "choose",
-    "simulate",
-    "prepare",
-    "data",
-    "validate",
 )
 INTERRUPTED = 130  # exit code
 #: Packages of the extra `train`, which all commands but `check` need.
