@@ -107,12 +107,12 @@ def test_a_model_that_fits_nowhere_is_said(tmp_path: Path) -> None:
 
 def test_hundreds_of_workers_are_simulated_with_and_without_numbers(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(CLUSTER.replace("count = 4", "count = 300"))
-    timed = simulate(_job(), "downpour", 300, tmp_path / "cluster.toml", updates=3000)
+    timed = simulate(_job(), "downpour", 300, tmp_path / "cluster.toml", max_updates=3000)
     assert timed.staleness[0] == pytest.approx(299, rel=0.2)
     assert timed.dollars is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        learned = simulate(_job(), "downpour", 4, tmp_path / "cluster.toml", updates=40, arithmetic=True)
+        learned = simulate(_job(), "downpour", 4, tmp_path / "cluster.toml", max_updates=40, arithmetic=True)
     assert learned.metrics is not None
     assert 0 <= learned.metrics["test_accuracy"] <= 1
     assert learned.updates == 40

@@ -23,7 +23,7 @@ from paceline.planner.choosing import GOALS, Choice
 from paceline.planner.choosing import choose as rank
 from paceline.planner.cluster import Cluster
 from paceline.planner.costs import Calibrated, Costs, Profile, Profiled, anchored, meeting, single
-from paceline.planner.methods import Facts, NotMeasured, predict
+from paceline.planner.methods import Facts, NotMeasured, known, predict
 from paceline.planner.model_cost import cost_of
 from paceline.planner.pipelines import CannotCut
 from paceline.planner.prediction import Prediction
@@ -51,7 +51,7 @@ class Planner:
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Predict a candidate; None where the planner has no model of it."""
         costs = self.costs.get(candidate.compute)
-        if costs is None:
+        if costs is None or not known(candidate.plan):
             return None
         try:
             return predict(candidate.plan, costs, self.facts, candidate.compute)

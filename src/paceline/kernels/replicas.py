@@ -140,12 +140,17 @@ class Replicas:
 
     def remembered(self, x: Tensor) -> list[Tensor]:
         """What the optimizer remembers of each model, as `remember` takes it."""
-        memory = self.fused.compiled(x).memory["state"].view(-1, self.weights.lanes)
+        memory = self._state(x)
         return [memory[:, lane].clone() for lane in range(len(self.weights.models))]
+
+    def _state(self, x: Tensor) -> Tensor:
+        """Return the optimizer's memory, a column per lane; without rows for an optimizer that remembers nothing."""
+        state: Tensor = self.fused.compiled(x).memory["state"]
+        return state[: state.numel() // self.weights.lanes * self.weights.lanes].view(-1, self.weights.lanes)
 
     def remember(self, x: Tensor, states: Sequence[Tensor], updates: int) -> None:
         """Go on from what other replicas of these models remembered after so many updates."""
-        memory = self.fused.compiled(x).memory["state"].view(-1, self.weights.lanes)
+        memory = self._state(x)
         for lane, state in enumerate(states):
             memory[:, lane] = state
         self.fused.updates = updates
