@@ -28,7 +28,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("jobs", {"jobs", "errors"}, set()),
     ("kernels", {"kernels", "errors", "jobs.modules"}, {"multiprocessing", "socket", "torch.distributed"}),
     ("shards", {"shards", "errors"}, {"torch", "multiprocessing"}),
-    ("preparation", {"preparation", "shards", "errors"}, {"torch", "multiprocessing"}),
+    ("preparation", {"preparation", "shards", "jobs.idx", "errors"}, {"torch", "multiprocessing"}),
     ("data", {"data", "shards", "core", "errors", "jobs", "plans"}, {"multiprocessing"}),
     (
         "parameters",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.cli import options
-from paceline.cli.console import console
+from paceline.cli.console import saying
 from paceline.cli.output import print_json
 
 
@@ -33,7 +33,7 @@ def choose(
     again = options.again("train", job, batch_size=batch_size, data_dir=data_dir)
     found = run_choice(
         chosen, cluster, goal, prices=prices, level=level, learning=learning, workers=workers, card=card, command=again,
-        say=lambda line: None if quiet else console.print(line, style="dim", markup=False),
+        say=saying(quiet),
     )  # fmt: skip
     if json:
         print_json(found.as_dict())

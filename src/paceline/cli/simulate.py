@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.cli import options
-from paceline.cli.console import console
+from paceline.cli.console import saying
 from paceline.cli.output import print_json
 
 
@@ -33,7 +33,7 @@ def simulate(
     found = run_simulation(
         options.open_job(job, data_dir, batch_size=batch_size), plan, workers, cluster, max_updates=max_updates,
         arithmetic=arithmetic, seed=seed or 0, card=card,
-        say=lambda line: None if quiet else console.print(line, style="dim", markup=False),
+        say=saying(quiet),
     )  # fmt: skip
     if json:
         print_json(found.as_dict())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.cli import options
 from paceline.cli.compare import split_plans
-from paceline.cli.console import console
+from paceline.cli.console import saying
 from paceline.cli.output import print_json
 
 
@@ -36,7 +36,7 @@ def validate(
     found = run_validation(
         chosen, split_plans(plans or ""), level=level, learning=learning, workers=workers, rounds=rounds,
         seconds=seconds, seed=seed or 0, card=card,
-        say=lambda line: None if quiet else console.print(line, style="dim", markup=False),
+        say=saying(quiet),
     )  # fmt: skip
     if json:
         print_json(found.as_dict())

@@ -11,7 +11,6 @@ The two mnist jobs read IDX files of MNIST's format from --data-dir, $PACELINE_D
 
 from __future__ import annotations
 
-import gzip
 import os
 import warnings
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.errors import JobError
+from paceline.jobs.idx import read_idx
 from paceline.jobs.job import Job
 from paceline.jobs.modules import Subsampling
 
@@ -99,12 +99,10 @@ def _read_idx(folder: Path, name: str) -> np.ndarray:
     file = _idx_file(folder, name)
     if file is None:
         raise JobError(f"{folder} holds no {name}[.gz]")
-    raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    dimensions = raw[3]
-    shape = [int.from_bytes(raw[4 + 4 * d : 8 + 4 * d], "big") for d in range(dimensions)]
-    if raw[:3] != b"\0\0\x08" or len(raw) != 4 + 4 * dimensions + int(np.prod(shape)):
+    found = read_idx(file)
+    if found is None:
         raise JobError(f"{file} is not an IDX file of bytes")
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    return found
 
 
 def patterns(samples: int, shape: tuple[int, ...], classes: int, noise: float) -> tuple[Pair, Pair]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline.errors import UsageError, suggest
 from paceline.planner.operations import FIGURES
+from paceline.runs.json_files import write_json
 
 SCHEMA = 1
 
@@ -91,9 +92,7 @@ class Card:
     def write(self, file: Path) -> None:
         """Write the card, replacing the file atomically."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(file.name + ".new")
-        draft.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
-        os.replace(draft, file)
+        write_json(file, dataclasses.asdict(self))
 
     @staticmethod
     def read(file: Path) -> Card:

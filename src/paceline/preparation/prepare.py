@@ -10,6 +10,7 @@ shards that are missing.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections import Counter
@@ -169,7 +170,7 @@ class _Preparation:
         written = tuple(self.finished.shards.get(split, ()))
         writer = ShardWriter(self.root / split, columns, self.recipe.shard_rows, written)
         rows = 0
-        for batch in _chained(first, batches):
+        for batch in itertools.chain([first] if first is not None else [], batches):
             encoded = encoder.rows(batch, columns)
             if split == next(iter(self.recipe.splits)):
                 self._measure(columns, encoded)
@@ -199,9 +200,3 @@ class _Preparation:
             values = rows[name]
             if not column.ragged and not column.vocabulary and isinstance(values, np.ndarray):
                 self.moments.setdefault(name, Moments()).add(values)
-
-
-def _chained(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    if first is not None:
-        yield first
-        yield from rest

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import DataError
-from paceline.preparation.sources import Source
+from paceline.preparation.sources import Source, described
 from paceline.shards.manifest import PAGE_ROWS
 
 
@@ -35,7 +35,7 @@ class Recipe:
     sources     where rows come from: `Csv`, `JsonLines`, `Parquet`, `Arrow`, `Lines`, `Images`, `Idx`; all with the
                 same fields
     columns     {name: expression} of what a training reads, in the order in which it gets them. An expression is SQL
-                over the fields that DuckDB and Spark both understand, a list of such expressions (a vector), or `Words`
+                over the fields, a list of such expressions (a vector), or `Words`
     rules       {name: predicate}: rows for which a predicate is not true are set aside under its name
     key         fields that identify a row: of several rows with one key one is kept. Without a key, equal rows are all
                 kept
@@ -77,7 +77,7 @@ class Recipe:
     def described(self) -> dict[str, Any]:
         """Return the recipe as data, for the manifest and for comparing two recipes."""
         return {
-            "sources": [source.described() for source in self.all_sources],
+            "sources": [described(source) for source in self.all_sources],
             "columns": {name: _shown(expression) for name, expression in self.columns.items()},
             "rules": dict(self.rules),
             "key": list(self.key),

@@ -7,13 +7,13 @@ come with types of their own.
 from __future__ import annotations
 
 import glob
-import gzip
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import DataError, suggest
+from paceline.jobs.idx import read_idx
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,8 +36,6 @@ class Source(Protocol):
 
     def paths(self) -> list[Path]:
         """Return the files in a fixed order, or raise `DataError` if there is none."""
-
-    def described(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -66,9 +64,6 @@ class Csv:
     def paths(self) -> list[Path]:
         return found(self.files)
 
-    def described(self) -> dict[str, Any]:
-        return _described(self)
-
 
 @dataclass(frozen=True)
 class JsonLines:
@@ -88,9 +83,6 @@ class JsonLines:
     def paths(self) -> list[Path]:
         return found(self.files)
 
-    def described(self) -> dict[str, Any]:
-        return _described(self)
-
 
 @dataclass(frozen=True)
 class Lines:
@@ -105,9 +97,6 @@ class Lines:
 
     def paths(self) -> list[Path]:
         return found(self.files)
-
-    def described(self) -> dict[str, Any]:
-        return _described(self)
 
 
 @dataclass(frozen=True)
@@ -124,9 +113,6 @@ class Parquet:
     def paths(self) -> list[Path]:
         return found(self.files)
 
-    def described(self) -> dict[str, Any]:
-        return _described(self)
-
 
 @dataclass(frozen=True)
 class Arrow:
@@ -141,9 +127,6 @@ class Arrow:
 
     def paths(self) -> list[Path]:
         return found(self.files)
-
-    def described(self) -> dict[str, Any]:
-        return _described(self)
 
     def batches(self, path: Path) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file."""
@@ -176,9 +159,6 @@ class Images:
             raise DataError(f"{root} holds no images in a folder per class, such as {root}/cat/1.png")
         return files
 
-    def described(self) -> dict[str, Any]:
-        return _described(self)
-
     def batches(self, path: Path) -> Iterator[pa.RecordBatch]:
         """Yield the one row of an image."""
         import pyarrow as pa
@@ -205,15 +185,12 @@ class Idx:
                 raise DataError(f"there is no file {path}")
         return [Path(self.images)]
 
-    def described(self) -> dict[str, Any]:
-        return _described(self)
-
     def batches(self, path: Path) -> Iterator[pa.RecordBatch]:
         """Yield the images with their labels, some thousands at a time."""
         import numpy as np
         import pyarrow as pa
 
-        images, labels = read_idx(path), read_idx(Path(self.labels))
+        images, labels = _read_idx(path), _read_idx(Path(self.labels))
         if len(images) != len(labels):
             raise DataError(f"{path} holds {len(images)} images, but {self.labels} {len(labels)} labels")
         flat = images.reshape(len(images), -1)
@@ -221,20 +198,6 @@ class Idx:
             rows = np.ascontiguousarray(flat[first : first + 8192])
             pixels = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
             yield pa.record_batch({"image": pixels, "label": pa.array(labels[first : first + 8192].astype(np.int64))})
-
-
-def read_idx(path: Path) -> Any:
-    """Return the bytes of an IDX file as an array, or raise `DataError`."""
-    import numpy as np
-
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-    shape = [int.from_bytes(raw[4 + 4 * at : 8 + 4 * at], "big") for at in range(raw[3] if len(raw) > 3 else 0)]
-    if raw[:3] != b"\0\0\x08" or len(raw) != 4 + 4 * len(shape) + int(np.prod(shape)):
-        raise DataError(f"{path} is not an IDX file of bytes")
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 
 def found(files: Files) -> list[Path]:
@@ -250,6 +213,17 @@ def found(files: Files) -> list[Path]:
     return paths
 
 
+def _read_idx(path: Path) -> Any:
+    """Return the bytes of an IDX file as an array, or raise `DataError`."""
+    try:
+        found = read_idx(path)
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if found is None:
+        raise DataError(f"{path} is not an IDX file of bytes")
+    return found
+
+
 def _check_schema(schema: Mapping[str, str]) -> None:
     if not schema:
         raise DataError("schema= is empty; give each field a type, such as {'id': 'int', 'name': 'text?'}")
@@ -258,7 +232,8 @@ def _check_schema(schema: Mapping[str, str]) -> None:
             raise DataError(f"the field {name!r} has the type {given!r}; {suggest(given.removesuffix('?'), TYPES)}")
 
 
-def _described(source: Any) -> dict[str, Any]:
+def described(source: Source) -> dict[str, Any]:
+    """Return a source as data."""
     return {name: value if isinstance(value, bool) else _plain(value) for name, value in vars(source).items()}
 
 

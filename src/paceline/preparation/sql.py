@@ -5,7 +5,7 @@
     checked   and _rule, the first rule that it breaks, or null
     made      and its columns, _place (two numbers made of its identity and the seed) and _split
 
-Everything in a place is text that both engines write alike, so both give a row the same place.
+Everything in a place is text that any engine writes alike, so each gives a row the same place.
 """
 
 from __future__ import annotations

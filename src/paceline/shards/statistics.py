@@ -1,4 +1,4 @@
-"""Figures of columns: merged from shard to shard, and compared between shards."""
+"""Figures of columns, merged from batch to batch."""
 
 from __future__ import annotations
 
@@ -35,17 +35,3 @@ class Moments:
             return None
         std = math.sqrt(self.squares / self.count)
         return Statistics(self.count, self.mean, std, self.least, self.greatest)
-
-
-def population_stability(before: NDArray[np.float64], now: NDArray[np.float64]) -> float:
-    """Return the population stability index of two histograms over the same bins; above 0.25 is a great change."""
-    expected = (before + 0.5) / (before + 0.5).sum()  # half a sample in every bin: none is empty
-    found = (now + 0.5) / (now + 0.5).sum()
-    return float(((found - expected) * np.log(found / expected)).sum())
-
-
-def kolmogorov_smirnov(before: NDArray[np.float64], now: NDArray[np.float64]) -> float:
-    """Return the largest distance between two distributions, taken at the edges of the bins of their histograms."""
-    if not before.sum() or not now.sum():
-        return 0.0
-    return float(np.abs(np.cumsum(before) / before.sum() - np.cumsum(now) / now.sum()).max())

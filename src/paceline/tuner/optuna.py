@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.tuning import FAILED, Coordinates
 from paceline.errors import TuningError
-from paceline.tuner.space import Choice, Configuration, Float, Int, Parameter, Space, exists
+from paceline.tuner.space import Configuration, Float, Int, Parameter, Space, exists
 
 if TYPE_CHECKING:
     import optuna
@@ -108,19 +108,3 @@ def distribution(parameter: Parameter) -> Any:
     if isinstance(parameter, Int):
         return made.IntDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
     return made.CategoricalDistribution(list(parameter.choices))
-
-
-def space_of(study: optuna.Study) -> Space:
-    """Return the space that the trials of a study were drawn from, as far as it is known from them."""
-    found: dict[str, Parameter] = {}
-    made = package().distributions
-    for trial in study.trials:
-        for name, given in trial.distributions.items():
-            kind: Any = given
-            if isinstance(kind, made.FloatDistribution):
-                found[name] = Float(kind.low, kind.high, kind.log, kind.step)
-            elif isinstance(kind, made.IntDistribution):
-                found[name] = Int(kind.low, kind.high, kind.log, kind.step)
-            else:
-                found[name] = Choice(list(kind.choices))
-    return Space(found)
