@@ -22,7 +22,8 @@ def _square(workers: int, data: int) -> Cannon:
     grid = workers // data
     if isqrt(grid) ** 2 != grid or workers % data:
         fits = ", ".join(str(data * side * side) for side in (2, 3, 4))
-        raise PlanError(f"plan 'cannon': {workers} workers are not {data} square grids; give workers={fits} or so")
+        grids = "a square grid" if data == 1 else f"{data} square grids of one size"
+        raise PlanError(f"plan 'cannon': {workers} workers do not form {grids}; give workers={fits} or so")
     return Cannon()
 
 

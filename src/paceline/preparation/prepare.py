@@ -123,11 +123,11 @@ class _Preparation:
         read, rejected = sum(each.read for each in sources), sum(broken.values())
         account = Account(read, sum(kept.values()), broken, read - rejected - sum(kept.values()))
         if not account.kept:
-            worst = max(broken, key=lambda rule: broken[rule], default="")
-            raise DataError(
-                f"no row is left of {read}: " + (f"most broke the rule {worst!r}" if worst else "the files are empty")
-                + f"; {self.root / 'unfinished' / 'rejected.parquet'} holds them"
-            )  # fmt: skip
+            if not broken:
+                raise DataError(f"no row is left of {read}: the files are empty")
+            worst = max(broken, key=lambda rule: broken[rule])
+            rows = self.root / "unfinished" / "rejected.parquet"
+            raise DataError(f"no row is left of {read}: most broke the rule {worst!r}; {rows} holds them")
         words = {name: self.engine.words(name) for name, made in self.recipe.columns.items() if isinstance(made, Words)}
         # 3. Deal: write the rows in the order of their places.
         encoder, splits = Encoder(self.recipe.columns, words), dict[str, Split]()

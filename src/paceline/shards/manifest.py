@@ -143,7 +143,7 @@ def _no_manifest(folder: Path) -> str:
     if not folder.exists():
         return f"there is no folder {folder}"
     if (folder / "unfinished").is_dir():
-        return f"{folder} was not finished; run `paceline prepare` again, which goes on where it stopped"
+        return f"{folder} was not finished; run `paceline prepare` again, which continues where it stopped"
     return f"{folder} holds no manifest.json, so it is no folder of shards; `paceline prepare` makes one"
 
 
