@@ -1,4 +1,4 @@
-"""Prices of machines, with their dates and sources; and the published table of six cluster shapes of 2017.
+"""Prices of machines, with their dates and sources.
 
 Prices change: each has a date, and a run keeps the one that was used. `--prices FILE` reads a table of your own, in the
 columns of the common open catalogue: InstanceType, vCPUs, MemoryGiB, AcceleratorName, Price, Region.
@@ -29,8 +29,8 @@ class Price:
 
 
 DATE = "2024-01"
-SOURCE = f"on-demand list price, {DATE}"
-#: A few machines that are often rented. List prices, without discounts and traffic.
+SOURCE = f"on-demand price of about {DATE}, not checked against a catalogue"
+#: A few machines that are often rented, without discounts and traffic. The figures are examples.
 TABLE: Mapping[str, Price] = {
     row[0]: Price(row[0], row[1], row[2], row[3], row[4], SOURCE)
     for row in (
