@@ -101,6 +101,7 @@ def open_snapshot(folder: Path, actions: Actions) -> Outcome:
 def watch_command(command: Sequence[str], actions: Actions) -> Outcome:
     """Start a command and watch it until it ends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it puts in the background without it
     with tempfile.TemporaryDirectory(prefix="paceline-watch-") as folder, _started(command, Path(folder)) as process:
         watch = Watch(process.pid, Path(folder))
         try:
