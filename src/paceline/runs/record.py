@@ -53,7 +53,7 @@ class LayerRecord:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """The settings of the job. None where they are not known, as in a user-defined run loop (`parallel`)."""
+    """The settings of the job. None where they are not known, as in a user-defined loop (`parallel`)."""
 
     RENAMED: ClassVar[dict[str, str]] = JOB_FIELDS
 

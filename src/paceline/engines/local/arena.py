@@ -244,7 +244,7 @@ class Arena:
         return arena
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The shape holds the gate, which may be a user-defined class script: it travels by value.
+        # The shape holds the gate, which may be a class of a script: it travels by value.
         return _arena, (cloudpickle.dumps(self.shape), self.memory, self.locks)
 
 
