@@ -111,9 +111,13 @@ class Containers:
             scope = next((s for s in fn.scopes() if container.id in s.bound), None)
             if scope is not None:
                 found.setdefault((id(scope), container.id), []).append((value, fn))
-        elif isinstance(container, ast.Attribute) and fn.cls is not None:
-            if isinstance(container.value, ast.Name) and container.value.id == fn.self_name:
-                found.setdefault((id(fn.cls), container.attr), []).append((value, fn))
+        elif (
+            isinstance(container, ast.Attribute)
+            and fn.cls is not None
+            and isinstance(container.value, ast.Name)
+            and container.value.id == fn.self_name
+        ):
+            found.setdefault((id(fn.cls), container.attr), []).append((value, fn))
 
 
 def elements(value: ast.expr) -> list[ast.expr]:

@@ -83,10 +83,10 @@ def _element(node: ast.Subscript, fn: Function) -> Place | None:
 
 
 def _goes_round(index: ast.expr) -> bool:
-    if isinstance(index, ast.BinOp) and isinstance(index.op, ast.Mod):
-        return True
-    minus = isinstance(index, ast.BinOp) and isinstance(index.op, ast.Sub)
-    return minus and isinstance(index.right, ast.Constant) and index.right.value == 1  # type: ignore[union-attr]
+    if not isinstance(index, ast.BinOp):
+        return False
+    one_less = isinstance(index.op, ast.Sub) and isinstance(index.right, ast.Constant) and index.right.value == 1
+    return one_less or isinstance(index.op, ast.Mod)
 
 
 def _given(one: Place, fn: Function) -> bool:
