@@ -11,7 +11,6 @@ from paceline.cli import data_options, options
 from paceline.cli.console import console
 from paceline.cli.folder_table import show_manifest
 from paceline.cli.output import print_json
-from paceline.cli.stream_table import described, show_stream
 
 
 def data(folder: data_options.ShardsFolder, verify: data_options.Verify = False, json: options.Json = False) -> None:
@@ -19,6 +18,7 @@ def data(folder: data_options.ShardsFolder, verify: data_options.Verify = False,
 
     With --verify every file is read and compared with what was written; exit code 1 if one differs.
     """
+    from paceline.cli.stream_table import described, show_stream
     from paceline.shards.manifest import read_manifest
     from paceline.shards.sealed import SealedList, is_stream
     from paceline.shards.verify import damaged, damaged_stream

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from paceline.cli import data_options, options
 from paceline.cli.console import console
 from paceline.cli.output import print_json
-from paceline.cli.stream_table import event_line
 
 
 def ingest(
@@ -26,6 +25,7 @@ def ingest(
     own files are not read. Rows that break a rule are set aside. A command that was ended goes on after the last shard
     that it sealed when it is given again.
     """
+    from paceline.cli.stream_table import event_line
     from paceline.preparation.ingest import ingest as run
     from paceline.preparation.inputs import STANDARD_INPUT, input_of
     from paceline.preparation.loading import load_recipe
@@ -36,7 +36,8 @@ def ingest(
             style = "yellow" if isinstance(event, Note) else None
             console.print(event_line(event), style=style, highlight=False, markup=False, soft_wrap=True)
 
-    given = {name: input_of(name) for name in inputs or [STANDARD_INPUT]}
+    names = inputs or [STANDARD_INPUT]
+    given = {"standard input" if name == STANDARD_INPUT else name: input_of(name) for name in names}
     account = run(load_recipe(recipe), output, given, rows, ahead, patience, show)
     if json:
         print_json({"folder": str(output), **asdict(account)})

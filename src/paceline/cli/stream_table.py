@@ -43,7 +43,7 @@ def show_stream(folder: Path, sealed: SealedList) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("column")
     table.add_column("row")
-    for head in ("stability of newest", "of worst", "KS of newest", "of worst", "shards moved"):
+    for head in ("stability", "worst", "KS", "worst", "moved"):
         table.add_column(head, justify="right")
     for name, column in sealed.columns.items():
         drifts = [shard.drift[name] for shard in sealed.shards if name in shard.drift]
