@@ -39,51 +39,76 @@ SEEN = {
     "urllib3/urllib3",
 }
 
-#: A message speaks of such a fault. The second of each pair has to match as well.
-SUBJECT = re.compile(
-    r"""\b(dead-?\s?locks?(ed|ing)?|race[- ]conditions?|data[- ]races?|(fix|avoid|prevent|possible|potential)\w*\s(\w+\s)?race
-    |racy|races|thread[- ]?safe(ty)?|thread[- ]unsafe|hangs?|hung|hanging|stuck|live-?locks?|lock[- ]order(ing)?
-    |lost[- ]wake-?ups?|missed\swake-?ups?|changed\ssize\sduring\siteration|concurrent\s(access|modification|writes?)
-    |toctou|double[- ]acquire|lock\s(leak|inversion)|re-?entran(t|cy)|collective\smismatch|nccl\stimeout)\b""",
-    re.IGNORECASE | re.VERBOSE,
-)
-BODY = re.compile(
-    r"\b(dead-?lock(s|ed|ing)?|race conditions?|data race|not thread[- ]?safe|thread[- ]safety)\b", re.IGNORECASE
-)
-MENDS = re.compile(
-    r"\b(fix(e[sd]|ing)?|avoid(s|ed|ing)?|prevent(s|ed|ing)?|resolv(e|es|ed|ing)|remov(e|es|ed) (a |the )?(race|deadlock|possible|potential)"
-    r"|mak(e|es|ing)|made|protect(s|ed)?|guard(s|ed)?|don'?t|do not|never|ensure(s|d)?|handle(s|d)?|correct(s|ed)?|bug|missing"
-    r"|possible|potential|workaround|stop(s)?|add(s|ed)? (a )?(\w+ )?lock|use (a )?(\w+ )?lock|eliminate[sd]?|close[sd]?|address(es|ed)?)\b",
-    re.IGNORECASE,
-)
-NOT_A_FIX = re.compile(
-    r"^(revert|merge|bump|release|document|docs?[:(]|(fix|mend)\w* .*\btest_|test[s(:]|\[?ci\b|changelog|news)|\btests?\b.*\b(hang|race|deadlock|flak|stuck)"
-    r"|\b(flaky|unit ?tests?|typo|in tests?|test suite|test case|docstring|race track|crash ?hang)\b",
-    re.IGNORECASE,
-)
-#: The changed or surrounding lines (the hunk with ten lines around it) speak of concurrency.
-CONCERNED = re.compile(
-    r"lock|mutex|semaphore|thread|queue|\bevent\b|condition|\.join\(|\.wait\(|await|async|multiprocessing|subprocess"
-    r"|barrier|all_?reduce|all_?gather|broadcast|\brank\b|process_group|executor|\.fork\(|signal\.|os\.makedirs|atomic",
-    re.IGNORECASE,
-)
-CONCURRENT = re.compile(
-    r"threading|asyncio|multiprocessing|concurrent\.futures|\bqueue\b|subprocess|os\.fork|signal\.|torch\.distributed|\bdist\."
-    r"|mpi4py|horovod|\basync def\b|gevent|eventlet|trio|anyio|lock|barrier|weakref|socketserver|is_main_process|get_rank",
-    re.IGNORECASE,
-)
-TESTS = re.compile(r"(^|/)(tests?|testing|examples?|docs?|benchmarks?|bench|samples?|vendor|third_party|_vendor|contrib/vendor)(/|$)"
-                   r"|(^|/)(test_[^/]*|[^/]*_tests?|conftest|setup)\.py$")  # fmt: skip
-#: What the message says the fault is: the first row that matches.
-KINDS = (
-    ("collective", r"all_?reduce|all_?gather|\bbarrier|broadcast|collective|nccl|\branks?\b|process group|distributed (train|sampl|check)|\bddp\b|\bfsdp\b|multi-?gpu|\bmpi\b"),
-    ("fork-signal", r"\bfork|\bsignal|sigterm|sigint|sigchld|__del__|garbage|\bgc\b|finali[sz]er|atexit|weakref"),
-    ("async", r"asyncio|\bawait|coroutine|event loop|async"),
-    ("deadlock", r"dead-?\s?lock|lock[- ]order|lock inversion|double[- ]acquire|re-?entran"),
-    ("race", r"\brac(e|es|y)\b|toctou|concurrent|changed size"),
-    ("thread-safety", r"thread[- ]?(safe|unsafe)"),
-    ("hang", r"hang|hung|stuck|live-?lock|wake-?up"),
+
+def words(*patterns: str, whole: bool = True) -> re.Pattern[str]:
+    """One pattern for any of these, in any case of letters; as whole words unless said otherwise."""
+    text = "|".join(patterns)
+    return re.compile(rf"\b({text})\b" if whole else text, re.IGNORECASE)
+
+
+#: The subject of a message names such a fault, or its body does in the surer words.
+SUBJECT = words(
+    r"dead-?\s?locks?(ed|ing)?", r"race[- ]conditions?", r"data[- ]races?", r"racy", r"races",
+    r"(fix|avoid|prevent|possible|potential)\w*\s(\w+\s)?race", r"thread[- ]?safe(ty)?", r"thread[- ]unsafe",
+    r"hangs?|hung|hanging", r"stuck", r"live-?locks?", r"lock[- ]order(ing)?", r"(lost|missed)[- ]wake-?ups?",
+    r"changed\ssize\sduring\siteration", r"concurrent\s(access|modification|writes?)", r"toctou",
+    r"double[- ]acquire", r"lock\s(leak|inversion)", r"re-?entran(t|cy)", r"collective\smismatch", r"nccl\stimeout",
 )  # fmt: skip
+BODY = words(r"dead-?lock(s|ed|ing)?", r"race conditions?", r"data race", r"not thread[- ]?safe", r"thread[- ]safety")
+#: The subject says that the commit repairs something.
+REPAIRS = words(
+    r"fix(e[sd]|ing)?", r"avoid(s|ed|ing)?", r"prevent(s|ed|ing)?", r"resolv(e|es|ed|ing)", r"mak(e|es|ing)", r"made",
+    r"remov(e|es|ed) (a |the )?(race|deadlock|possible|potential)", r"protect(s|ed)?", r"guard(s|ed)?", r"don'?t",
+    r"do not", r"never", r"ensure(s|d)?", r"handle(s|d)?", r"correct(s|ed)?", r"bug", r"missing", r"possible",
+    r"potential", r"workaround", r"stop(s)?", r"add(s|ed)? (a )?(\w+ )?lock", r"use (a )?(\w+ )?lock",
+    r"eliminate[sd]?", r"close[sd]?", r"address(es|ed)?",
+)  # fmt: skip
+NOT_A_FIX = words(
+    r"^(revert|merge|bump|release|document|docs?[:(]|fix\w* .*\btest_|test[s(:]|\[?ci\b|changelog|news)",
+    r"\btests?\b.*\b(hang|race|deadlock|flak|stuck)",
+    r"\b(flaky|unit ?tests?|typo|in tests?|test suite|test case|docstring|race track|crash ?hang)\b",
+    whole=False,
+)
+#: The hunks with ten lines around them speak of concurrency.
+CONCERNED = words(
+    "lock", "mutex", "semaphore", "thread", "queue", r"\bevent\b", "condition", r"\.join\(", r"\.wait\(", "await",
+    "async", "multiprocessing", "subprocess", "barrier", "all_?reduce", "all_?gather", "broadcast", r"\brank\b",
+    "process_group", "executor", r"\.fork\(", r"signal\.", r"os\.makedirs", "atomic", whole=False,
+)  # fmt: skip
+#: An old file does.
+CONCURRENT = words(
+    "threading", "asyncio", "multiprocessing", r"concurrent\.futures", r"\bqueue\b", "subprocess", r"os\.fork",
+    r"signal\.", r"torch\.distributed", r"\bdist\.", "mpi4py", "horovod", r"\basync def\b", "gevent", "eventlet",
+    "trio", "anyio", "lock", "barrier", "weakref", "socketserver", "is_main_process", "get_rank", whole=False,
+)  # fmt: skip
+TESTS = words(
+    r"(^|/)(tests?|testing|examples?|docs?|benchmarks?|bench|samples?|vendor|third_party|_vendor)(/|$)",
+    r"(^|/)(test_[^/]*|[^/]*_tests?|conftest|setup)\.py$",
+    whole=False,
+)
+#: What the message says the fault is: the first row that matches.
+KINDS = {
+    "collective": words(
+        "all_?reduce", "all_?gather", r"\bbarrier", "broadcast", "collective", "nccl", r"\branks?\b", "process group",
+        r"distributed (train|sampl|check)", r"\bddp\b", r"\bfsdp\b", "multi-?gpu", r"\bmpi\b", whole=False,
+    ),
+    "fork-signal": words(
+        r"\bfork", r"\bsignal", "sigterm", "sigint", "sigchld", "__del__", "garbage", r"\bgc\b", "finali[sz]er",
+        "atexit", "weakref", whole=False,
+    ),
+    "async": words("asyncio", r"\bawait", "coroutine", "event loop", "async", whole=False),
+    "deadlock": words(
+        r"dead-?\s?lock", "lock[- ]order", "lock inversion", "double[- ]acquire", "re-?entran", whole=False
+    ),
+    "race": words(r"\brac(e|es|y)\b", "toctou", "concurrent", "changed size", whole=False),
+    "thread-safety": words("thread[- ]?(safe|unsafe)", whole=False),
+    "hang": words("hang", "hung", "stuck", "live-?lock", "wake-?up", whole=False),
+}  # fmt: skip
+#: What `git log` looks for: wider than SUBJECT and BODY.
+GREP = (
+    "deadlock|dead.lock|race|racy|thread.?safe|thread.unsafe|hang|hung|stuck|livelock|lock.order|wake.?up|changed size"
+    "|concurren|toctou|reentran|nccl timeout|collective mismatch"
+)
 
 
 @dataclass(frozen=True)
@@ -112,14 +137,16 @@ def git(directory: Path, *arguments: str) -> str:
 
 def kind_of(message: str) -> str:
     """Return the kind that the message names first in the table."""
-    return next((kind for kind, words in KINDS if re.search(words, message, re.IGNORECASE)), "other")
+    return next((kind for kind, named in KINDS.items() if named.search(message)), "other")
 
 
 def speaks_of_a_fix(subject: str, body: str) -> bool:
-    """Tell whether a message says that the commit mends a deadlock, a hang or a race."""
+    """Tell whether a message says that the commit repairs a deadlock, a hang or a race."""
     if NOT_A_FIX.search(subject):
         return False
-    return bool((SUBJECT.search(subject) and MENDS.search(subject)) or (BODY.search(body) and MENDS.search(subject)))
+    return bool(
+        (SUBJECT.search(subject) and REPAIRS.search(subject)) or (BODY.search(body) and REPAIRS.search(subject))
+    )
 
 
 def old_places(diff: str) -> dict[str, list[tuple[int, int]]] | None:
@@ -154,8 +181,7 @@ def concerns(directory: Path, fixed: str, paths: list[str]) -> bool:
 
 def mined(project: str, directory: Path) -> Iterator[Pair]:
     """Yield the fixes of one project, newest first, each subject once (a backport has the subject of its original)."""
-    words = "deadlock|dead.lock|race|racy|thread.?safe|thread.unsafe|hang|hung|stuck|livelock|lock.order|wake.?up|changed size|concurren|toctou|reentran|nccl timeout|collective mismatch"
-    log = git(directory, "log", "--all", "--no-merges", "-i", "-E", f"--grep={words}", "--format=%H%x1f%s%x1f%b%x1e")
+    log = git(directory, "log", "--all", "--no-merges", "-i", "-E", f"--grep={GREP}", "--format=%H%x1f%s%x1f%b%x1e")
     subjects: set[str] = set()
     alike: set[tuple[str, str]] = set()
     for record in log.split("\x1e"):
