@@ -60,17 +60,20 @@ class RaggedColumn:
 
 
 class Shards:
-    """Samples of a folder that `paceline prepare` made: a job's `data=`, or a Dataset in a loop of one's own.
-
-    folder     the folder
-    split      which part of the rows
-    columns    which columns a batch holds, in this order; default: all, in the order of the recipe
-    normalize  columns from which the mean is taken and which are divided by the standard deviation of the first split
-    window     shards that an epoch shuffles at a time; 0: all. For folders that are larger than memory: samples are
-               then read from so many files at a time, in an order that depends on `seed` and the epoch alone
+    """Samples of a folder that `paceline prepare` made, as a job's `data` or as a Dataset in your own loop.
 
     A ragged column gives two tensors, the rows padded with zeros and their lengths. Words are numbers; `words(column)`
     lists them.
+
+    Args:
+        folder: The folder.
+        split: The part of the rows, by its name in the recipe.
+        columns: The columns of a batch, in this order. Default: all, in the order of the recipe.
+        normalize: Columns from which the mean is subtracted and which are divided by the standard deviation, both of
+            the first split.
+        window: The number of shards that an epoch shuffles at a time; 0: all. With a window, samples are read from so
+            many files at a time, for folders that are larger than memory.
+        seed: Seeds the order of a windowed epoch.
     """
 
     traits = SourceTraits()
