@@ -1,7 +1,7 @@
 """What is in a container: the values that a list, dictionary or queue of a file is filled with.
 
 `forks = [Lock() for _ in range(5)]`, `self.forks.append(Lock())`, `locks[name] = Lock()` and `defaultdict(Lock)` all
-make a container of locks. Its elements share one identity (`forks[]`); two of them are told apart by their index.
+make a container of locks. Its elements share one identity (`forks[]`); two of them are distinguished by their index.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Module(Declarations):
         if not text or depth > ALIASES:
             return None
         if text.endswith("]") or "[]" in text:
-            text = ast.unparse(node)  # elements are told apart by their index
+            text = ast.unparse(node)  # elements are distinguished by their index
         if text in fn.memo:
             return fn.memo[text]
         fn.memo[text] = None
