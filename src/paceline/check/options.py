@@ -35,6 +35,7 @@ class Options:
     min_confidence: float = 0.5
     baseline: str = ""
     feedback: str = ""
+    libraries: tuple[str, ...] = ()  # files with what calls of other libraries wait for
     cache: bool = True
 
     def includes(self, code: str) -> bool:
