@@ -283,7 +283,7 @@ _FLAT = frozenset(message for message in KINDS if set(get_type_hints(message).va
 def pack(message: Message) -> tuple[int, Sequence[int]]:
     """Return the kind and the integers of a message: tuples are preceded by their length."""
     if type(message) in _FLAT:
-        return _NUMBERS[type(message)], message
+        return _NUMBERS[type(message)], tuple(message)  # type: ignore[arg-type]
     integers: list[int] = []
     for value in message:
         _write(value, integers)
