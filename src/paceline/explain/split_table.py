@@ -75,7 +75,7 @@ def _movement(program: Program, step: Step) -> str:
 
 
 def _joint(program: Program) -> str:
-    """Return the line for the gradients that are added up together, at the end of an update's backward."""
+    """Return the line for the gradients that are summed together, at the end of an update's backward."""
     movement, shape = program.steps[-1].movement, program.shapes[JOINT]
     names = [value.removeprefix(PARAMETER) for value in reversed(program.joins)]
     many = f"{len(names)} parameters, {names[0]} to {names[-1]}"

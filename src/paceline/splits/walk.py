@@ -328,7 +328,7 @@ class _Walk:
         return torch.zeros_like(self.has[value, target]) if gradient is None else gradient
 
     def _move_joint(self, step: Step) -> Walk:
-        """Add the gradients of several parameters up in one movement."""
+        """Sum the gradients of several parameters in one movement."""
         parts = [self._gradient(value, step.target).flatten() for value in step.joins]
         shape = self.program.shapes[JOINT]
         back = yield Request(step, shape, torch.cat(parts), shape)

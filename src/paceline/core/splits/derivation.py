@@ -112,7 +112,7 @@ class Program:
 
     @property
     def joins(self) -> tuple[str, ...]:
-        """The parameters whose gradients are added up together, at the end: a message costs more than some numbers."""
+        """The parameters whose gradients are summed together, at the end: a message costs more than some numbers."""
         moves = [step for step in self.forward if step.value.startswith(PARAMETER) and step.value in self.needs]
         summed = [step.value for step in moves if (step.source, step.target) == (WHOLE, COPIED)]
         others = {step.value for step in moves if step.value not in summed}

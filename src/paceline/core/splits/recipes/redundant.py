@@ -7,7 +7,7 @@
 
 After Muller and Gunzinger, "Neural net simulation on parallel computers", 1994, in which a processor computes up to
 twice its own neurons. Convolutions, pooling and activations are computed by strips (`core.splits.strips`); weights of
-convolutions are then with every worker, and their gradients are added up once in an update. For links on which a
+convolutions are then with every worker, and their gradients are summed once in an update. For links on which a
 message costs more than what it spares.
 """
 
