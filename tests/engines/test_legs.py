@@ -29,6 +29,10 @@ def model() -> nn.Module:
     )  # fmt: skip
 
 
+def plain_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(10, 13), nn.Tanh(), nn.Dropout(0.2), nn.Linear(13, 4, bias=False))
+
+
 def job(**changes: object) -> pl.Job:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(SAMPLES, 10, generator=generator), torch.randint(4, (SAMPLES,), generator=generator)
@@ -61,6 +65,9 @@ def bits(run: Run) -> object:
         ("local_sgd:workers=3,every=7", {"optimizer": ADAM}),
         ("diloco:workers=2,every=9", {"lr_scheduler": COSINE}),
         ("sequential", {"batch_size": 2, "updates": 300}),
+        ("ring:workers=2", {"model": plain_model, "optimizer": ADAM, "lr_scheduler": COSINE}),
+        ("tree:workers=3", {"model": plain_model, "batch_size": 7}),
+        ("ring:workers=2", {}),  # batch-norm's statistics travel, too: one by one
         pytest.param(
             "sequential:threads=2", {"optimizer": partial(torch.optim.RMSprop, momentum=0.5)}, marks=pytest.mark.soak
         ),
