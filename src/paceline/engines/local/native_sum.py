@@ -79,7 +79,7 @@ class NativeSum:
 
     def end(self) -> int:
         """Go on from where generated code is; return how many collectives it has made."""
-        self.link.counts = self._peers[["offers", "taken"]].tolist()
+        self.link.counts = list(zip(self._peers["offers"].tolist(), self._peers["taken"].tolist(), strict=True))
         return int(self.exchange.number) - self._first
 
     def check(self) -> None:
