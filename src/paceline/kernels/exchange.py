@@ -3,8 +3,8 @@
     gradient in padded memory ──weighted──▶ this worker's vector ◀──the table's steps──▶ vectors of its peers
                               ◀──the sum───
 
-Everything here is addresses and numbers; `printers/exchange.hpp` has the same fields. The caller that makes an `Exchange`
-keeps what the addresses point to.
+Everything here is addresses and numbers; `printers/exchange.hpp` has the same fields. What the addresses point to is
+kept by the caller.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     SharedMemoryLink       ◀───────▶  counters, doorbells, vectors: the same memory
     Waiter                 ────────▶  how long to spin, when it is too late
 
-A worker in generated code and one in Python keep step: each update has its own collective, and both walk the same table.
+A worker in generated code and one in Python keep step: each update has its own collective, by the same table.
 """
 
 from __future__ import annotations
