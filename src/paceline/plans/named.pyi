@@ -192,7 +192,7 @@ def Layers(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 1,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
     on: str = "",
@@ -205,7 +205,7 @@ def Gpipe(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 4,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
 ) -> Plan:
@@ -217,7 +217,7 @@ def OneFOneB(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 4,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
 ) -> Plan:
@@ -229,7 +229,7 @@ def ZeroBubble(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 4,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
 ) -> Plan:
@@ -241,7 +241,7 @@ def Interleaved(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 4,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
     each: int = 2,
@@ -254,7 +254,7 @@ def Pipedream(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 1,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "operations",
     recompute: str = "none",
     memory: int = 0,
     mode: Literal["stash", "two_buffers"] = "stash",
@@ -266,7 +266,7 @@ def Spectrain(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "operations",
     memory: int = 0,
 ) -> Plan:
     """Plan `spectrain`: an asynchronous pipeline: never flushed, with predicted weights."""
@@ -276,7 +276,7 @@ def Table(  # noqa: N802
     threads: int = 1,
     file: str = "",
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
 ) -> Plan:
