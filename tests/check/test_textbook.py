@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.check import libraries
 from paceline.check.engine import check_text
+from paceline.errors import UsageError
 
 FOLDER = Path(__file__).parent / "textbook"
 _SHAPE = re.compile(r"^## (.+?)\n\n```python\n(.*?)^```\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -40,3 +42,14 @@ def test_the_broken_program_is_found_and_the_repaired_one_is_silent(
     found = [f.rule for f in check_text("program.py", broken) if f.confidence >= 0.5]
     false = [f.rule for f in check_text("program.py", repaired) if f.confidence >= 0.5]
     assert (any(rule.startswith(expected) for rule in found) and not false) == (name not in MISSED), (found, false)
+
+
+def test_a_project_adds_what_its_own_libraries_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import ourlib\n\n\nasync def main():\n    ourlib.fetch()\n"
+    (tmp_path / "waits.json").write_text('{"ourlib.fetch": "waits for a reply"}')
+    assert not check_text("program.py", program)
+    monkeypatch.setattr(libraries, "_added", {})
+    libraries.add((str(tmp_path / "waits.json"),))
+    assert [f.rule for f in check_text("program.py", program)] == ["PC301"]
+    with pytest.raises(UsageError, match="cannot be read"):
+        libraries.add((str(tmp_path / "none.json"),))
