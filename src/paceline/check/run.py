@@ -88,7 +88,7 @@ def _findings(files: Iterable[Path], options: Options, report: Report) -> list[F
         for finding in cached:
             finding.path = path
         found += cached
-    for source, checked in zip(unknown, check_sources(unknown, options.jobs), strict=True):
+    for source, checked in zip(unknown, check_sources(unknown, 1 if options.libraries else options.jobs), strict=True):
         if checked.failure:
             report.failed.append(Skipped(source.path, checked.failure))
         elif cache is not None:
