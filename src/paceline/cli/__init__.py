@@ -39,6 +39,7 @@ COMMANDS = (
     "prepare",
     "data",
     "replay",
+    "compress",
     "report",
     "plans",
     "draw",

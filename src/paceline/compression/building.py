@@ -21,6 +21,7 @@ from paceline.compression.emission.writer import text
 from paceline.errors import MachineError, RunFailed
 
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror")
+LIBRARY = ("-DNET_LIBRARY", "-fPIC", "-fno-asynchronous-unwind-tables")
 PATIENCE = 120.0  # seconds for one file
 CALLS, WARM = 4000, 500  # of a measurement of the time
 
@@ -43,27 +44,24 @@ def compiler() -> tuple[str, ...]:
     raise MachineError("there is no C compiler on this machine: install gcc, or name one in $CC")
 
 
-def compiled(file: CFile, options: Sequence[str], made: Path, more: str = "") -> Path:
-    """Compile a file, and what is appended to it, with all warnings as errors."""
+def compiled(file: CFile, made: Path, options: Sequence[str] = LIBRARY) -> Path:
+    """Compile a file to an object, with all warnings as errors."""
     source = made.with_suffix(".c")
-    source.write_text(file.text + more)
-    command = [*compiler(), *STRICT, *file.flags, *options, str(source), "-o", str(made), *libraries(file)]
+    source.write_text(file.text)
+    _compile([*STRICT, *file.flags, *options, "-c", str(source), "-o", str(made)])
+    return made
+
+
+def _compile(arguments: Sequence[str]) -> None:
+    command = [*compiler(), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     if done.returncode:
-        raise RunFailed(f"{' '.join(command[:1])} refused the C file, which is a fault of Paceline's:\n{done.stderr[:2000]}")
-    return made
+        raise RunFailed(f"{command[0]} refused the C file, which is a fault of Paceline's:\n{done.stderr[:2000]}")
 
 
 def libraries(file: CFile) -> list[str]:
     """What is linked: nothing in whole numbers."""
     return ["-lm"] if "#include <math.h>" in file.text else []
-
-
-def size(file: CFile) -> int:
-    """The bytes of code and constants, without `main` and its samples."""
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        made = compiled(file, ("-c", "-DNET_LIBRARY", "-fno-asynchronous-unwind-tables"), Path(folder) / "net.o")
-        return text_and_data(made, "size")
 
 
 def text_and_data(file: Path, tool: str) -> int:
@@ -76,12 +74,17 @@ def text_and_data(file: Path, tool: str) -> int:
 class Built:
     """A C file as a library in this process; a context, which removes it."""
 
-    def __init__(self, file: CFile, network_inputs: int, outputs: int) -> None:
-        self.file, self.inputs, self.outputs = file, network_inputs, outputs
+    def __init__(self, file: CFile, inputs: int, outputs: int) -> None:
+        self.file, self.inputs, self.outputs = file, inputs, outputs
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-")
-        options = ("-shared", "-fPIC", "-DNET_LIBRARY", "-D_POSIX_C_SOURCE=200809L")
-        made = compiled(file, options, Path(self._folder.name) / "net.so", text("harness.c"))
-        self._library = ctypes.CDLL(str(made))
+        place = Path(self._folder.name)
+        made, harness = compiled(file, place / "net.o"), place / "harness.c"
+        #: The bytes of code and constants, without `main` and its samples.
+        self.size = text_and_data(made, "size")
+        harness.write_text(text("harness.c"))
+        timed = ("-O2", "-shared", "-fPIC", "-D_POSIX_C_SOURCE=200809L")
+        _compile([*STRICT, *timed, str(harness), str(made), "-o", str(place / "net.so"), *libraries(file)])
+        self._library = ctypes.CDLL(str(place / "net.so"))
 
     def __enter__(self) -> Built:
         return self
@@ -95,7 +98,8 @@ class Built:
         """The results of each sample."""
         given = x.float().reshape(len(x), self.inputs).contiguous()
         found = torch.empty(len(x), self.outputs)
-        self._library.net_run_all(_pointer(given), ctypes.c_int64(len(x)), _pointer(found))
+        counts = (ctypes.c_int64(number) for number in (len(x), self.inputs, self.outputs))
+        self._library.net_run_all(_pointer(given), *counts, _pointer(found))
         return found
 
     def scores(self, given: Tensor) -> Tensor:
@@ -110,8 +114,9 @@ class Built:
         """The time of a call with one sample after another."""
         given = x.float().reshape(len(x), self.inputs).contiguous()
         times = torch.empty(WARM + calls, dtype=torch.int64)
-        arguments = _pointer(given), ctypes.c_int64(len(x)), ctypes.c_int64(len(times)), _pointer(times)
-        self._library.net_time(*arguments)
+        output = torch.empty(self.outputs)
+        sizes = ctypes.c_int64(len(x)), ctypes.c_int64(self.inputs)
+        self._library.net_time(_pointer(given), *sizes, _pointer(output), ctypes.c_int64(len(times)), _pointer(times))
         ordered = times[WARM:].sort().values.double() / 1000
         return Latency(float(ordered[calls // 2]), float(ordered[calls * 99 // 100]))
 

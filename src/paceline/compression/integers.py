@@ -5,9 +5,9 @@
     byte'  = (sum * factor + 2**(shift - 1) >> shift) + zero'      a factor for each output, one shift for the layer
 
 The sum includes a bias from which `zero` times the sum of the weights is taken off, so padding is the byte `zero`. An
-activation is a table of 256 bytes; ReLU needs none, because its least byte is `zero'`. The last step's results are whole
-numbers of one scale. With shared exponents (the idea of Flexpoint) every scale is a power of two: all factors are 1, and
-a byte is a sum shifted.
+activation is a table of 256 bytes; ReLU needs none, because its least byte is zero'. The last step's results are whole
+numbers of one scale. With shared exponents (the idea of Flexpoint) every scale is a power of two: all factors are 1,
+and a byte is a sum shifted.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class _Reader:
 
     def weight(self, layer: Layer, word: str) -> Tensor | None:
         name = layer.weights.get(word)
-        return None if name is None else self.state[name]
+        return None if name is None else self.state[name.removeprefix(".")]  # a dense layer alone
 
     def add(self, layer: Layer, row: Callable[[_Reader, Layer], Step | None]) -> None:
         """Add a layer's step; a layer without one is a view of the step before it."""

@@ -9,8 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from paceline.compression.emission import bytes_steps
-from paceline.compression.emission import floats_steps
+from paceline.compression.emission import bytes_steps, floats_steps
 from paceline.compression.emission.arrays import array, floating
 from paceline.compression.emission.kernels import Kernel
 from paceline.compression.emission.writer import Writer, text
@@ -181,9 +180,7 @@ def _two(kind: str, name: str, size: str, rows: Tensor) -> str:
     lines = rest.partition("{\n")[2].rpartition("};")[0]
     each = len(rows[0])
     flat = [word for line in lines.splitlines() for word in line.strip().rstrip(",").split(", ")]
-    body = ",\n".join(
-        "    {" + ",\n     ".join(_wrapped(flat[k : k + each])) + "}" for k in range(0, len(flat), each)
-    )
+    body = ",\n".join("    {" + ",\n     ".join(_wrapped(flat[k : k + each])) + "}" for k in range(0, len(flat), each))
     return f"{first}{name}[NET_TESTS][{size}] = {{\n{body}\n}};\n"
 
 

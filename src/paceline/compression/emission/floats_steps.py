@@ -71,9 +71,7 @@ def _affine(writer: Writer, network: Network, step: Affine, number: int) -> str:
     return f"{lines}affine_image({layer}, {source}, {target}, {pixels_at_once(found.width, MOST_PIXELS)});"
 
 
-def _layer(
-    writer: Writer, number: int, found: Windows, weight: torch.Tensor, bias: torch.Tensor, function: str
-) -> str:
+def _layer(writer: Writer, number: int, found: Windows, weight: torch.Tensor, bias: torch.Tensor, function: str) -> str:
     names = (
         writer.array("float", f"weight_{number}", weight.flatten().tolist()),
         writer.array("float", f"bias_{number}", bias.tolist()),

@@ -1,6 +1,7 @@
 """How sums of products are computed in whole numbers: a row per kernel, with the order of its weights.
 
 small     loops that all layers share, for few bytes of code
+plain     the same loops, optimised by the compiler
 vectors   sixteen outputs in the lanes of a vector (AVX-512 with VNNI), each layer by itself; plain loops elsewhere
 cortex    two products at once (SMLAD of a Cortex-M4), four outputs side by side; plain loops elsewhere
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -155,8 +155,11 @@ def vectors_window(writer: Writer, it: IntegerStep, number: int, found: Windows,
     numbers = _signed(it).permute(1, 2, 0).flatten().tolist()
     layer = _layer(writer, it, number, found, numbers, LANES)
     _uses_vectors(writer, "window")
-    return f"window_image({layer}, {source}, {target}, {int(len(it.step.weight) > 1)}, {pixels_at_once(found.width, 4)});"
+    return (
+        f"window_image({layer}, {source}, {target}, {int(len(it.step.weight) > 1)}, {pixels_at_once(found.width, 4)});"
+    )
 
 
 SMALL = Kernel("small", "loops that all layers share", small_affine, small_window, ("-Os",))
+PLAIN = Kernel("plain", "the same loops, optimised", small_affine, small_window, ("-O3", "-march=native"))
 WIDE = Kernel("vectors", "AVX-512 with VNNI", vectors_affine, vectors_window, ("-O3", "-march=native"))
