@@ -25,8 +25,7 @@ STATE = ("folder", "split", "columns", "normalize", "window", "seed", "manifest"
 class FixedColumn:
     """Rows of one size, read from all shards by number."""
 
-    def __init__(self, folder: Path, name: str, column: Column, shards: int, rows: int, normalize: bool) -> None:
-        files = [folder / shard_files(number, name, column)[0] for number in range(shards)]
+    def __init__(self, files: Sequence[Path], column: Column, rows: int, normalize: bool = False) -> None:
         self.values = torch.from_numpy(map_rows(files, column.dtype, column.shape, rows))
         known = column.statistics if normalize else None
         #: What is taken away and what is divided by, if the column is normalized.
@@ -42,10 +41,9 @@ class FixedColumn:
 class RaggedColumn:
     """Rows of different lengths: a batch is padded with zeros to its longest row, and comes with the lengths."""
 
-    def __init__(self, folder: Path, name: str, column: Column, shards: int, shard_rows: int) -> None:
+    def __init__(self, files: Sequence[Sequence[Path]], column: Column, shard_rows: int) -> None:
         self.shard_rows, self.dtype = shard_rows, np.dtype(column.dtype)
-        files = [shard_files(number, name, column) for number in range(shards)]
-        self.shards = [map_ragged(folder / values, folder / ends, column.dtype) for values, ends in files]
+        self.shards = [map_ragged(values, ends, column.dtype) for values, ends in files]
 
     def row(self, index: int) -> np.ndarray[Any, Any]:
         values, ends = self.shards[index // self.shard_rows]
@@ -166,14 +164,15 @@ class Shards:
 
     def _opened(self) -> list[FixedColumn | RaggedColumn]:
         """Map the files of the columns."""
-        split, folder, columns = self.manifest.split(self.split), self.folder / self.split, list[Any]()
-        for name in self.columns:
-            column, count = self.manifest.columns[name], len(split.shards)
-            try:
-                if column.ragged:
-                    columns.append(RaggedColumn(folder, name, column, count, self.manifest.shard_rows))
-                else:
-                    columns.append(FixedColumn(folder, name, column, count, self.rows, name in self.normalize))
-            except FileNotFoundError as error:
-                raise DataError(f"{error.filename} is missing; prepare the folder again") from error
-        return columns
+        split, folder = self.manifest.split(self.split), self.folder / self.split
+        try:
+            return [self._open(name, folder, len(split.shards)) for name in self.columns]
+        except FileNotFoundError as error:
+            raise DataError(f"{error.filename} is missing; prepare the folder again") from error
+
+    def _open(self, name: str, folder: Path, shards: int) -> FixedColumn | RaggedColumn:
+        column = self.manifest.columns[name]
+        files = [[folder / file for file in shard_files(number, name, column)] for number in range(shards)]
+        if column.ragged:
+            return RaggedColumn(files, column, self.manifest.shard_rows)
+        return FixedColumn([file for (file,) in files], column, self.rows, name in self.normalize)
