@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
     from paceline.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from paceline.data.mix import Mix as Mix
+    from paceline.data.shard_stream import Stream as Stream
     from paceline.data.shards import Shards as Shards
     from paceline.engines.replay.replay import replay as replay
     from paceline.engines.virtual import World as World
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from paceline.jobs.job import Job as Job
     from paceline.plans.named import *  # noqa: F403
     from paceline.plans.plan import Plan as Plan
+    from paceline.preparation.ingest import ingest as ingest
     from paceline.preparation.prepare import prepare as prepare
     from paceline.preparation.recipe import Recipe as Recipe
     from paceline.preparation.recipe import Words as Words
@@ -87,6 +89,8 @@ _FACE = {
     "Trial": "paceline.tuner.trial",
     "Shards": "paceline.data.shards",
     "Mix": "paceline.data.mix",
+    "Stream": "paceline.data.shard_stream",
+    "ingest": "paceline.preparation.ingest",
     "prepare": "paceline.preparation.prepare",
     "Recipe": "paceline.preparation.recipe",
     "Words": "paceline.preparation.recipe",

@@ -37,6 +37,7 @@ COMMANDS = (
     "validate",
     "simulate",
     "prepare",
+    "ingest",
     "data",
     "replay",
     "compress",

@@ -31,6 +31,7 @@ class CheckFormat(str, enum.Enum):
     json = "json"
     sarif = "sarif"
     github = "github"
+    ruff = "ruff"
 
 
 # --- what is trained or looked at ---
@@ -238,6 +239,9 @@ WriteBaseline = Annotated[
 Feedback = Annotated[str | None, typer.Option(help="File of verdicts, true or false, by which findings are ranked.")]
 Cached = Annotated[
     bool | None, typer.Option("--cache/--no-cache", help="Cache findings by file content.", show_default="cache")
+]
+Jobs = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Processes.", show_default="one per CPU in a large tree")
 ]
 Explain = Annotated[str | None, typer.Option(metavar="RULE", help="Explain a rule with an example, and exit.")]
 

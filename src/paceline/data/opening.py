@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.data.mix import Mix
 from paceline.data.sampled import SampledSource
+from paceline.data.shard_stream import Stream
 from paceline.data.shards import Shards
 from paceline.data.source import DatasetSource, Source, TensorSource
 from paceline.data.stream import StreamSource, count
@@ -27,7 +28,7 @@ def open_source(data: Any, seed: int, what: str = "data", length: int | None = N
     if isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__")):
         made = data()
         data = LoaderData(_Anew(data)) if isinstance(made, Iterator) else made
-    if isinstance(data, TensorSource | Shards | Mix):
+    if isinstance(data, TensorSource | Shards | Mix | Stream):
         if len(data) == 0:
             raise JobError(f"{what}= holds no samples")
         return data

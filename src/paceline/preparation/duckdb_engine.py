@@ -6,8 +6,10 @@ place among the accepted rows, the lines that were refused before it, and the li
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import shutil
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +22,7 @@ from paceline.errors import DataError, MachineError
 from paceline.preparation import Progress, SourceRows
 from paceline.preparation.line_numbers import Ints, Skipped, blank_lines, count_lines, lines_at, lines_of
 from paceline.preparation.recipe import Recipe
-from paceline.preparation.sources import Csv, JsonLines, Lines, Parquet, Source
+from paceline.preparation.sources import Csv, JsonLines, Lines, Parquet, Source, open_text
 from paceline.preparation.sql import Query, literal
 
 if TYPE_CHECKING:
@@ -96,6 +98,8 @@ class DuckDbEngine:
         if memory:
             self._run(f"SET memory_limit = {literal(memory)}")
         self.files: list[File] = []
+        #: Of each source, its first file and the names in the header there.
+        self.headers: dict[int, tuple[Path, list[str]]] = {}
 
     def read(self, recipe: Recipe, progress: Progress) -> list[SourceRows]:
         self.recipe = recipe
@@ -151,11 +155,27 @@ class DuckDbEngine:
                 rows = self._one(f"SELECT sum(num_rows)::BIGINT FROM parquet_file_metadata({literal(str(path))})")
             self.files.append(File(path, number, 0, rows, path))
 
+    def _check_header(self, number: int, source: Csv, path: Path, text: Path) -> None:
+        """Refuse a file whose header tells of other fields than the schema, or than the first file's header."""
+        with open(text, "rb") as file:
+            line = file.readline()
+        fault = source.fault_of_header(line) if line else None
+        if fault is None and line:
+            first, names = self.headers.setdefault(number, (path, source.names_in(line)))
+            if names != source.names_in(line):
+                found = ", ".join(source.names_in(line))
+                fault = f"begins with the fields {found:.200}, but {first} with {', '.join(names):.200}"
+        if fault is not None:
+            raise DataError(f"{path} {fault}")
+
     def _load(self, number: int, source: Source, path: Path) -> None:
         """Append a file's rows to the table below `raw`."""
         if isinstance(source, Csv | JsonLines | Lines):
             header = isinstance(source, Csv) and source.header
-            swallowed = self._load_text(number, source, File(path, number, 0, 0, path, header))
+            text = self._unpacked(path) if path.suffix == ".gz" else path
+            if isinstance(source, Csv) and source.header:
+                self._check_header(number, source, path, text)
+            swallowed = self._load_text(number, source, File(path, number, 0, 0, text, header))
             while swallowed.lines is not None and len(swallowed.lines):
                 swallowed = self._load_text(number, source, swallowed)
             return
@@ -166,6 +186,16 @@ class DuckDbEngine:
         reader = pa.RecordBatchReader.from_batches(first.schema, itertools.chain([first], batches))
         self.connection.register("_given", reader)
         self._append(File(path, number, 0, 0, path), "SELECT * FROM _given")
+
+    def _unpacked(self, path: Path) -> Path:
+        """Unpack a file, so that the lines of what is wrong in it can be counted."""
+        text = self.folder / f"unpacked{len(self.files)}.txt"
+        try:
+            with open_text(path) as packed, open(text, "wb") as file:
+                shutil.copyfileobj(packed, file, 1 << 20)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(f"{path} is damaged or was not written to its end: {error}") from error
+        return text
 
     def _load_text(self, number: int, source: Csv | JsonLines | Lines, file: File) -> File:
         """Append the rows of a text; return the lines that an unclosed quote has swallowed, as a text of their own."""
@@ -316,7 +346,8 @@ class DuckDbEngine:
             raise DataError(f"{what}: {message}") from error
 
     def _remove_files(self) -> None:
-        for path in (self.folder / DATABASE, self.folder / f"{DATABASE}.wal", *self.folder.glob("swallowed*.txt")):
+        texts = itertools.chain(self.folder.glob("swallowed*.txt"), self.folder.glob("unpacked*.txt"))
+        for path in (self.folder / DATABASE, self.folder / f"{DATABASE}.wal", *texts):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.folder / SPILLED, ignore_errors=True)
 
