@@ -24,8 +24,9 @@ RANK, DATA, CLOCK, HOST = "the rank", "the data of this rank", "the clock of thi
 _SPREADS = re.compile(r"all_?reduce|broadcast|bcast|all_?gather|reduce_(?!sc)|gather_for_metrics|synchroni|agree|sync_")
 # Functions whose result differs if an argument does; through other calls only data are followed.
 _PASSES_ON = {"len", "list", "tuple", "set", "sorted", "range", "int", "str", "float", "bool", "sum", "min", "max",
-              "any", "all", "abs", "enumerate", "zip", "filter", "join", "format", "exists", "isfile", "isdir", "listdir",
-              "glob", "getsize", "Path", "array_split", "chunk", "split", "islice", "next", "iter", "Subset"}  # fmt: skip
+              "any", "all", "abs", "enumerate", "zip", "filter", "join", "format", "exists", "isfile", "isdir",
+              "listdir", "glob", "getsize", "Path", "array_split", "chunk", "split", "islice", "next", "iter",
+              "Subset"}  # fmt: skip
 _SAME = {"isinstance", "hasattr", "callable", "type", "issubclass", "device", "get_world_size", "Get_size", "id"}
 _SAME_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "type", "training", "size", "dim",
                     "world_size", "config", "cfg", "args"}  # fmt: skip
