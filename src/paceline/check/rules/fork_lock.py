@@ -131,7 +131,7 @@ def _forked(first: Held, call: ast.Call, fn: Function, needed: tuple[tuple[Funct
         call,
         fn,
         f"a child is forked while {lock} is held (since line {first.line}), and it takes {lock} itself (line "
-        f"{needed[-1][1].lineno}): in the child nobody ever releases it",
+        f"{needed[-1][1].lineno}): no thread of the child ever releases it",
         [
             Step("the parent", first.line, f"{fn.qualname} takes {lock}"),
             Step("the parent", call.lineno, f"forks: the child's copy of {lock} is held"),
