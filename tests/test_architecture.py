@@ -59,7 +59,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         "engines",
         {
             "engines", "links", "core", "gradients", "parameters", "stages", "splits", "data", "jobs", "plans",
-            "runs", "narrative", "errors",
+            "runs", "kernels.exchange", "narrative", "errors",
         },
         set(),
     ),
@@ -80,6 +80,11 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         },
         {"torch.distributed", "ray"},
     ),
+    (
+        "compression",
+        {"compression", "data", "errors", "jobs", "kernels", "report"},
+        {"multiprocessing", "torch.distributed"},
+    ),
     ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
     (
         "planner",
@@ -90,8 +95,8 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     (
         "api",
         {
-            "api", "callbacks", "engines", "links", "core", "gradients", "parameters", "data", "jobs", "planner",
-            "plans", "runs", "report", "tuner", "errors",
+            "api", "callbacks", "compression", "engines", "links", "core", "gradients", "parameters", "data", "jobs",
+            "planner", "plans", "runs", "report", "tuner", "errors",
         },
         set(),
     ),

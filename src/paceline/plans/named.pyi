@@ -33,6 +33,7 @@ __all__ = [
     "ParallelSgd",
     "PerLayer",
     "Pipedream",
+    "Redundant",
     "Ring",
     "Sandblaster",
     "Sequential",
@@ -191,7 +192,7 @@ def Layers(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 1,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
     on: str = "",
@@ -204,7 +205,7 @@ def Gpipe(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 4,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
 ) -> Plan:
@@ -216,7 +217,7 @@ def OneFOneB(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 4,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
 ) -> Plan:
@@ -228,7 +229,7 @@ def ZeroBubble(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 4,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
 ) -> Plan:
@@ -240,7 +241,7 @@ def Interleaved(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 4,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
     each: int = 2,
@@ -253,7 +254,7 @@ def Pipedream(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 1,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "operations",
     recompute: str = "none",
     memory: int = 0,
     mode: Literal["stash", "two_buffers"] = "stash",
@@ -265,7 +266,7 @@ def Spectrain(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "operations",
     memory: int = 0,
 ) -> Plan:
     """Plan `spectrain`: an asynchronous pipeline: never flushed, with predicted weights."""
@@ -275,7 +276,7 @@ def Table(  # noqa: N802
     threads: int = 1,
     file: str = "",
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
 ) -> Plan:
@@ -288,6 +289,15 @@ def Tensor(  # noqa: N802
     data: int = 1,
 ) -> Plan:
     """Plan `tensor`: layers split in pairs: by what the first makes and the second takes."""
+
+def Redundant(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    data: int = 1,
+    small: int = 16384,
+) -> Plan:
+    """Plan `redundant`: borders of images and small layers computed again, instead of sent."""
 
 def PerLayer(  # noqa: N802
     *,
