@@ -33,6 +33,7 @@ __all__ = [
     "ParallelSgd",
     "PerLayer",
     "Pipedream",
+    "Redundant",
     "Ring",
     "Sandblaster",
     "Sequential",
@@ -288,6 +289,15 @@ def Tensor(  # noqa: N802
     data: int = 1,
 ) -> Plan:
     """Plan `tensor`: layers split in pairs: by what the first makes and the second takes."""
+
+def Redundant(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    data: int = 1,
+    small: int = 16384,
+) -> Plan:
+    """Plan `redundant`: borders of images and small layers computed again, instead of sent."""
 
 def PerLayer(  # noqa: N802
     *,
