@@ -56,6 +56,7 @@ def Ring(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
 ) -> Plan:
     """Plan `ring`: synchronous all-reduce around a ring."""
 
@@ -63,6 +64,7 @@ def Tree(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
 ) -> Plan:
     """Plan `tree`: synchronous, up a tree and down again: short vectors."""
 
@@ -70,6 +72,7 @@ def HalvingDoubling(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
 ) -> Plan:
     """Plan `halving_doubling`: synchronous, halves with distant partners first."""
 
@@ -77,6 +80,7 @@ def Hierarchical(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
     groups: int = 2,
 ) -> Plan:
     """Plan `hierarchical`: synchronous, within groups, then between them."""
@@ -85,6 +89,7 @@ def Central(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
 ) -> Plan:
     """Plan `central`: synchronous parameter server: one place sums the gradients."""
 
@@ -92,6 +97,7 @@ def Downpour(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
     shards: int = 1,
 ) -> Plan:
     """Plan `downpour`: asynchronous parameter server."""
@@ -100,6 +106,7 @@ def Ssp(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
     shards: int = 1,
     bound: int = 3,
 ) -> Plan:
@@ -117,6 +124,7 @@ def DcAsgd(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
     shards: int = 1,
     mode: Literal["constant", "adaptive"] = "constant",
     lam: float | None = None,

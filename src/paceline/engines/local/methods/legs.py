@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from paceline.core.agenda import Chunk
-from paceline.core.codecs.dense import Dense
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner
 from paceline.engines.local.worker_context import REQUESTED
 from paceline.errors import NotFinite
@@ -41,7 +40,7 @@ def legs_of(runner: PlanRunner, store: LocalStore) -> Legs | None:
         or runner.group.part is None
     ):
         return None
-    if reader is None or not isinstance(runner.plan.wire, Dense) or not isinstance(store.stepper, FusedStep):
+    if reader is None or runner.encoder is not None or not isinstance(store.stepper, FusedStep):
         return None
     tensors = readable(store.stepper.fused, job, reader.source)
     return Legs(runner, store, store.stepper, *tensors) if tensors else None
