@@ -38,7 +38,7 @@ class Group(Protocol):
         """Return the chunks of an update that this worker will compute, as far as it is known."""
 
     def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> Sums:
-        """Make this worker's side of the collective that sums the vectors of all, as messages if there is an encoder."""
+        """Make this worker's side of the collective that sums the vectors of all; an encoder writes messages."""
 
     def mixing(self, graph: Neighbours) -> Means:
         """Make this worker's side of the exchange with its neighbours on a graph."""
