@@ -32,7 +32,8 @@ def codec_of(plan: str, method: Method, text: str) -> Codec | None:
     added = " and ".join(name for name, row in catalogue.CODECS.items() if row.make().adds)
     raise PlanError(
         f"plan {plan!r}: messages of codec {text} cannot be summed on their way, as {plan} does; use "
-        f"ring:codec={text}, whose workers then send their messages to each other, or a codec whose messages can: {added}"
+        f"ring:codec={text}, whose workers then send their messages to each other, or a codec whose messages can: "
+        f"{added}"
     )
 
 
