@@ -59,7 +59,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         "engines",
         {
             "engines", "links", "core", "gradients", "parameters", "stages", "splits", "data", "jobs", "plans",
-            "runs", "narrative", "errors",
+            "runs", "kernels.exchange", "narrative", "errors",
         },
         set(),
     ),
@@ -68,7 +68,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("runs.time_accounting", {"runs", "errors"}, {"torch"}),
     ("runs.trace", {"runs.schema", "links.ring_buffer", "errors"}, {"torch"}),
     ("runs", {"runs", "errors", "jobs", "version"}, set()),
-    ("report", {"report", "runs", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
+    ("report", {"report", "runs", "shards", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
     ("callbacks", {"callbacks", "report", "runs", "errors"}, {"multiprocessing", "torch.distributed"}),
     ("backend", {"backend", "core", "links", "errors"}, {"numpy", "multiprocessing"}),
     ("emit", {"emit", "plans", "errors"}, {"torch", "numpy"}),
@@ -80,6 +80,11 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         },
         {"torch.distributed", "ray"},
     ),
+    (
+        "compression",
+        {"compression", "data", "errors", "jobs", "kernels", "report"},
+        {"multiprocessing", "torch.distributed"},
+    ),
     ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
     (
         "planner",
@@ -90,8 +95,8 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     (
         "api",
         {
-            "api", "callbacks", "engines", "links", "core", "gradients", "parameters", "data", "jobs", "planner",
-            "plans", "runs", "report", "tuner", "errors",
+            "api", "callbacks", "compression", "engines", "links", "core", "gradients", "parameters", "data", "jobs",
+            "planner", "plans", "runs", "report", "tuner", "errors",
         },
         set(),
     ),
@@ -218,12 +223,18 @@ def test_the_cycle_check_sees_lazy_and_typing_imports() -> None:
     assert _cycles(graph) == [{"a", "b", "c"}]
 
 
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function without its docstring, which may describe each argument."""
+    first, doc = function.body[0], ast.get_docstring(function)
+    return (function.end_lineno or 0) - function.lineno - ((first.end_lineno or 0) - first.lineno + 1) * bool(doc)
+
+
 def test_functions_are_short() -> None:
     long = {
         f"{name}.{node.name}"
         for name, tree in TREES.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines_of(node) >= 60
     }
     assert not long, "functions above 60 lines"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import paceline as pl
+import paceline
 from paceline.explain.drawing import draw
 from paceline.plans.plan import RECIPES, Plan
 from tests.adapters.test_adapters import EXAMPLES as ADAPTED
@@ -54,19 +54,19 @@ def test_the_new_method_works_and_prints_what_the_page_shows(tmp_path: Path) -> 
     assert shown in printed
 
 
-@pytest.mark.parametrize("page", ["first-comparison", "from-torch", "kernels", "callbacks", "tuning"])
+@pytest.mark.parametrize("page", ["first-comparison", "from-torch", "kernels", "callbacks", "tuning", "compress"])
 def test_a_pages_program_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_here(ROOT / "docs" / f"{page}.md", tmp_path, monkeypatch)
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
-    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # the theme's note about its own future
+    quiet = {**os.environ, "EXECUTE_TUTORIALS": "false", "NO_MKDOCS_2_WARNING": "1"}  # the theme's note on its future
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, env=quiet)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     reference = (tmp_path / "site" / "reference" / "python" / "index.html").read_text()
     assert (tmp_path / "site" / "search" / "search_index.json").is_file(), "the search needs no network"
-    assert all(f"paceline.{name}" in reference for name in pl._FACE)
+    assert all(f"paceline.{name}" in reference for name in paceline._FACE)
 
 
 DRAWN = METHODS + "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("how-it-works", "pipelines"))
@@ -103,18 +103,25 @@ def test_the_import_rules_of_the_design_are_those_of_the_architecture_test() -> 
     }
 
 
-# They start no ranks of their own, so the forkserver of the tests serves them.
-IN_PROCESS = ("find_the_nan", "own_model", "virtual_world")
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+LONG = ("first_comparison", "one_process_wins", "your_script")  # tutorials that time plans or start ranks
+
+
+@pytest.mark.parametrize(
+    "tutorial",
+    [pytest.param(each, marks=[pytest.mark.soak] * (each.stem in LONG), id=each.stem) for each in TUTORIALS],
+)
+def test_tutorials_run(tutorial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(tutorial), run_name="__main__")
+
+
 EXAMPLES = sorted(each for each in (ROOT / "examples").glob("*.py") if each.stem not in ADAPTED)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(example.read_text().splitlines()) < 100
-    if example.stem in IN_PROCESS:
-        monkeypatch.chdir(tmp_path)
-        runpy.run_path(str(example), run_name="__main__")
-        return
     done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
 

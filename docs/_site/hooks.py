@@ -32,6 +32,8 @@ def places() -> dict[str, str]:
     """Where each of the repository's pages lies in the site."""
     found = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
     found |= {f"docs/{path.name}": path.name for path in (ROOT / "docs").glob("*.md")}
+    tutorials = [f"tutorials/{path.name}" for path in (ROOT / "docs" / "tutorials").glob("*.py")]
+    found |= {f"docs/{place}": place for place in tutorials}
     found["benchmarks/README.md"] = "benchmarks/index.md"
     for path in (ROOT / "benchmarks").glob("*/README.md"):
         found[f"benchmarks/{path.parent.name}/README.md"] = f"benchmarks/{path.parent.name}.md"

@@ -13,36 +13,32 @@ import paceline
 from paceline.cli import app, register
 from paceline.plans.plan import RECIPES
 
+#: The names of `import paceline` by task; every name is in one group.
+GROUPS = {
+    "Train and compare": (
+        "Job", "Plan", "train", "compare", "parallel", "Run", "replay", "Progress", "World", "ThroughTime",
+    ),
+    "While it runs": ("Callback", "EarlyStopping", "BestCheckpoint"),
+    "Predict and choose": ("calibrate", "choose", "validate", "simulate"),
+    "Tune": ("tune", "Space", "Float", "Int", "Choice", "Trial"),
+    "Data": (
+        "Shards", "Mix", "Stream", "prepare", "ingest", "Recipe", "Words", "Csv", "JsonLines", "Lines", "Parquet",
+        "Arrow", "Images", "Idx",
+    ),
+    "Errors": ("PacelineError", "UsageError", "RunFailed", "RunStopped", "ReplayDiverged"),
+}  # fmt: skip
+
 
 def python() -> str:
-    """The names of `import paceline`."""
-    lines = ["# Python", "", "`import paceline` loads PyTorch only when something that needs it is used.", ""]
-    for name in sorted(paceline._FACE):
-        thing = getattr(paceline, name)
-        lines += [f"## paceline.{name}", "", "```python", f"paceline.{name}{signature(thing)}", "```", ""]
-        lines += ["```text", inspect.getdoc(thing) or "", "```", ""]
-        lines += [f"- `.{word}{signature(member)}`: {first(member)}" for word, member in members(thing)]
-        lines.append("")
+    """The names of `import paceline`; mkdocstrings fills in signatures and docstrings."""
+    lines = ["# Python", "", "`import paceline` does not import PyTorch until something that needs it is used.", ""]
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(paceline._FACE), set(grouped) ^ set(paceline._FACE)
+    for group, names in GROUPS.items():
+        lines += [f"## {group}", ""]
+        for name in names:
+            lines += [f"### paceline.{name}", "", f"::: {paceline._FACE[name]}.{name}", ""]
     return "\n".join(lines)
-
-
-def signature(thing: Any) -> str:
-    try:
-        found = str(inspect.signature(thing)).replace("'", "").replace("self, ", "").replace("(self)", "()")
-    except (TypeError, ValueError):
-        return ""
-    return found if len(found) < 100 else found.replace("(", "(\n    ", 1).replace(", ", ",\n    ")
-
-
-def members(thing: Any) -> list[tuple[str, Any]]:
-    if not inspect.isclass(thing):
-        return []
-    own = [(name, value) for name, value in vars(thing).items() if not name.startswith("_")]
-    return [(name, value) for name, value in own if inspect.isfunction(value) and inspect.getdoc(value)]
-
-
-def first(thing: Any) -> str:
-    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
 
 
 def commands() -> str:

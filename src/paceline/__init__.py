@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paceline.api.calibrate import calibrate as calibrate
     from paceline.api.choose import choose as choose
     from paceline.api.compare import compare as compare
+    from paceline.api.compress import compress as compress
     from paceline.api.parallel import parallel as parallel
     from paceline.api.simulate import simulate as simulate
     from paceline.api.train import train as train
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
     from paceline.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from paceline.data.mix import Mix as Mix
+    from paceline.data.shard_stream import Stream as Stream
     from paceline.data.shards import Shards as Shards
     from paceline.engines.replay.replay import replay as replay
     from paceline.engines.virtual import World as World
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from paceline.jobs.job import Job as Job
     from paceline.plans.named import *  # noqa: F403
     from paceline.plans.plan import Plan as Plan
+    from paceline.preparation.ingest import ingest as ingest
     from paceline.preparation.prepare import prepare as prepare
     from paceline.preparation.recipe import Recipe as Recipe
     from paceline.preparation.recipe import Words as Words
@@ -66,6 +69,7 @@ _FACE = {
     "UsageError": "paceline.errors",
     "train": "paceline.api.train",
     "compare": "paceline.api.compare",
+    "compress": "paceline.api.compress",
     "calibrate": "paceline.api.calibrate",
     "choose": "paceline.api.choose",
     "simulate": "paceline.api.simulate",
@@ -85,6 +89,8 @@ _FACE = {
     "Trial": "paceline.tuner.trial",
     "Shards": "paceline.data.shards",
     "Mix": "paceline.data.mix",
+    "Stream": "paceline.data.shard_stream",
+    "ingest": "paceline.preparation.ingest",
     "prepare": "paceline.preparation.prepare",
     "Recipe": "paceline.preparation.recipe",
     "Words": "paceline.preparation.recipe",

@@ -21,7 +21,7 @@ from paceline.testing.jobs import SAMPLES, mlp
 SAME_BITS = (
     "sequential:chunks=2", "ring", "tree", "halving_doubling", "hierarchical", "central", "ddp", "local_sgd:every=2",
     "parallel_sgd", "easgd:every=2", "diloco:every=2", "gossip", "sandblaster", "layers", "gpipe", "one_f_one_b",
-    "interleaved", "zero_bubble", "pipedream", "spectrain", "ceiling", "tensor", "zero", "one_weird_trick",
+    "interleaved", "zero_bubble", "pipedream", "spectrain", "ceiling", "tensor", "redundant", "zero", "one_weird_trick",
 )  # fmt: skip
 REPLAYED = (
     "downpour", "downpour:shards=2", "ssp:bound=1", "dc_asgd", "backup", "backup:backups=0",

@@ -14,6 +14,7 @@ from paceline.core.splits.derivation import PARAMETER, Program, Step
 from paceline.core.splits.recipes import SplitRecipe
 from paceline.core.splits.recipes.cannon import Cannon
 from paceline.core.splits.recipes.one_weird_trick import OneWeirdTrick
+from paceline.core.splits.recipes.redundant import Redundant
 from paceline.core.splits.recipes.tensor import Tensor as TensorRecipe
 from paceline.core.splits.recipes.zero import Zero
 from paceline.gradients.replica import Replica
@@ -42,7 +43,7 @@ class Case:
 def cases(examples: dict[str, tuple[Job, nn.Module, Example, tuple[str, ...]]]) -> list[Case]:
     recipes: list[tuple[SplitRecipe, int, int]] = [
         (TensorRecipe(), 2, 0), (TensorRecipe(), 3, 0), (OneWeirdTrick(), 2, 0), (OneWeirdTrick(), 3, 0),
-        (Cannon(), 4, 0), (Zero(), 3, 3),
+        (Cannon(), 4, 0), (Zero(), 3, 3), (Redundant(20), 2, 0), (Redundant(0), 3, 0),
     ]  # fmt: skip
     return [
         Case(job, module, split_blueprint(job, module, [example], moving, workers, recipe, stage), example)
@@ -127,7 +128,7 @@ def _layout(program: Program, chance: random.Random) -> Mutant:
 
 def _way(program: Program, chance: random.Random) -> Mutant:
     name = chance.choice([n for n, node in program.nodes.items() if node.held])
-    way = chance.choice(["columns", "rows", "channels", "samples", "replica", "whole", ""])
+    way = chance.choice(["columns", "rows", "channels", "samples", "replica", "strips", "whole", ""])
     return _all(f"way of {name}: {way}", replace(program, ways={**program.ways, name: way}))
 
 

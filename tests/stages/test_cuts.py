@@ -211,6 +211,31 @@ def test_cuts_balance_time(seconds: tuple[int, ...], place: int, monkeypatch: py
     assert places_of([50] * 5, "time") == (place,)
 
 
+@pytest.mark.parametrize("plan", ["pipedream:workers=2", "spectrain:workers=2"])
+def test_a_pipeline_that_never_flushes_is_cut_alike_at_every_load(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a stage begins decides how old its weights are, and so the numbers of the training."""
+
+    def places(slow: int, balance: str = "") -> tuple[int, ...]:
+        now = [0.0]
+
+        def call_piece(traced: Traced, node: Any, *arguments: Any) -> Any:
+            now[0] += 100.0 if traced.pieces.index(node) == slow else 1.0
+            return measured(traced, node, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Traced, "call_piece", call_piece)
+            patch.setattr(planning, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+            job = job_of(nn.Sequential(*(nn.Linear(50, 50) for _ in range(4))), 50)
+            job = job.with_(optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+            blueprint = set_up(job, Plan.parse(plan + balance), "virtual").blueprint
+            assert blueprint is not None
+            return blueprint.places
+
+    measured = Traced.call_piece
+    assert places(0) == places(3) == (2,)
+    assert places(0, ",balance=time") != places(3, ",balance=time")
+
+
 def places_of(widths: list[int], by: str) -> tuple[int, ...]:
     layers = [nn.Linear(one, other) for one, other in pairwise(widths)]
     setup = set_up(job_of(nn.Sequential(*layers), widths[0]), make("gpipe", balance=by), "virtual")

@@ -37,9 +37,12 @@ DRAWN = 0.1  # weight of usual coefficients in a fit
 
 
 def calibrate(seconds: float = SECONDS, file: Path | None = None, say: Say = lambda line: None) -> Card:
-    """Measure this machine for about so many seconds, and write its card.
+    """Measure this machine and write its card, from which `choose` predicts.
 
-    file   where the card goes; None: where `choose` looks for it
+    Args:
+        seconds: How long the measurement takes, about.
+        file: Where the card is written. Default: where `choose` looks for it.
+        say: A function that is called with lines of text about the progress.
     """
     if not 2 <= seconds < 3600:
         raise UsageError(f"seconds={seconds}: give from 2 to 3600; the default is {SECONDS:.0f}")

@@ -196,13 +196,17 @@ def choose(
 ) -> Choice:  # fmt: skip
     """Predict every plan for a job, and choose one.
 
-    goal      "time", "cost" or "memory"
-    level     "profiled": with a few real steps of this model; "calibrated": from this machine's card alone
-    learning  "same": plans that learn as one process does; "any": also asynchronous plans and averaged replicas
-    workers   the most workers to consider; default: as many as there are cores
-    card      a machine's card, as `paceline calibrate` writes it; default: this machine's
-    cluster   a cluster.toml of other machines, one worker on each; predictions then rest on their cards alone
-    prices    a CSV table of prices for the cluster's machines
+    Args:
+        job: The job.
+        goal: What is minimized: `"time"`, `"cost"` or `"memory"`.
+        level: `"profiled"` measures a few steps of this model; `"calibrated"` uses the machine's card alone.
+        learning: `"same"`: only plans that learn as one process does; `"any"`: also asynchronous plans and plans that
+            average replicas.
+        workers: The largest number of workers to consider. Default: the number of cores.
+        card: A card that `paceline calibrate` wrote. Default: this machine's.
+        cluster: A cluster.toml that describes other machines, with one worker on each. Predictions then use the cards
+            of those machines alone.
+        prices: A CSV file with prices of the cluster's machines.
     """
     for name, value, allowed in (("goal", goal, GOALS), ("level", level, LEVELS), ("learning", learning, LEARNING)):
         if value not in allowed:

@@ -17,6 +17,7 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from paceline.runs.json_files import write_json
 from paceline.runs.machine import this_machine
 from paceline.runs.run import Run
 from paceline.runs.schema import to_dict
+from paceline.runs.tables import comparison_table
 from paceline.runs.verdict import decided
 
 DEFAULT_PLANS = ("sequential", "ddp", "ring", "downpour")
@@ -46,6 +48,15 @@ class Comparison:
 
     table: ComparisonRecord  # as comparison.json holds it
     runs: list[Run] = field(repr=False, default_factory=list)
+
+    def __str__(self) -> str:
+        return "\n".join([*filter(None, [self.table.disagreement]), str(comparison_table(self.table)), *self._answer()])
+
+    def _repr_html_(self) -> str:
+        return comparison_table(self.table).html() + "".join(f"<p>{escape(line)}</p>" for line in self._answer())
+
+    def _answer(self) -> list[str]:
+        return [self.table.answer.sentence] if self.table.answer else []
 
     def record(self) -> ComparisonRecord:
         """The table as comparison.json holds it."""
@@ -120,10 +131,14 @@ def compare(
 ) -> Comparison:
     """Train the whole job by every plan, then time all plans in interleaved rounds.
 
-    seconds   timed seconds per plan, in rounds of about three; without it five short rounds
-    folder    where the comparison's folder goes, with the runs' in it; None writes nothing to disk
-    say       a function that is called with lines of text about the progress
-    command   what trains this job on the command line, but for its plan: the answer ends with it
+    Args:
+        job: The job.
+        plans: Plans or their names.
+        workers: The number of workers of plans that do not state it.
+        seconds: Timed seconds per plan, in rounds of about three. Default: five short rounds.
+        folder: Where the folder of the comparison is created, with its runs; None writes nothing to disk.
+        say: A function that is called with lines of text about the progress.
+        command: The command that trains this job, without a plan; the recommendation quotes it.
     """
     if seconds is not None and not 0 < seconds < math.inf:
         raise UsageError(f"seconds={seconds}: give how many seconds each plan is timed, such as 20")

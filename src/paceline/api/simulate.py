@@ -73,9 +73,13 @@ def simulate(
 ) -> Simulation:  # fmt: skip
     """Simulate a training by a plan in a cluster.
 
-    max_updates  of all workers together; default: 100 of each worker, or 100 where all keep step
-    arithmetic  also compute the gradients, so that learning under this staleness is predicted; as slow as training
-    cluster     a cluster.toml; default: as many machines like this one as there are workers
+    Args:
+        job: The job.
+        plan: A plan or its name.
+        workers: The number of workers of a plan that does not state it.
+        cluster: A cluster.toml. Default: as many machines like this one as there are workers.
+        max_updates: Updates of all workers together. Default: 100 per worker, or 100 under a synchronous plan.
+        arithmetic: Also compute the gradients, so that learning with this staleness is predicted. As slow as training.
     """
     chosen = Plan.parse(plan, workers)
     if chosen.traits.local_only:

@@ -78,27 +78,34 @@ def train(
     backups: int = 1,
     address: str | None = None,
 ) -> Run:
-    """Train `job` by `plan` (None: sequential; "auto": the choice of `paceline.choose`) and return the run.
+    """Train a job by a plan and return the run.
 
-    engine    "local": processes of this machine; "virtual": a simulated clock; "mpi": the ranks that mpiexec started;
-              "cluster": the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls this;
-              "ray": nodes that Ray places, starts and replaces; this process leads them
-    compute   "autograd", "fused" or "auto" instead of the job's
-    folder    where run folders go; None writes nothing to disk
-    progress  a function that is called about ten times a second with a Progress, in this process; may end it by raising
-    max_updates  stop after so many updates instead of `job.epochs`
-    world     of the virtual engine: speeds, network, faults
-    timeout   seconds a worker may wait for another before the run fails, naming the worker that did not come
-    checkpoint_every  so many updates, or seconds as in "30s"; 0: only when a signal asks for one; None: no checkpoints
-    resume    the folder of a run to resume, with its own job, plan and settings; `workers` may be another number where
-              the plan allows that, and `job` is needed only where the folder could not keep it
-    epochs    of a resumed run: passes over the data in all, more than it had; so a run that is done goes on
-    callbacks  objects with hooks such as on_evaluation_end, called in this process; see `paceline.callbacks`
-    loggers   "csv", "tensorboard", "wandb" and "mlflow" log while it goes on, as in ["csv", "wandb:project=digits"]
-    keys      the folder of keys with which the nodes of a cluster recognise each other (`paceline keys`)
-    trusted_network  let the nodes of a cluster recognise each other by PACELINE_TOKEN, without encryption
-    backups   of the cluster engine, under plans with servers: servers that hold each shard besides its primary
-    address   of the Ray cluster to train on, HOST:PORT or "auto"; None: one is started on this machine for the run
+    Args:
+        job: The job. With `resume`, it is needed only where the run's folder could not keep it.
+        plan: A plan, its name with options such as `"downpour:workers=4"`, or `"auto"` for the choice of
+            `paceline.choose`. Default: one process.
+        workers: The number of workers, unless the plan states it.
+        engine: `"local"`: processes on this machine; `"virtual"`: a simulated clock; `"mpi"`: the ranks that mpiexec
+            started; `"cluster"`: the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls
+            this function; `"ray"`: nodes that Ray places, starts and replaces.
+        compute: `"autograd"`, `"fused"` or `"auto"`, instead of the job's.
+        folder: Where the run's folder is created; None writes nothing to disk.
+        progress: A function that is called about ten times a second with a Progress, in this process. It ends the run
+            by raising.
+        max_updates: Updates after which the run ends, instead of after `job.epochs`.
+        world: The simulated speeds, network and faults, for the virtual engine.
+        timeout: Seconds a worker waits for another before the run fails with the name of the one it waited for.
+        checkpoint_every: Updates between checkpoints, or seconds as in `"30s"`; 0: only when a signal asks for one;
+            None: no checkpoints.
+        resume: The folder of a run to resume from its newest checkpoint, with its own job, plan and settings.
+            `workers` may differ where the plan allows that.
+        epochs: With `resume`: the passes over the data in total, more than before, so a finished run can be continued.
+        callbacks: Objects with hooks such as `on_evaluation_end`, called in this process.
+        loggers: `"csv"`, `"tensorboard"`, `"wandb"` or `"mlflow"`, with options as in `"wandb:project=digits"`.
+        keys: The folder of keys with which the nodes of a cluster authenticate each other (`paceline keys`).
+        trusted_network: Authenticate the nodes of a cluster by `PACELINE_TOKEN`, without encryption.
+        backups: Servers on other nodes that hold a copy of each shard, on a cluster and under plans with servers.
+        address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the run.
     """
     _check_together(engine, address, keys, epochs, resume)
     _check(engine, folder, timeout, checkpoint_every is not None or resume is not None)

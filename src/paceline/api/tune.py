@@ -65,25 +65,31 @@ def tune(
 ) -> Tuning:
     """Train a job with many configurations and return the best one.
 
-    make_job  f(trial) -> Job; or a Job, whose optimizer's settings, fields and dropout are varied by their names
-    space     {name: pl.Float(1e-4, 1.0, log=True), pl.Int(1, 9), pl.Choice([...]) or a list of values}
-    search    "grid", "random", "sobol", "asha", "successive_halving", "hyperband", "median_stopping", "pbt", "tpe", ...
-              with options, as in "asha:max_t=9,grace_period=1,reduction_factor=3,sampler=sobol"; or a sampler of Optuna
-    objective instead of make_job: f(trial) -> value, which trains by itself; it may call trial.report(value, step)
-    workers   processes; default: one for each core
-    budget    trials; default: all of a grid, and 32 of a search without an end
-    metric    "test_loss" (default), "test_accuracy", "train_loss" or one of the job's own
-    mode      "min" or "max"; default: by the metric's name
-    max_t     steps of a trial that is trained to the end; default: those of the job
-    steps_per_epoch  a trial is evaluated and reports so often in an epoch
-    trials    how they are run: "processes", "stacked", "distributed" (each by `plan`), "here"; "auto" measures and says
-    seconds   begin no more trials after so many seconds
-    timeout  seconds for which a trial may be silent before its process is ended; default: by what trials need
-    folder    where the tuning's folder goes; None writes nothing to disk
-    resume    the folder of a tuning that was ended or killed: it goes on, with every decision as it was
-    data_dir  of a built-in job: the folder with its data
-    space_file  the file that the space was read from, of which the tuning's folder gets a copy
-    progress  a function that is called with the study whenever trials have ended
+    Args:
+        make_job: A function of a Trial that returns a Job; or a Job, of which the settings of the optimizer, the fields
+            and dropout are varied by name.
+        space: A Space, or `{name: Float(...) | Int(...) | Choice(...) | a list of values}`.
+        search: `"grid"`, `"random"`, `"sobol"`, `"successive_halving"`, `"asha"`, `"hyperband"`, `"median_stopping"`,
+            `"pbt"` or a sampler of Optuna such as `"tpe"`; with options, as in `"asha:max_t=9,reduction_factor=3"`; or
+            an Optuna sampler object.
+        objective: A function of a Trial that trains by itself and returns a value, instead of `make_job`. It may call
+            `trial.report(value, step)` and `trial.should_prune()`.
+        workers: The number of processes. Default: the number of cores.
+        budget: The number of trials. Default: all points of a grid, and 32 for searches that have no end.
+        metric: `"test_loss"`, `"test_accuracy"`, `"train_loss"` or the name of one of the job's metrics.
+        mode: `"min"` or `"max"`. Default: by the metric's name.
+        max_t: The steps of a trial that is trained to its end. Default: all steps of the job.
+        steps_per_epoch: How often per epoch a trial is evaluated and reports.
+        trials: How trials are run: in `"processes"`, `"stacked"` in one vectorized pass, `"distributed"` with each
+            trial trained by `plan`, or `"here"` in this process. `"auto"` measures and reports its choice.
+        plan: The plan of distributed trials.
+        seconds: Seconds after which no trial is started.
+        timeout: Seconds without progress after which a trial's process is ended. Default: by how long trials take.
+        folder: Where the tuning's folder is created; None writes nothing to disk.
+        resume: The folder of an interrupted tuning. All decisions are replayed from its journal.
+        data_dir: The folder with the data of a built-in job.
+        space_file: The file from which the space was read; the tuning's folder keeps a copy.
+        progress: A function that is called with the study whenever trials have ended.
     """
     search, parts = Search.parse(search), space if isinstance(space, Space) else Space(space or {})
     make, own, origin = functions(make_job, objective, data_dir)

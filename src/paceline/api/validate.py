@@ -30,12 +30,20 @@ def validate(
     workers: int | None = None, rounds: int = ROUNDS, seconds: float = SECONDS, seed: int = 0,
     card: str | Path | Card | None = None, table: Path | None = None, say: Say = lambda line: None,
 ) -> Validation:  # fmt: skip
-    """Predict plans for a job, measure them, and say how far the predictions are off.
+    """Predict plans for a job, measure them, and report how far the predictions are off.
 
-    plans    plans to check; default: the four that are predicted to be fastest, one process, and two at random
-    rounds   how often each is measured, to and fro
-    seconds  of each round
-    table    where the checks are kept; default: beside this machine's card
+    Args:
+        job: The job.
+        plans: The plans. Default: the four that are predicted to be fastest, one process, and two at random.
+        level: As of `choose`.
+        learning: As of `choose`.
+        workers: The largest number of workers to consider. Default: the number of cores.
+        rounds: How often each plan is measured, in interleaved rounds.
+        seconds: The length of a round.
+        seed: Seeds the order of the rounds and the plans at random.
+        card: A card that `paceline calibrate` wrote. Default: this machine's.
+        table: The file that keeps the results. Default: beside this machine's card.
+        say: A function that is called with lines of text about the progress.
     """
     if rounds < 2:
         raise UsageError(f"rounds={rounds}: give at least 2, since the noise floor is the same plan measured twice")

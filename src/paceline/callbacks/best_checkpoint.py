@@ -16,9 +16,10 @@ from paceline.runs.record import Evaluation
 class BestCheckpoint:
     """Write the model of the best evaluation so far to `best.pt` in the run's folder: a `state_dict`, as model.pt is.
 
-    metric     the figure: test_accuracy, test_loss or one of `metrics=`
-    mode       "max" or "min"; default: "min" for what has "loss" in its name
-    file       another name in the run's folder
+    Args:
+        metric: The figure: test_accuracy, test_loss or one of `metrics=`.
+        mode: "max" or "min"; default: "min" for what has "loss" in its name.
+        file: Another name in the run's folder.
     """
 
     def __init__(self, metric: str = "test_loss", *, mode: str | None = None, file: str = "best.pt") -> None:

@@ -14,10 +14,11 @@ from paceline.runs.record import Evaluation
 class EarlyStopping:
     """Stop when a figure of the evaluations has not improved for `patience` of them.
 
-    metric     the figure: test_accuracy, test_loss or one of `metrics=`
-    patience   evaluations in a row without an improvement after which the run ends
-    min_delta  the least change that counts as one
-    mode       "max" or "min"; default: "min" for what has "loss" in its name
+    Args:
+        metric: The figure: test_accuracy, test_loss or one of `metrics=`.
+        patience: Evaluations in a row without an improvement after which the run ends.
+        min_delta: The least change that counts as one.
+        mode: "max" or "min"; default: "min" for what has "loss" in its name.
     """
 
     def __init__(

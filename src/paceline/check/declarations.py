@@ -26,6 +26,14 @@ class Resource(NamedTuple):
     non_reentrant: bool = False  # a holder that takes it again waits for itself
     one_of_several: bool = False  # one of several under the same name
     line: int = 0
+    formal: Formal | None = None  # a parameter for which callers pass different ones
+
+
+class Formal(NamedTuple):
+    """A parameter of a function."""
+
+    function: Function
+    name: str
 
 
 @dataclass(eq=False)
@@ -40,6 +48,8 @@ class Class:
     #: Attribute -> the values assigned to it, each with the function that assigns it.
     values: dict[str, list[tuple[ast.expr, Function]]] = field(default_factory=dict)
     properties: set[str] = field(default_factory=set)
+    #: Attribute -> its annotation in the body of the class or in a method.
+    annotations: dict[str, ast.expr] = field(default_factory=dict)
 
     @cached_property
     def ancestry(self) -> list[Class]:
@@ -85,6 +95,8 @@ class Function:
     names: list[ast.Name] = field(default_factory=list)
     stores: list[ast.Name] = field(default_factory=list)
     bound: dict[str, ast.expr] = field(default_factory=dict)
+    #: Name -> what a `for` loop or comprehension that binds it iterates over.
+    looped: dict[str, ast.expr] = field(default_factory=dict)
     globals: set[str] = field(default_factory=set)
     generator: bool = False
     memo: dict[str, Resource | None] = field(default_factory=dict)
@@ -249,6 +261,21 @@ class Declarations:
     def _note_annotated(self, node: ast.AnnAssign, fn: Function, cls: Class | None) -> None:
         if node.value is not None:
             self._bind(node.target, node.value, fn, cls)
+        target, owner = node.target, cls or fn.cls
+        if owner is not None and isinstance(target, ast.Name if cls is not None else ast.Attribute):
+            owner.annotations.setdefault(short_name(target), node.annotation)
+
+    def _note_loop(self, node: ast.For | ast.AsyncFor | ast.comprehension, fn: Function, cls: Class | None) -> None:
+        fn.loops.append(node)
+        target, over = node.target, node.iter
+        if isinstance(target, ast.Tuple) and len(target.elts) == 2 and isinstance(over, ast.Call):
+            name = short_name(over.func)
+            if name == "enumerate" and over.args:
+                target, over = target.elts[1], over.args[0]
+            elif name == "items" and isinstance(over.func, ast.Attribute):
+                target, over = target.elts[1], over.func.value
+        if isinstance(target, ast.Name):
+            fn.looped[target.id] = over
 
     def _note_named(self, node: ast.NamedExpr, fn: Function, cls: Class | None) -> None:
         self._bind(node.target, node.value, fn, cls)
@@ -320,9 +347,9 @@ _NOTES = {
     ast.AugAssign: _into("augmented"),
     ast.If: _into("tests"),
     ast.While: lambda m, n, f, c: (f.tests.append(n), f.loops.append(n)),
-    ast.For: _into("loops"),
-    ast.AsyncFor: _into("loops"),
-    ast.comprehension: _into("loops"),
+    ast.For: Declarations._note_loop,
+    ast.AsyncFor: Declarations._note_loop,
+    ast.comprehension: Declarations._note_loop,
     ast.Await: _into("awaits"),
     ast.Return: _into("returns"),
     ast.Yield: _yields,

@@ -10,14 +10,31 @@ import ast
 from functools import cached_property
 
 from paceline.check import catalogue
-from paceline.check.declarations import Class, Declarations, Function, Resource
+from paceline.check.containers import Containers
+from paceline.check.declarations import Class, Declarations, Formal, Function, Resource
 from paceline.check.names import dotted, keyword, short_name
+from paceline.check.passing import Passing
 
 ALIASES = 4  # assignments through which a name is followed
 
 
 class Module(Declarations):
     """The declarations of a file, with names resolved."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        super().__init__(tree)
+        #: Expression -> its class, by identity; the node is kept so that its identity is not used again.
+        self._types: dict[int, tuple[ast.expr, Class | None]] = {}
+
+    @cached_property
+    def passing(self) -> Passing:
+        """What is passed for each parameter."""
+        return Passing(self.functions, self.function_named)
+
+    @cached_property
+    def containers(self) -> Containers:
+        """What each container is filled with."""
+        return Containers(self, self.passing, self.type_of)
 
     # -- resources
 
@@ -64,6 +81,8 @@ class Module(Declarations):
         text = dotted(node)
         if not text or depth > ALIASES:
             return None
+        if text.endswith("]") or "[]" in text:
+            text = ast.unparse(node)  # elements are distinguished by their index
         if text in fn.memo:
             return fn.memo[text]
         fn.memo[text] = None
@@ -85,6 +104,10 @@ class Module(Declarations):
             scope = fn.cls.name + ":" if fn.cls is not None and text.split(".")[0] == fn.self_name else ""
             return _guess(scope + self.canonical(node), node.attr)
         if isinstance(node, ast.Subscript):
+            if (element := self._element(node.value, fn, depth)) is not None:
+                if isinstance(node.slice, ast.Constant):
+                    return element._replace(id=f"{element.id[:-1]}{node.slice.value!r}]", one_of_several=False)
+                return element
             name = short_name(node.value)
             found = _guess((fn.cls.name + ":" if fn.cls else "") + text, name)
             return found and found._replace(one_of_several=True)
@@ -108,16 +131,44 @@ class Module(Declarations):
                 where = name if scope is self.top else f"{scope.qualname}.{name}"
                 if made is not None:
                     return self._new(where, made, scope)
-                if isinstance(value, ast.Name | ast.Attribute) and dotted(value) != name:
+                if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) and dotted(value) != name:
                     return self.resource(value, scope, depth + 1) or _guess(where, name)
                 return _guess(where, name)
+            if name in scope.looped and (element := self._element(scope.looped[name], scope, depth)) is not None:
+                return element
             if name in scope.parameters:
-                annotation = scope.parameters[name]
-                kind = catalogue.CONSTRUCTORS.get(self.canonical(annotation)) if annotation is not None else None
-                where = f"{scope.qualname}.{name}"
-                return Resource(where, kind, True, kind in catalogue.NON_REENTRANT) if kind else _guess(where, name)
+                return self._of_parameter(name, scope, depth)
         origin = self.imports.get(name)
         return _guess(origin, name) if origin is not None else None
+
+    def _of_parameter(self, name: str, fn: Function, depth: int) -> Resource | None:
+        """A parameter: the one resource that all callers pass, or one that each call binds anew."""
+        annotation, where = fn.parameters[name], f"{fn.qualname}.{name}"
+        given = [self.resource(a.value, a.caller, depth + 1) for a in self.passing.to(fn, name)]
+        known = [r for r in given if r is not None and r.sure]
+        if known and len(known) == len(given):
+            first = known[0]
+            if all(r.id == first.id for r in known) and not first.one_of_several:
+                return first
+            return Resource(where, first.kind, True, first.non_reentrant, formal=Formal(fn, name))
+        kind = catalogue.CONSTRUCTORS.get(self.canonical(annotation)) if annotation is not None else None
+        if kind is not None:
+            return Resource(where, kind, True, kind in catalogue.NON_REENTRANT, formal=Formal(fn, name))
+        found = _guess(where, name)
+        return found and found._replace(formal=Formal(fn, name))
+
+    def _element(self, node: ast.expr, fn: Function, depth: int) -> Resource | None:
+        """One of the resources that a container holds."""
+        container = self.containers.of(node, fn)
+        for value, scope in container.elements if container is not None else ():
+            made = self.constructed(value, scope)
+            if made is not None and container is not None:
+                return self._new(f"{container.id}[]", made, scope)._replace(one_of_several=True)
+            if isinstance(value, ast.Name | ast.Attribute) and depth < ALIASES:
+                found = self.resource(value, scope, depth + 1)
+                if found is not None and found.sure and container is not None:
+                    return found._replace(id=f"{container.id}[]", one_of_several=True)
+        return None
 
     def attribute(self, owner: Class, attribute: str) -> Resource | None:
         """The resource that a class or its bases assign to an attribute."""
@@ -133,7 +184,9 @@ class Module(Declarations):
                     if found is not None and not isinstance(value, ast.Name):
                         return found
                     if found is not None:
-                        return found._replace(id=f"{cls.name}.{attribute}")
+                        given = isinstance(value, ast.Name) and found.id != f"{fn.qualname}.{value.id}"
+                        own = not given or not found.sure
+                        return found._replace(id=f"{cls.name}.{attribute}") if own else found
         return None
 
     def _new(self, where: str, made: tuple[str, ast.Call], fn: Function) -> Resource:
@@ -170,8 +223,17 @@ class Module(Declarations):
 
     def type_of(self, node: ast.expr, fn: Function, depth: int = 0) -> Class | None:
         """The class, of this file, whose instance an expression is."""
+        if id(node) in self._types:
+            return self._types[id(node)][1]
         if depth > ALIASES:
             return None
+        self._types[id(node)] = (node, None)  # what a circle of names gets
+        found = self._type_of(node, fn, depth)
+        self._types[id(node)] = (node, found)
+        return found
+
+    def _type_of(self, node: ast.expr, fn: Function, depth: int) -> Class | None:
+        """The unremembered part of `type_of`."""
         if isinstance(node, ast.Name):
             if fn.cls is not None and node.id in (fn.self_name, "cls", fn.cls.name):
                 return fn.cls
@@ -180,14 +242,13 @@ class Module(Declarations):
             for scope in fn.scopes():
                 if node.id in scope.bound:
                     return self.type_of_value(scope.bound[node.id], scope, depth + 1)
+                if node.id in scope.looped:
+                    return self._element_type(scope.looped[node.id], scope, depth)
                 if node.id in scope.parameters:
-                    annotation = scope.parameters[node.id]
-                    text = (
-                        annotation.value
-                        if isinstance(annotation, ast.Constant)
-                        else annotation and short_name(annotation)
-                    )
-                    return self.classes.get(text) if isinstance(text, str) else None
+                    found = self.annotated(scope.parameters[node.id])
+                    for given in self.passing.to(scope, node.id) if found is None else ():
+                        found = found or self.type_of_value(given.value, given.caller, depth + 1)
+                    return found
         if isinstance(node, ast.Attribute):
             owner = self.type_of(node.value, fn, depth + 1)
             if owner is not None:
@@ -196,17 +257,59 @@ class Module(Declarations):
                         found = self.type_of_value(value, scope, depth + 1)
                         if found is not None:
                             return found
+                    if node.attr in cls.annotations:
+                        return self.annotated(cls.annotations[node.attr])
+        if isinstance(node, ast.Subscript):
+            return self._element_type(node.value, fn, depth)
+        if isinstance(node, ast.Call):
+            return self.type_of_value(node, fn, depth + 1)
         return None
+
+    def _element_type(self, node: ast.expr, fn: Function, depth: int) -> Class | None:
+        """The class of the elements of a container."""
+        container = self.containers.of(node, fn)
+        for value, scope in container.elements if container is not None else ():
+            found = self.type_of_value(value, scope, depth + 1)
+            if found is not None:
+                return found
+        return None
+
+    def annotated(self, annotation: ast.expr | None) -> Class | None:
+        """The class of this file that an annotation names: `Pool`, `"Pool"`, `Optional[Pool]`, `Pool | None`."""
+        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+            return self.classes.get(annotation.value.partition("|")[0].strip().removeprefix("Optional[").strip("]"))
+        if isinstance(annotation, ast.BinOp):
+            return self.annotated(annotation.left) or self.annotated(annotation.right)
+        if isinstance(annotation, ast.Subscript) and short_name(annotation.value) in ("Optional", "Annotated"):
+            return self.annotated(annotation.slice)
+        return None if annotation is None else self.classes.get(short_name(annotation))
 
     def type_of_value(self, value: ast.expr, fn: Function, depth: int = 0) -> Class | None:
         """The class of an assigned value: of a constructor call, or of another name."""
         if isinstance(value, ast.Call):
-            return (
-                self.classes.get(short_name(value.func)) if isinstance(value.func, ast.Name | ast.Attribute) else None
-            )
-        if isinstance(value, ast.Name | ast.Attribute):
+            named = isinstance(value.func, ast.Name | ast.Attribute)
+            found = self.classes.get(short_name(value.func)) if named else None
+            return found or self._returned_type(value, fn, depth)
+        if isinstance(value, ast.IfExp):
+            return self.type_of_value(value.body, fn, depth + 1) or self.type_of_value(value.orelse, fn, depth + 1)
+        if isinstance(value, ast.BoolOp):
+            return next((c for v in value.values if (c := self.type_of_value(v, fn, depth + 1))), None)
+        if isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
             return self.type_of(value, fn, depth + 1)
         return None
+
+    def _returned_type(self, call: ast.Call, fn: Function, depth: int) -> Class | None:
+        """The class of what a function of this file returns."""
+        if depth > ALIASES:
+            return None
+        callee = self.function_named(call.func, fn, depth + 1)
+        if callee is None or callee.asynchronous or callee.generator:
+            return None
+        found = self.annotated(getattr(callee.node, "returns", None))
+        for given in callee.returns if found is None else ():
+            if given.value is not None:
+                found = found or self.type_of_value(given.value, callee, depth + 1)
+        return found
 
     def callee(self, call: ast.Call, fn: Function) -> Function | None:
         """The function of this file that a call runs."""

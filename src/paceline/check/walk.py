@@ -30,6 +30,7 @@ class Held(NamedTuple):
     line: int
     by_with: bool
     receiver: str  # `self._lock` as written: the same object, or only one of the same name?
+    node: ast.expr  # the lock as an expression of the function that holds it
 
 
 State = tuple[Held, ...]
@@ -130,11 +131,11 @@ class Walker:
         """The locks that a `with` takes: the lock itself, or those that a context manager holds at its yield."""
         found = self.module.resource(context, fn)
         if found is not None and found.kind in LOCKS:
-            return [Held(found, context.lineno, True, dotted(context))]
+            return [Held(found, context.lineno, True, dotted(context), context)]
         if isinstance(context, ast.Call):
             callee = self.module.callee(context, fn)
             if callee is not None and callee.generator and callee.decorated("contextmanager", "asynccontextmanager"):
-                return [h._replace(line=context.lineno, by_with=True) for h in self.walk(callee).at_yield]
+                return [h._replace(line=context.lineno, by_with=True, node=context) for h in self.walk(callee).at_yield]
         return []
 
 
@@ -201,12 +202,13 @@ class _Search:
             resource = found.resource
             if resource is None or found.kind in ("call", "wait"):
                 continue
-            receiver = dotted(found.node.func.value) if isinstance(found.node, ast.Call) else ""  # type: ignore[attr-defined]
+            lock = found.node.func.value if isinstance(found.node, ast.Call) else found.node  # type: ignore[attr-defined]
+            receiver = dotted(lock) if isinstance(found.node, ast.Call) else ""
             if found.kind != "free" and node.kind == "test" and node.syntax is found.node:
-                tried = Held(resource, found.line, False, receiver)
+                tried = Held(resource, found.line, False, receiver, lock)
             elif found.kind == "take":
                 if not any(h.resource.id == resource.id and h.line == found.line for h in state):
-                    state = (*state, Held(resource, found.line, False, receiver))
+                    state = (*state, Held(resource, found.line, False, receiver, lock))
             elif found.kind == "free":
                 state = _without(state, resource)
         if node.kind == "enter":

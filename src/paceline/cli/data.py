@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 
 import typer
 
@@ -13,19 +14,27 @@ from paceline.cli.output import print_json
 
 
 def data(folder: data_options.ShardsFolder, verify: data_options.Verify = False, json: options.Json = False) -> None:
-    """Show what a folder of shards holds and where every row went.
+    """Show what a folder of shards, or a stream, holds and where every row went.
 
     With --verify every file is read and compared with what was written; exit code 1 if one differs.
     """
+    from paceline.cli.stream_table import described, show_stream
     from paceline.shards.manifest import read_manifest
-    from paceline.shards.verify import damaged
+    from paceline.shards.sealed import SealedList, is_stream
+    from paceline.shards.verify import damaged, damaged_stream
 
-    manifest = read_manifest(folder)
-    faults = list(damaged(folder, manifest)) if verify else []
-    if json:
-        print_json({"folder": str(folder), **asdict(manifest), "damaged": faults if verify else None})
+    if is_stream(folder):
+        sealed = SealedList(folder)
+        faults = list(damaged_stream(folder, sealed)) if verify else []
+        body, show = described(sealed), partial(show_stream, folder, sealed)
     else:
-        show_manifest(folder, manifest)
+        manifest = read_manifest(folder)
+        faults = list(damaged(folder, manifest)) if verify else []
+        body, show = asdict(manifest), partial(show_manifest, folder, manifest)
+    if json:
+        print_json({"folder": str(folder), **body, "damaged": faults if verify else None})
+    else:
+        show()
         for fault in faults:
             console.print(f"damaged: {fault}", style="red", markup=False, soft_wrap=True)
         if verify and not faults:

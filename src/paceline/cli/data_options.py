@@ -11,10 +11,25 @@ RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A Python file with a module-level `recipe` (or file.py:name).")
 ]
 FolderToMake = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to make.")]
-DataEngine = Annotated[str, typer.Option(help="What reads and sorts: duckdb, in this process.")]
+DataEngine = Annotated[str, typer.Option(help="What reads and sorts: duckdb, in this process; or spark.")]
 DataThreads = Annotated[int | None, typer.Option(min=1, help="Threads of the engine.", show_default="all cores")]
 DataMemory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory of the engine, such as 512MB; more lies in files.")
 ]
-ShardsFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that `paceline prepare` made.")]
+ShardsFolder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="A folder that `paceline prepare` or `paceline ingest` made.")
+]
+StreamFolder = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The stream to add to.")]
+StreamInputs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[INPUT]...", help="Files, http addresses or - for standard input.", show_default="-"),
+]
+ShardOfRows = Annotated[int, typer.Option("--rows", min=1, help="Lines that are read for each shard.")]
+Ahead = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Wait while N rows have not been read by a training.", show_default="any"),
+]
+Patience = Annotated[
+    float, typer.Option(min=0.01, metavar="SECONDS", help="After so long without a line, an input counts as stopped.")
+]
 Verify = Annotated[bool, typer.Option("--verify", help="Read every file and compare it with what was written.")]

@@ -7,17 +7,13 @@ from pathlib import Path
 from rich.table import Table
 
 from paceline.cli.console import console
-from paceline.shards.manifest import Column, Manifest
+from paceline.shards.manifest import Account, Column, Manifest
 
 
 def show_manifest(folder: Path, manifest: Manifest) -> None:
     """Print the account of a folder's rows, its splits and its columns."""
-    account = manifest.account
-    console.print(f"{folder}: {_equation(manifest)}", highlight=False, markup=False, soft_wrap=True)
-    for rule, rows in account.rejected.items():
-        console.print(f"{rows:>12,}  {rule}", highlight=False, markup=False, soft_wrap=True)
-    if account.rejected:
-        console.print(f"{'':>12}  listed in {folder / 'rejected.parquet'}", markup=False, soft_wrap=True)
+    console.print(f"{folder}: {equation(manifest.account)}", highlight=False, markup=False, soft_wrap=True)
+    show_rules(manifest.account, folder / "rejected.parquet")
     for name, split in manifest.splits.items():
         console.print(f"{split.rows:>12,}  rows in {name}, {len(split.shards)} shard{'s' * (len(split.shards) != 1)}")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
@@ -46,9 +42,15 @@ def row_of(column: Column) -> str:
     return f"{' x '.join(map(str, column.shape))} {kind}".strip()
 
 
-def _equation(manifest: Manifest) -> str:
-    account, terms = manifest.account, []
-    terms.append(f"{account.kept:,} kept")
-    terms.append(f"{sum(account.rejected.values()):,} rejected")
-    terms.append(f"{account.duplicates:,} duplicates")
-    return f"{account.read:,} rows = " + " + ".join(terms)
+def equation(account: Account) -> str:
+    """Return where every row went, as a sum."""
+    rejected = sum(account.rejected.values())
+    return f"{account.read:,} rows = {account.kept:,} kept + {rejected:,} rejected + {account.duplicates:,} duplicates"
+
+
+def show_rules(account: Account, listed: Path) -> None:
+    """Print how many rows broke each rule, and where they are listed."""
+    for rule, rows in account.rejected.items():
+        console.print(f"{rows:>12,}  {rule}", highlight=False, markup=False, soft_wrap=True)
+    if account.rejected:
+        console.print(f"{'':>12}  listed in {listed}", markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.console import console
-from paceline.jobs.metrics import RESERVED
+from paceline.runs.tables import summary_lines
 
 if TYPE_CHECKING:
     from paceline.api.compare_scripts import ScriptComparison
@@ -16,43 +16,8 @@ if TYPE_CHECKING:
 
 def show_summary(summary: dict[str, Any]) -> None:
     """Print a finished run, one line per subject."""
-    stale, workers = summary["staleness"], summary["workers"]
-    updates, rate = summary["updates"], summary["samples_per_second"]
-    lines = {
-        "plan": f"{summary['plan']} on {workers} worker{'s' * (workers > 1)}, engine {summary['engine']}",
-        "speed": f"{rate:,.0f} samples/s: {updates} updates in {summary['seconds']:.2f} s",
-        "train loss": _number(summary["train_loss"], "{:.4f}"),
-        "test": tested(summary),
-        "staleness": f"mean {stale['mean']:.2f}, 95% {stale['p95']:.0f}, max {stale['max']}",
-        "waiting": _waiting(summary),
-        "parameters": summary["parameters_sha256"][:16],
-        "run": str(summary["run"]),
-    }
-    if summary["compute"] == "fused":
-        lines["compute"] = "fused: generated code"
-    if summary["stragglers"]:
-        slow = (f"worker {w} computes at {of:.0%} of the others' speed" for w, of in summary["stragglers"].items())
-        lines["straggler"] = "; ".join(slow)
-    if summary["not_finite"]:
-        lines["not finite"] = f"the loss of {summary['not_finite']} gradients"
-    if summary["deaths"]:
-        lines["died"] = f"workers {summary['deaths']}; the others finished the training"
-    for subject, line in lines.items():
+    for subject, line in summary_lines(summary).items():
         console.print(f"{subject:>11}  {line}", markup=False, soft_wrap=True)
-
-
-def tested(summary: dict[str, Any]) -> str:
-    """The figures of the last evaluation: accuracy and loss, then user-defined metrics."""
-    own = [name for name in summary if name not in RESERVED]
-    figures = [f"accuracy {_number(summary.get('test_accuracy'), '{:.2%}')}"] if "test_accuracy" in summary else []
-    figures += [f"loss {_number(summary.get('test_loss'), '{:.4f}')}"] if "test_loss" in summary else []
-    return ", ".join([*figures, *(f"{name} {_number(summary[name], '{:.4f}')}" for name in own)]) or "no test data"
-
-
-def _waiting(summary: dict[str, Any]) -> str:
-    if summary["wait_fraction"] is None:
-        return "not measured: PyTorch's DDP communicates while it computes"
-    return f"{summary['wait_fraction']:.1%} of the workers' time; {_bytes(summary['bytes_sent'])} sent"
 
 
 def show_scripts(found: ScriptComparison) -> None:
@@ -99,16 +64,3 @@ def show_plans(groups: dict[str, list[dict[str, Any]]]) -> None:
         out.print(table)
         out.print()
     out.print("Options follow a colon, as in downpour:workers=4,shards=2; most plans take workers and threads as well.")
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -22,15 +22,15 @@ PERIOD = 10_000
 
 
 class Mix:
-    """Samples of several folders of shards, in fixed proportions: a job's `data=`.
+    """Samples of several folders of shards in fixed proportions, as a job's `data`.
 
-        Mix({Shards("web"): 0.7, Shards("books"): 0.3})
+    After any number of samples, the number of those from each source is its weight's share to within one sample. Which
+    sample follows which is a function of the seed, the epoch and its number alone, so runs are replayed and resumed as
+    with any other data. A source that has been used up starts again in another order.
 
-    After any number of samples, the number of those from each source is the weight's share of it to within one sample.
-    Which sample comes when is a function of `seed`, the epoch and its number alone, so a run is replayed and resumed as
-    with any other data. A source that has been used up begins again in another order.
-
-    samples  samples of an epoch; default: as many as there are until the first source is used up
+    Args:
+        weights: `{Shards(folder): weight}`.
+        samples: The number of samples of an epoch. Default: those until the first source is used up.
     """
 
     arranged = True

@@ -25,8 +25,7 @@ STATE = ("folder", "split", "columns", "normalize", "window", "seed", "manifest"
 class FixedColumn:
     """Rows of one size, read from all shards by number."""
 
-    def __init__(self, folder: Path, name: str, column: Column, shards: int, rows: int, normalize: bool) -> None:
-        files = [folder / shard_files(number, name, column)[0] for number in range(shards)]
+    def __init__(self, files: Sequence[Path], column: Column, rows: int, normalize: bool = False) -> None:
         self.values = torch.from_numpy(map_rows(files, column.dtype, column.shape, rows))
         known = column.statistics if normalize else None
         #: What is taken away and what is divided by, if the column is normalized.
@@ -42,10 +41,9 @@ class FixedColumn:
 class RaggedColumn:
     """Rows of different lengths: a batch is padded with zeros to its longest row, and comes with the lengths."""
 
-    def __init__(self, folder: Path, name: str, column: Column, shards: int, shard_rows: int) -> None:
+    def __init__(self, files: Sequence[Sequence[Path]], column: Column, shard_rows: int) -> None:
         self.shard_rows, self.dtype = shard_rows, np.dtype(column.dtype)
-        files = [shard_files(number, name, column) for number in range(shards)]
-        self.shards = [map_ragged(folder / values, folder / ends, column.dtype) for values, ends in files]
+        self.shards = [map_ragged(values, ends, column.dtype) for values, ends in files]
 
     def row(self, index: int) -> np.ndarray[Any, Any]:
         values, ends = self.shards[index // self.shard_rows]
@@ -62,17 +60,20 @@ class RaggedColumn:
 
 
 class Shards:
-    """Samples of a folder that `paceline prepare` made: a job's `data=`, or a Dataset in a loop of one's own.
-
-    folder     the folder
-    split      which part of the rows
-    columns    which columns a batch holds, in this order; default: all, in the order of the recipe
-    normalize  columns from which the mean is taken and which are divided by the standard deviation of the first split
-    window     shards that an epoch shuffles at a time; 0: all. For folders that are larger than memory: samples are
-               then read from so many files at a time, in an order that depends on `seed` and the epoch alone
+    """Samples of a folder that `paceline prepare` made, as a job's `data` or as a Dataset in your own loop.
 
     A ragged column gives two tensors, the rows padded with zeros and their lengths. Words are numbers; `words(column)`
     lists them.
+
+    Args:
+        folder: The folder.
+        split: The part of the rows, by its name in the recipe.
+        columns: The columns of a batch, in this order. Default: all, in the order of the recipe.
+        normalize: Columns from which the mean is subtracted and which are divided by the standard deviation, both of
+            the first split.
+        window: The number of shards that an epoch shuffles at a time; 0: all. With a window, samples are read from so
+            many files at a time, for folders that are larger than memory.
+        seed: Seeds the order of a windowed epoch.
     """
 
     traits = SourceTraits()
@@ -163,14 +164,15 @@ class Shards:
 
     def _opened(self) -> list[FixedColumn | RaggedColumn]:
         """Map the files of the columns."""
-        split, folder, columns = self.manifest.split(self.split), self.folder / self.split, list[Any]()
-        for name in self.columns:
-            column, count = self.manifest.columns[name], len(split.shards)
-            try:
-                if column.ragged:
-                    columns.append(RaggedColumn(folder, name, column, count, self.manifest.shard_rows))
-                else:
-                    columns.append(FixedColumn(folder, name, column, count, self.rows, name in self.normalize))
-            except FileNotFoundError as error:
-                raise DataError(f"{error.filename} is missing; prepare the folder again") from error
-        return columns
+        split, folder = self.manifest.split(self.split), self.folder / self.split
+        try:
+            return [self._open(name, folder, len(split.shards)) for name in self.columns]
+        except FileNotFoundError as error:
+            raise DataError(f"{error.filename} is missing; prepare the folder again") from error
+
+    def _open(self, name: str, folder: Path, shards: int) -> FixedColumn | RaggedColumn:
+        column = self.manifest.columns[name]
+        files = [[folder / file for file in shard_files(number, name, column)] for number in range(shards)]
+        if column.ragged:
+            return RaggedColumn(files, column, self.manifest.shard_rows)
+        return FixedColumn([file for (file,) in files], column, self.rows, name in self.normalize)

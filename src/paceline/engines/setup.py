@@ -143,7 +143,7 @@ def set_up(job: Job, plan: Plan, engine: str, limit: int | None = None) -> Setup
             f"plan {plan} wants {agenda.data_parts} parts of the data, but there are only {agenda.leases} batches to "
             "share out; give fewer parts, or a smaller batch_size"
         )
-    job = _by_epochs(job, plan, optimizer, agenda)
+    job = _by_epochs(job, plan, optimizer, agenda, engine)
     layout = lay_out(module, plan.shards, found.moving)
     plan = plan.fitted(len(layout.shards))
     plan.method.prove(plan.workers)
@@ -276,15 +276,15 @@ def _unused(job: Job, plan: Plan) -> list[str]:
     return [f"plan {plan.name} makes its own steps, and evaluates a batch several times; it does not use {names}"]
 
 
-def _by_epochs(job: Job, plan: Plan, optimizer: torch.optim.Optimizer, agenda: Agenda) -> Job:
+def _by_epochs(job: Job, plan: Plan, optimizer: torch.optim.Optimizer, agenda: Agenda, engine: str) -> Job:
     """Return the job with a schedule that counts updates, where the user's steps by epochs; raise where it cannot."""
     if job.lr_scheduler is None:
         return job
     plateau = follows_loss(job.lr_scheduler, optimizer)
-    if plateau and (not isinstance(plan.method, Alone | AllReduce) or job.compute == "fused"):
+    if plateau and (not isinstance(plan.method, Alone | AllReduce) or engine == "mpi"):
         raise PlanError(
             f"ReduceLROnPlateau follows the loss of whole batches, which no worker of plan {plan.name} "
-            f"{'in generated code ' * (job.compute == 'fused')}knows; use a plan that adds gradients up (ring, tree, "
+            f"{'on engine mpi ' * (engine == 'mpi')}knows; use a plan that adds gradients up (ring, tree, "
             "central), sequential, or a schedule that counts, such as torch.optim.lr_scheduler.CosineAnnealingLR"
         )
     if plateau or job.lr_scheduler_interval == "epoch":

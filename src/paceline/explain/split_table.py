@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.core.splits import WHOLE
-from paceline.core.splits.derivation import PARAMETER, Program, Step
+from paceline.core.splits.derivation import JOINT, PARAMETER, Program, Step
 from paceline.core.splits.nodes import Node
 
 MOST = 8  # workers with a column
@@ -20,6 +20,8 @@ def draw_split(program: Program, replicas: int) -> list[str]:
         lines += [
             (_row(program, program.nodes[name], shown), "") for name in step.nodes if not name.endswith("#blocks")
         ]
+    if program.joins:
+        lines.append(([], _joint(program)))
     table += [cells for cells, _ in lines if cells]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
 
@@ -61,7 +63,7 @@ def _sizes(box: tuple[tuple[int, int], ...]) -> str:
 def _movement(program: Program, step: Step) -> str:
     """Return a line for a movement; an empty one where nothing travels either way."""
     forward = step.movement
-    back = forward.back if step.value in program.needs else None
+    back = forward.back if step.value in program.needs and step.value not in program.joins else None
     if not forward.travels and not (back is not None and back.travels):
         return ""
     shape, workers = program.shapes[step.value], program.workers
@@ -70,6 +72,14 @@ def _movement(program: Program, step: Step) -> str:
         words.append("back: " + _way(back.kind, back.numbers(shape, 0, workers)))
     name = step.value.removeprefix(PARAMETER)
     return f"    ~~ {name}: {step.source} -> {step.target};  {';  '.join(words)}"
+
+
+def _joint(program: Program) -> str:
+    """Return the line for the gradients that are summed together, at the end of an update's backward."""
+    movement, shape = program.steps[-1].movement, program.shapes[JOINT]
+    names = [value.removeprefix(PARAMETER) for value in reversed(program.joins)]
+    many = f"{len(names)} parameters, {names[0]} to {names[-1]}"
+    return f"    ~~ gradients of {many}: {_way(movement.kind, movement.numbers(shape, 0, program.workers))}"
 
 
 def _way(kind: str, numbers: int) -> str:

@@ -29,41 +29,48 @@ INTERVALS = ("update", "epoch")
 @renames_fields(JOB_FIELDS, JOB_VALUES)
 @dataclass
 class Job:
-    """Describes a training.
+    """Describes a training: a model, its data, a loss and an optimizer.
 
-    model       an nn.Module, or a function that makes one
-    data        a tuple of tensors, a Dataset, a DataLoader, an IterableDataset, or a function that makes one of these.
-                A DataLoader decides batch_size, shuffle and num_workers; docs/inputs.md
-    loss        loss(model(*inputs), target), for batches (*inputs, target)
-    step        or step(model, batch) -> loss, for any other shape of batch. With neither, the loss is the model's own:
-                the `loss` of what model(**batch) returns, as transformers' models do
-    optimizer   a function of the parameters that makes a torch optimizer; for groups, a function of `model`:
-                `lambda model: SGD([{"params": model.head.parameters(), "lr": 0.1}, ...], lr=0.01)`
-    batch_size  samples of one update, of all workers together where they share a batch
-    epochs      passes over the data
-    seed        of all randomness: the model, the order of samples, dropout, augmentation
-    lr_scheduler  a function of the optimizer that makes a learning-rate scheduler, stepped once per update
-    lr_scheduler_interval  "epoch" for a scheduler that is stepped once per epoch
-    accumulate_grad_batches  batches whose gradients are averaged before one update
-    device      "cpu", "cuda" (workers share the GPUs out), "cuda:1", or "auto": cuda where there is a GPU
-    precision   "32-true": no autocast; "bf16-mixed" or "16-mixed": autocast, with the same parameters; in float16
-                with a scaled loss
-    gradient_clip_norm  the largest norm of an update's gradient; larger ones are scaled down
-    shuffle     whether each epoch has an order of its own
-    num_workers  processes that load samples ahead for each worker, for a Dataset
-    loss_denominator  f(batch) -> number, for a loss that is not a mean over samples: the number that it divides by
-    metrics     {name: metric} over `test`: either f(output, target) -> number, called once with all outputs and all
-                targets, or an object with update(output, target) for each batch, compute() and reset(), which keeps no
-                outputs. Those of torchmetrics are such objects; a list of them or a MetricCollection does, too
-    evaluate    evaluate(model, batch) -> (output, target): what metrics see of a test batch. Needed beside `step`;
-                beside `loss` it takes the place of (model(*inputs), target)
-    batch_transform  augmentation f(batch) -> batch of training batches, seeded by (seed, update, chunk)
-    compute     how a gradient is made: "autograd" (PyTorch), "fused" (one compiled program; small networks), or "auto":
-                fused where the network has kernels and a measurement on the first batch says that it pays
-    compile_options  keywords of torch.compile, by which every worker compiles the model; {} for none. A model that went
-                through torch.compile brings its own
-    on_nan      when a loss is not finite: "stop" the run, "skip" the batch (looks at gradients too), or "ignore" it
-    evaluate_every  evaluate on `test` from a snapshot every so many updates; default: once per epoch
+    A job does not say how it is trained in parallel; a plan does.
+
+    Args:
+        model: The module, or a function that returns one.
+        data: The training data: a tuple of tensors, a Dataset, a DataLoader, an IterableDataset, Shards, or a function
+            that returns one of these. A DataLoader also sets `batch_size`, `shuffle` and `num_workers`.
+        loss: Called as `loss(model(*inputs), target)` for batches `(*inputs, target)`.
+        step: Called as `step(model, batch)` instead of `loss`, for batches of any other structure; returns the loss.
+            With neither, the model returns its own: `model(**batch).loss`, as models of transformers do.
+        optimizer: A function of the parameters that returns a `torch.optim` optimizer. A function whose argument is
+            called `model` gets the model, for groups of parameters.
+        batch_size: Samples per update, over all workers that share a batch.
+        epochs: Passes over the data.
+        test: Data for evaluation, in the same forms as `data`.
+        seed: Seeds all randomness: initialization, the order of samples, dropout and augmentation.
+        lr_scheduler: A function of the optimizer that returns a learning-rate scheduler.
+        lr_scheduler_interval: `"update"` or `"epoch"`: when the scheduler is stepped.
+        accumulate_grad_batches: The number of batches whose gradients are averaged before an update.
+        device: `"cpu"`, `"cuda"` (workers are spread over the GPUs), `"cuda:1"`, or `"auto"`: a GPU where there is one.
+        precision: `"32-true"`, or autocast with parameters in single precision: `"bf16-mixed"`, or `"16-mixed"`, which
+            also scales the loss.
+        compute: How gradients are computed: `"autograd"` by PyTorch; `"fused"` by one compiled program, for small
+            networks; `"auto"` by whichever is faster on the first batch.
+        compile_options: Keywords of `torch.compile`, with which every worker compiles the model; `{}` for its defaults.
+            A model that was compiled before keeps its own.
+        metrics: `{name: metric}` over `test`. A metric is a function `f(outputs, targets)` of the whole test set, or an
+            object with `update(output, target)`, `compute()` and `reset()`, as those of torchmetrics are. A list of
+            such objects or a MetricCollection is accepted as well.
+        on_nan: What happens when a loss is NaN or infinite: `"stop"` the run, `"skip"` the batch (gradients are checked
+            as well), or `"ignore"` it.
+        evaluate_every: Updates between two evaluations on `test`. Default: once per epoch.
+        num_workers: Processes per worker that load samples of a Dataset in advance.
+        shuffle: Whether each epoch has its own order.
+        loss_denominator: For a loss that is not a mean over samples: a function of a batch that returns the number by
+            which the loss was divided.
+        batch_transform: Augmentation: a function from batch to batch, seeded by seed, update and chunk.
+        evaluate: Called as `evaluate(model, batch)`; returns `(output, target)`, which the metrics get. Required with
+            `step` where there are metrics.
+        gradient_clip_norm: The norm to which larger gradients of an update are scaled down.
+        name: The name that runs and reports show.
     """
 
     model: nn.Module | Callable[[], nn.Module]
@@ -100,6 +107,10 @@ class Job:
         faults = [*self._take_loaders(), *self._faults()]
         if faults:
             raise JobError("this job cannot be trained:\n" + "\n".join(f"  - {fault}" for fault in faults))
+
+    def __repr__(self) -> str:
+        model = type(self.model).__name__ if isinstance(self.model, nn.Module) else "..."
+        return f"Job({self.name!r}, model={model}, batch_size={self.batch_size}, epochs={self.epochs})"
 
     def _take_loaders(self) -> Iterator[str]:
         """Take DataLoaders and streams apart, and adopt what they say; yield where the job says something else."""

@@ -9,6 +9,7 @@ Whatever puts other tensors there, as a checkpoint does, is noticed before the n
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from math import prod
 
@@ -17,11 +18,14 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.compiled import Call, Compiled, view_of
+from paceline.kernels.exchange import Exchange
 from paceline.kernels.fused import Fused
 from paceline.kernels.optimizers import numbers
 
 #: What a leg leaves of each of its updates; `printers/call.hpp` has the same fields.
-NOTE = np.dtype([("loss", "<f8"), ("computed", "<i8"), ("applied", "<i8")])
+NOTE = np.dtype([
+    ("loss", "<f8"), ("computed", "<i8"), ("applied", "<i8"), ("summed", "<i8"), ("waited", "<i8"), ("mean", "<f8"),
+])  # fmt: skip
 
 
 class Resident:
@@ -116,6 +120,9 @@ class Leg:
     most    updates of one call
     """
 
+    #: How gradients are added up with other workers in every update; None where updates are made alone.
+    exchange: Exchange | None = None
+
     def __init__(self, resident: Resident, x: Tensor, y: Tensor, seed: int, doing: np.ndarray, most: int) -> None:
         self.resident, self.most = resident, most
         self._notes = np.zeros(most, NOTE)
@@ -127,6 +134,8 @@ class Leg:
     def make(self, order: Tensor, batch: int, updates: range, chunk: int, settings: Tensor) -> np.ndarray:
         """Make an update for each batch of samples in `order`, of which the last may be smaller; return their notes.
 
+        Where an exchange ends the leg early, the notes of later updates say nothing.
+
         updates     the numbers of the updates
         chunk       the number of the samples' part in each of them
         settings    what the optimizer's settings are: one row for all updates, or a row for each
@@ -135,6 +144,7 @@ class Leg:
         resident._move_in()
         call.order, call.samples, call.batch, call.updates = order.data_ptr(), len(order), batch, len(updates)
         call.first, call.stride, call.chunk, call.update = updates[0], updates.step, chunk, resident.steps
+        call.exchange = ctypes.addressof(self.exchange) if self.exchange is not None else None
         call.settings, call.pace = settings.data_ptr(), prod(settings.shape[1:]) if len(settings) > 1 else 0
         resident.fused.run(resident.made, call)
         resident._count(len(updates))

@@ -27,7 +27,9 @@ class Doorbell:
         self._cell = cell
         #: The same flag alone: where a microsecond counts, it is looked at before `ring` is called.
         self.flag = cell[ASLEEP : ASLEEP + 1]
-        self._address = futex.address_of(cell) + 8 * RINGS
+        #: Of both integers, for generated code, which sleeps and rings in the same way.
+        self.address = futex.address_of(cell)
+        self._address = self.address + 8 * RINGS
 
     @classmethod
     def of(cls, memory: Memory) -> Doorbell:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,13 +45,23 @@ class _Views(dict[Span, Tensor]):
     """The spans of one rank's vectors, as views that are made once: to slice costs more than a whole step."""
 
     def __init__(self, vectors: Sequence[Tensor]) -> None:
-        self._vectors = vectors
+        self.vectors = vectors
 
     def __missing__(self, span: Span) -> Tensor:
         if len(self) > SPANS:  # spans that vary in length
             self.clear()
-        view = self[span] = self._vectors[span.turn][span.start : span.stop]
+        view = self[span] = self.vectors[span.turn][span.start : span.stop]
         return view
+
+
+class PeerMemory(NamedTuple):
+    """What a rank and one of its peers share, for generated code that offers and takes in the place of Python."""
+
+    #: One integer each: how often this rank has offered to the peer, and the peer to this rank.
+    offered: memoryview
+    awaited: memoryview
+    doorbell: Doorbell
+    vectors: Sequence[Tensor]
 
 
 class SharedMemoryLink:
@@ -114,6 +124,25 @@ class SharedMemoryLink:
         # What was offered before the link was cancelled is still taken.
         if offers[0] < wanted:
             raise Cancelled
+
+    def shared_with(self, peer: int) -> PeerMemory:
+        """Return what this rank shares with a peer."""
+        vectors = self._views[peer].vectors
+        return PeerMemory(self._offered[peer : peer + 1], self._offers[peer], self._doorbells[peer], vectors)
+
+    @property
+    def called_off(self) -> memoryview:
+        """One integer: 1 from `call_off` on."""
+        return self._called_off
+
+    @property
+    def counts(self) -> list[tuple[int, int]]:
+        """How often this rank has offered to each rank and taken from it; to be set where generated code did."""
+        return list(zip(self._counts, self._taken, strict=True))
+
+    @counts.setter
+    def counts(self, counts: Sequence[tuple[int, int]]) -> None:
+        self._counts, self._taken = [offers for offers, _ in counts], [taken for _, taken in counts]
 
     def call_off(self) -> None:
         """End every wait on this link, on all ranks: each raises `Cancelled`."""

@@ -76,7 +76,8 @@ class Waiter:
         self.worker, self.doorbell, self.deadline = worker, doorbell, deadline
         # With more workers than cores, the one that is waited for may need this core.
         nanoseconds = 0 if crowded else int(SPIN_SECONDS * 1e9)
-        self._spin = Spin(nanoseconds, nanoseconds)
+        #: How long this rank spins before it sleeps.
+        self.spin = Spin(nanoseconds, nanoseconds)
         self._called_off, self._where = called_off, where
 
     def until(self, ready: Callable[[], bool], whom: Callable[[], str], rung: bool = True) -> int:
@@ -94,8 +95,12 @@ class Waiter:
             if self._called_off() and not ready():
                 raise Cancelled
             if waited > self.deadline * 1e9:
-                raise WaitedTooLong(self.worker, whom(), self.deadline, self._where())
+                raise self.too_long(whom())
             # Without a doorbell, an eighth of the time waited so far: looking costs little of whatever the wait is.
             return NAP_SECONDS if rung else min(max(SPIN_SECONDS, waited / 8e9), LONGEST_SLEEP)
 
-        return wait(ready, self.doorbell if rung else None, self._spin, nap)
+        return wait(ready, self.doorbell if rung else None, self.spin, nap)
+
+    def too_long(self, whom: str) -> WaitedTooLong:
+        """Return the error of a wait that has reached the deadline."""
+        return WaitedTooLong(self.worker, whom, self.deadline, self._where())

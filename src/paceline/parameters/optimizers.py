@@ -24,10 +24,11 @@ class ScheduleStepper:
         if self.scheduler is not None:
             optimizer._opt_called = True  # type: ignore[attr-defined]
 
-    def hear(self, loss: float) -> None:
-        """Tell the loss of an update to a schedule that follows losses."""
+    def hear(self, *losses: float) -> None:
+        """Tell the losses of updates to a schedule that follows losses."""
         if callable(hear := getattr(self.scheduler, "hear", None)):
-            hear(loss)
+            for loss in losses:
+                hear(loss)
 
     def state(self) -> dict[str, Any] | None:
         """Return what a checkpoint keeps of a schedule besides the count; None for most."""

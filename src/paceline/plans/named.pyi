@@ -33,6 +33,7 @@ __all__ = [
     "ParallelSgd",
     "PerLayer",
     "Pipedream",
+    "Redundant",
     "Ring",
     "Sandblaster",
     "Sequential",
@@ -199,7 +200,7 @@ def Layers(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 1,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
     on: str = "",
@@ -212,7 +213,7 @@ def Gpipe(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 4,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
 ) -> Plan:
@@ -224,7 +225,7 @@ def OneFOneB(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 4,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
 ) -> Plan:
@@ -236,7 +237,7 @@ def ZeroBubble(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 4,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
 ) -> Plan:
@@ -248,7 +249,7 @@ def Interleaved(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 4,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
     each: int = 2,
@@ -261,7 +262,7 @@ def Pipedream(  # noqa: N802
     threads: int = 1,
     micro_batches: int = 1,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "operations",
     recompute: str = "none",
     memory: int = 0,
     mode: Literal["stash", "two_buffers"] = "stash",
@@ -273,7 +274,7 @@ def Spectrain(  # noqa: N802
     workers: int = 2,
     threads: int = 1,
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "operations",
     memory: int = 0,
 ) -> Plan:
     """Plan `spectrain`: an asynchronous pipeline: never flushed, with predicted weights."""
@@ -283,7 +284,7 @@ def Table(  # noqa: N802
     threads: int = 1,
     file: str = "",
     cuts: str = "",
-    balance: Literal["time", "memory"] = "time",
+    balance: Literal["time", "memory", "operations"] = "time",
     recompute: str = "none",
     memory: int = 0,
 ) -> Plan:
@@ -296,6 +297,15 @@ def Tensor(  # noqa: N802
     data: int = 1,
 ) -> Plan:
     """Plan `tensor`: layers split in pairs: by what the first makes and the second takes."""
+
+def Redundant(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    data: int = 1,
+    small: int = 16384,
+) -> Plan:
+    """Plan `redundant`: borders of images and small layers computed again, instead of sent."""
 
 def PerLayer(  # noqa: N802
     *,

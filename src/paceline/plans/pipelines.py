@@ -18,12 +18,16 @@ from paceline.errors import PlanError
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.recipe import TEAM, THREADS, Kind, Recipe
 
+BALANCE = ("time", "memory", "operations")
 CUTTING = {
     "cuts": Kind(""),
-    "balance": Kind("time", words=("time", "memory")),
+    "balance": Kind("time", words=BALANCE),
     "recompute": Kind("none"),
     "memory": Kind(0, least=0),
 }
+#: Where a pipeline never flushes, a stage's place decides how old its weights are. A cut by the clock would give
+#: another training whenever the machine is busy.
+CUTTING_BY_COUNT = {**CUTTING, "balance": Kind("operations", words=BALANCE)}
 PIPELINE = {**TEAM, "micro_batches": Kind(4), **CUTTING}
 
 
@@ -87,12 +91,17 @@ PIPELINES: dict[str, Recipe] = {
     "pipedream": Recipe(
         "an asynchronous pipeline: never flushed, with stashed weights",
         _pipedream,
-        {**PIPELINE, "micro_batches": Kind(1), "mode": Kind("stash", words=("stash", "two_buffers"))},
+        {
+            **PIPELINE,
+            **CUTTING_BY_COUNT,
+            "micro_batches": Kind(1),
+            "mode": Kind("stash", words=("stash", "two_buffers")),
+        },
     ),
     "spectrain": Recipe(
         "an asynchronous pipeline: never flushed, with predicted weights",
         _of(Spectrain()),
-        {**TEAM, **{key: kind for key, kind in CUTTING.items() if key != "recompute"}},
+        {**TEAM, **{key: kind for key, kind in CUTTING_BY_COUNT.items() if key != "recompute"}},
     ),
     "table": Recipe("a pipeline by a table of your own", _own, {"threads": THREADS, "file": Kind(""), **CUTTING}),
 }

@@ -120,6 +120,9 @@ class Plan:
         method = self.method
         return method.schedule.text if isinstance(method, Pipeline) and isinstance(method.schedule, Own) else ""
 
+    def __repr__(self) -> str:
+        return f"Plan({str(self)!r})"
+
     def __str__(self) -> str:
         tail = ",".join(f"{key}={value}" for key, value in self.options.items())
         return f"{self.name}:{tail}" if tail else self.name

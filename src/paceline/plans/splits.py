@@ -8,6 +8,7 @@ from paceline.core.collectives.ring import Ring
 from paceline.core.splits.recipes.cannon import Cannon
 from paceline.core.splits.recipes.one_weird_trick import OneWeirdTrick
 from paceline.core.splits.recipes.per_layer import PerLayer
+from paceline.core.splits.recipes.redundant import Redundant
 from paceline.core.splits.recipes.tensor import Tensor
 from paceline.core.splits.recipes.zero import Zero
 from paceline.errors import PlanError
@@ -32,6 +33,11 @@ SPLIT: dict[str, Recipe] = {
         "layers split in pairs: by what the first makes and the second takes",
         lambda data: SplitLayers(Tensor(), Ring(), data),
         REPLICAS,
+    ),
+    "redundant": Recipe(
+        "borders of images and small layers computed again, instead of sent",
+        lambda small, data: SplitLayers(Redundant(small), Ring(), data),
+        {**REPLICAS, "small": Kind(16384, least=0)},
     ),
     "per_layer": Recipe(
         "each layer split in the way that your table says",

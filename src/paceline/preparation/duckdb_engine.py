@@ -6,8 +6,10 @@ place among the accepted rows, the lines that were refused before it, and the li
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import shutil
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.errors import DataError, MachineError
-from paceline.preparation import Progress, SourceRows
+from paceline.preparation import REFUSALS, Progress, SourceRows
 from paceline.preparation.line_numbers import Ints, Skipped, blank_lines, count_lines, lines_at, lines_of
 from paceline.preparation.recipe import Recipe
-from paceline.preparation.sources import Csv, JsonLines, Lines, Parquet, Source
+from paceline.preparation.sources import Csv, JsonLines, Lines, Parquet, Source, open_text
 from paceline.preparation.sql import Query, literal
 
 if TYPE_CHECKING:
@@ -28,16 +30,8 @@ if TYPE_CHECKING:
 
 #: Files below the engine's folder.
 DATABASE, SPILLED = "work.duckdb", "spilled"
-#: DuckDB's words for what is wrong with a line, as rules.
-UNCLOSED = "a quote is not closed"
-REFUSALS = {
-    "MISSING COLUMNS": "too few fields",
-    "TOO MANY COLUMNS": "too many fields",
-    "UNQUOTED VALUE": UNCLOSED,
-    "INVALID ENCODING": "not UTF-8",
-    "LINE SIZE OVER MAXIMUM": "the line is too long",
-    "INVALID STATE": "the line cannot be parsed",
-}
+#: What DuckDB calls a quote that is not closed.
+UNCLOSED = "UNQUOTED VALUE"
 
 
 class DuckDbDialect:
@@ -155,7 +149,8 @@ class DuckDbEngine:
         """Append a file's rows to the table below `raw`."""
         if isinstance(source, Csv | JsonLines | Lines):
             header = isinstance(source, Csv) and source.header
-            swallowed = self._load_text(number, source, File(path, number, 0, 0, path, header))
+            text = self._unpacked(path) if path.suffix == ".gz" else path
+            swallowed = self._load_text(number, source, File(path, number, 0, 0, text, header))
             while swallowed.lines is not None and len(swallowed.lines):
                 swallowed = self._load_text(number, source, swallowed)
             return
@@ -167,6 +162,16 @@ class DuckDbEngine:
         self.connection.register("_given", reader)
         self._append(File(path, number, 0, 0, path), "SELECT * FROM _given")
 
+    def _unpacked(self, path: Path) -> Path:
+        """Unpack a file, so that the lines of what is wrong in it can be counted."""
+        text = self.folder / f"unpacked{len(self.files)}.txt"
+        try:
+            with open_text(path) as packed, open(text, "wb") as file:
+                shutil.copyfileobj(packed, file, 1 << 20)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(f"{path} is damaged or was not written to its end: {error}") from error
+        return text
+
     def _load_text(self, number: int, source: Csv | JsonLines | Lines, file: File) -> File:
         """Append the rows of a text; return the lines that an unclosed quote has swallowed, as a text of their own."""
         parsed = replace(source, header=file.header) if isinstance(source, Csv) else source
@@ -176,7 +181,7 @@ class DuckDbEngine:
         spans = [1 + record.rstrip("\r\n").count("\n") for record in records]
         again: list[tuple[int, str]] = []
         for at, record in enumerate(records):
-            if rules[at] == UNCLOSED and "\n" in record.rstrip("\r\n"):
+            if rules[at] == REFUSALS[UNCLOSED] and "\n" in record.rstrip("\r\n"):
                 first, *rest = record.splitlines()
                 records[at] = first
                 again += [(int(lines[at]) + 1 + below, line) for below, line in enumerate(rest)]
@@ -316,7 +321,8 @@ class DuckDbEngine:
             raise DataError(f"{what}: {message}") from error
 
     def _remove_files(self) -> None:
-        for path in (self.folder / DATABASE, self.folder / f"{DATABASE}.wal", *self.folder.glob("swallowed*.txt")):
+        texts = itertools.chain(self.folder.glob("swallowed*.txt"), self.folder.glob("unpacked*.txt"))
+        for path in (self.folder / DATABASE, self.folder / f"{DATABASE}.wal", *texts):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.folder / SPILLED, ignore_errors=True)
 

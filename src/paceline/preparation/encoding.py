@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from paceline.errors import DataError
-from paceline.preparation.recipe import Expression, Words
+from paceline.preparation.recipe import Expression, Recipe, Words
 from paceline.preparation.sql import output_names
 from paceline.shards.manifest import Column
 from paceline.shards.writing import Ragged, Rows
@@ -18,6 +18,21 @@ if TYPE_CHECKING:
 
 #: Floating-point columns are stored as float32, which is what models compute in.
 FLOATS = {"double": "<f4", "float": "<f4", "halffloat": "<f2"}
+
+
+def transformed(recipe: Recipe, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches as the recipe's `transform` makes them."""
+    if recipe.transform is None:
+        yield from batches
+        return
+    import pyarrow as pa
+
+    for batch in batches:
+        made = recipe.transform(pa.Table.from_batches([batch]))
+        if not isinstance(made, pa.Table) or made.num_rows != batch.num_rows:
+            got = f"{made.num_rows} rows for {batch.num_rows}" if isinstance(made, pa.Table) else repr(type(made))
+            raise DataError(f"transform= returned {got}; it must return a pyarrow.Table with as many rows")
+        yield from made.combine_chunks().to_batches()
 
 
 class Encoder:

@@ -14,7 +14,7 @@ import itertools
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,27 +23,38 @@ import numpy as np
 
 from paceline.errors import DataError, UsageError, suggest
 from paceline.preparation import Engine, Progress
-from paceline.preparation.encoding import Encoder
+from paceline.preparation.encoding import Encoder, transformed
 from paceline.preparation.recipe import Recipe, Words
+from paceline.preparation.sources import check_headers
 from paceline.shards.manifest import Account, Column, Manifest, Shard, ShardFile, SourceAccount, Split, write_whole
+from paceline.shards.room import room_in
 from paceline.shards.statistics import Moments
 from paceline.shards.writing import Rows, ShardWriter
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 #: Rows that are turned into columns at a time.
 BATCH = 65536
 
 
-def _duckdb(folder: Path, threads: int | None, memory: str | None) -> Engine:
+def _duckdb(recipe: Recipe, folder: Path, threads: int | None, memory: str | None) -> Engine:
     from paceline.preparation.duckdb_engine import DuckDbEngine
 
     return DuckDbEngine(folder, threads, memory)
 
 
-#: What makes each engine: called with its folder, the number of threads and a limit of memory such as "512MB".
-ENGINES: dict[str, Callable[[Path, int | None, str | None], Engine]] = {"duckdb": _duckdb}
+def _spark(recipe: Recipe, folder: Path, threads: int | None, memory: str | None) -> Engine:
+    from paceline.preparation.spark_engine import SparkEngine
+
+    return SparkEngine(recipe, folder, threads, memory)
+
+
+#: What makes each engine: called with the recipe, its folder, the number of threads and a limit of memory ("512MB").
+ENGINES: dict[str, Callable[[Recipe, Path, int | None, str | None], Engine]] = {
+    "duckdb": _duckdb,
+    "spark": _spark,
+}
 
 
 def prepare(
@@ -61,15 +72,17 @@ def prepare(
     for source in recipe.all_sources:
         sizes |= {str(path): path.stat().st_size for path in source.paths()}
     _refuse_taken(root)
+    check_headers(recipe.all_sources)
     work = root / "unfinished"
     work.mkdir(parents=True, exist_ok=True)
     finished = Finished(work / "progress.json", recipe.sha256(sizes))
-    made = ENGINES[engine](work, threads, memory)
-    try:
-        manifest = _Preparation(recipe, root, made, finished, progress or (lambda step, rows: None)).run()
-    finally:
-        made.close()
-    manifest.write(root)
+    made = ENGINES[engine](recipe, work, threads, memory)
+    with room_in(root):
+        try:
+            manifest = _Preparation(recipe, root, made, finished, progress or (lambda step, rows: None)).run()
+        finally:
+            made.close()
+        manifest.write(root)
     shutil.rmtree(work)
     return manifest
 
@@ -164,7 +177,7 @@ class _Preparation:
         return dict(counted.most_common())
 
     def _deal(self, split: str, encoder: Encoder) -> tuple[dict[str, Column], Split]:
-        batches = self._transformed(self.engine.dealt(split, BATCH))
+        batches = transformed(self.recipe, self.engine.dealt(split, BATCH))
         first = next(batches, None)
         columns = encoder.described(first.schema) if first is not None else {}
         written = tuple(self.finished.shards.get(split, ()))
@@ -181,19 +194,6 @@ class _Preparation:
         for shard in writer.close():
             self.finished.add(split, len(writer.shards) - 1, shard)
         return columns, Split(rows, tuple(writer.shards))
-
-    def _transformed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if self.recipe.transform is None:
-            yield from batches
-            return
-        import pyarrow as pa
-
-        for batch in batches:
-            made = self.recipe.transform(pa.Table.from_batches([batch]))
-            if not isinstance(made, pa.Table) or made.num_rows != batch.num_rows:
-                got = f"{made.num_rows} rows for {batch.num_rows}" if isinstance(made, pa.Table) else repr(type(made))
-                raise DataError(f"transform= returned {got}; it must return a pyarrow.Table with as many rows")
-            yield from made.combine_chunks().to_batches()
 
     def _measure(self, columns: Mapping[str, Column], rows: Mapping[str, Rows]) -> None:
         for name, column in columns.items():

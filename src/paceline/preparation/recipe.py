@@ -30,20 +30,21 @@ Expression = str | Sequence[str] | Words
 
 @dataclass(frozen=True)
 class Recipe:
-    """Says how raw files become a folder of shards.
+    """Describes how raw files become a folder of shards.
 
-    sources     where rows come from: `Csv`, `JsonLines`, `Parquet`, `Arrow`, `Lines`, `Images`, `Idx`; all with the
-                same fields
-    columns     {name: expression} of what a training reads, in the order in which it gets them. An expression is SQL
-                over the fields, a list of such expressions (a vector), or `Words`
-    rules       {name: predicate}: rows for which a predicate is not true are set aside under its name
-    key         fields that identify a row: of several rows with one key one is kept. Without a key, equal rows are all
-                kept
-    splits      {name: share} of the rows; a row's split depends on its key and the seed alone
-    seed        of the places that rows get
-    shard_rows  rows of a shard, a multiple of 4,096
-    transform   a function of a pyarrow.Table with `columns` that returns one with as many rows; it is called with parts
-                of the rows, so it must treat each row by itself
+    Args:
+        sources: Where rows come from: `Csv`, `JsonLines`, `Parquet`, `Arrow`, `Lines`, `Images` or `Idx`. All have the
+            same fields.
+        columns: `{name: expression}` of what a training reads, in the order in which it gets them. An expression is SQL
+            over the fields, a list of such expressions (a vector), or `Words`.
+        rules: `{name: predicate}`. Rows for which a predicate is not true are rejected under its name.
+        key: The fields that identify a row. One of several rows with the same key is kept. Without a key, equal rows
+            are all kept.
+        splits: `{name: share}` of the rows. A row's split depends on its key and the seed alone.
+        seed: Seeds the places of the rows.
+        shard_rows: Rows per shard, a multiple of 4,096.
+        transform: A function from a `pyarrow.Table` with `columns` to one with as many rows. It is called with parts of
+            the rows, so it must treat each row independently.
     """
 
     sources: Source | Sequence[Source]

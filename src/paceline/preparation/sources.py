@@ -6,11 +6,14 @@ come with types of their own.
 
 from __future__ import annotations
 
+import csv
 import glob
+import gzip
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from paceline.errors import DataError, suggest
 from paceline.jobs.idx import read_idx
@@ -63,6 +66,23 @@ class Csv:
 
     def paths(self) -> list[Path]:
         return found(self.files)
+
+    def names_in(self, line: bytes) -> list[str]:
+        """Return the names that a line, the first of a file, gives the fields."""
+        text = line.decode("utf-8-sig", "replace")
+        quote = {"quotechar": self.quote} if self.quote else {"quoting": csv.QUOTE_NONE}
+        return next(csv.reader([text], delimiter=self.delimiter, **quote), [])
+
+    def fault_of_header(self, line: bytes) -> str | None:
+        """Return what a file's first line says against the schema, if it does: a field is missing or has moved.
+
+        A schema may give fields other names than the header.
+        """
+        names, expected = self.names_in(line), list(self.schema)
+        moved = any(name in self.schema and name != at for name, at in zip(names, expected, strict=False))
+        if len(names) == len(expected) and not moved:
+            return None
+        return f"begins with the fields {', '.join(names):.200}, but the schema has {', '.join(expected):.200}"
 
 
 @dataclass(frozen=True)
@@ -211,6 +231,37 @@ def found(files: Files) -> list[Path]:
             raise DataError(f"no file matches {each}")
         paths += [path for path in matching if path not in paths]
     return paths
+
+
+def check_headers(sources: Sequence[Source]) -> None:
+    """Refuse files whose header says other fields than the schema, or than the header of the source's first file."""
+    for source in sources:
+        if isinstance(source, Csv) and source.header:
+            first: tuple[Path, list[str]] | None = None
+            for path in source.paths():
+                line = _first_line(path)
+                if not line:
+                    continue
+                if (fault := source.fault_of_header(line)) is not None:
+                    raise DataError(f"{path} {fault}")
+                names = source.names_in(line)
+                first = first or (path, names)
+                if names != first[1]:
+                    found, known = ", ".join(names), ", ".join(first[1])
+                    raise DataError(f"{path} begins with the fields {found:.200}, but {first[0]} with {known:.200}")
+
+
+def _first_line(path: Path) -> bytes:
+    try:
+        with open_text(path) as file:
+            return file.readline()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is damaged or was not written to its end: {error}") from error
+
+
+def open_text(path: str | Path) -> IO[bytes]:
+    """Open a file to read its bytes, gzipped or not."""
+    return cast("IO[bytes]", gzip.open(path)) if str(path).endswith(".gz") else open(path, "rb")
 
 
 def _read_idx(path: Path) -> Any:

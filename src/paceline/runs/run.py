@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.runs.schema import to_dict
+from paceline.runs.tables import TextTable, summary_lines
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,11 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """One finished training."""
+    """One finished training.
 
-    path: Path | None  # its folder; None: nothing was written
+    Attributes:
+        path: The run's folder; None if nothing was written.
+        trace: What happened, a row per event.
+        record: What run.json holds.
+        model: The trained model.
+        job: The job.
+    """
+
+    path: Path | None
     trace: Trace
-    record: RunRecord  # what run.json holds
+    record: RunRecord
     model: nn.Module
     job: Job
 
@@ -35,3 +44,12 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """The evaluations in order: updates, seconds and a value per metric."""
         return [to_dict(evaluation) for evaluation in self.record.history]
+
+    def __repr__(self) -> str:
+        return f"Run({self.record.plan!r} of {self.job.name!r}, path={self.path and str(self.path)!r})"
+
+    def __str__(self) -> str:
+        return "\n".join(f"{subject:>11}  {line}" for subject, line in summary_lines(self.summary()).items())
+
+    def _repr_html_(self) -> str:
+        return TextTable(f"Run of {self.job.name}", ("", ""), tuple(summary_lines(self.summary()).items())).html()

@@ -149,7 +149,7 @@ def _no_manifest(folder: Path) -> str:
 
 def _manifest(body: dict[str, Any]) -> Manifest:
     return Manifest(
-        columns={name: _column(column) for name, column in body["columns"].items()},
+        columns={name: column_of(column) for name, column in body["columns"].items()},
         splits={
             name: Split(split["rows"], tuple(_shard(shard) for shard in split["shards"]))
             for name, split in body["splits"].items()
@@ -163,7 +163,8 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     )
 
 
-def _column(body: dict[str, Any]) -> Column:
+def column_of(body: Mapping[str, Any]) -> Column:
+    """Return a column from what a file says of it."""
     statistics = Statistics(**body["statistics"]) if body["statistics"] else None
     return Column(
         body["dtype"], tuple(body["shape"]), body["ragged"], body["text"], tuple(body["vocabulary"]), statistics

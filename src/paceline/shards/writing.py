@@ -48,13 +48,19 @@ def shard_files(number: int, name: str, column: Column) -> tuple[str, ...]:
 class ShardWriter:
     """Gathers rows until a shard is full, and writes it.
 
-    A shard that an earlier attempt has finished, and that is passed in `finished`, is not written again.
+    A shard that an earlier attempt has finished, and that is passed in `finished`, is not written again. `first` is the
+    number of the first shard.
     """
 
     def __init__(
-        self, folder: Path, columns: Mapping[str, Column], shard_rows: int, finished: tuple[Shard, ...] = ()
+        self,
+        folder: Path,
+        columns: Mapping[str, Column],
+        shard_rows: int,
+        finished: tuple[Shard, ...] = (),
+        first: int = 0,
     ) -> None:
-        self.folder, self.columns, self.shard_rows = folder, columns, shard_rows
+        self.folder, self.columns, self.shard_rows, self.first = folder, columns, shard_rows, first
         self.shards: list[Shard] = []
         self._finished = finished
         self._gathered: dict[str, list[Rows]] = {name: [] for name in columns}
@@ -82,7 +88,7 @@ class ShardWriter:
         if number < len(self._finished):
             shard = self._finished[number]
         else:
-            files = {name: file for each in self.columns for name, file in self._write(number, each)}
+            files = {name: file for each in self.columns for name, file in self._write(self.first + number, each)}
             shard = Shard(self._rows, files)
         self.shards.append(shard)
         self._rows = 0

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.core.splits import Box, Placement
 from paceline.core.splits.derivation import Step
-from paceline.core.splits.movements import CUT, Exchange, Movement, volume
+from paceline.core.splits.movements import CUT, TRIM, Exchange, Movement, intersection, volume
 from paceline.links import TURNS, Link, Span
 from paceline.splits.slicing import window
 
@@ -65,15 +65,39 @@ def kept(request: Request, place: int) -> Tensor | None:
     movement = request.movement
     if movement.travels:
         return None
+    if movement.kind == TRIM:
+        return resized(request.tensor, movement.source, movement.target, request.shape, place)
     if movement.kind != CUT:
         return request.tensor
-    target = movement.target
-    return window(request.tensor.reshape(target.extent(request.shape)), target.box(request.shape, place)).clone()
+    own = movement.target.own
+    mine = window(request.tensor.reshape(own.extent(request.shape)), own.box(request.shape, place)).clone()
+    return shaped(mine, movement.target, request, place)
 
 
-def shaped(result: Tensor, target: Placement, request: Request) -> Tensor:
+def sent_of(request: Request, place: int) -> Tensor:
+    """Return what a worker takes part in a movement with: its own part, without borders."""
+    source = request.movement.source
+    return resized(request.tensor, source, source.own, request.shape, place)
+
+
+def shaped(result: Tensor, target: Placement, request: Request, place: int) -> Tensor:
     """Return the result of a movement as operations want it: what is whole in the shape of the value."""
-    return result if target.is_split else result.reshape(request.whole)
+    if not target.is_split:
+        return result.reshape(request.whole)
+    return resized(result, target.own, target, request.shape, place)
+
+
+def resized(tensor: Tensor, source: Placement, target: Placement, shape: tuple[int, ...], place: int) -> Tensor:
+    """Return a worker's part with other borders: without some, or with zeros in their place."""
+    if source == target:
+        return tensor
+    has, wants = source.box(shape, place), target.box(shape, place)
+    both = intersection(has, wants)
+    if both == wants:
+        return window(tensor, wants, has)
+    found = tensor.new_zeros([stop - first for first, stop in wants])
+    window(found, both, wants).copy_(window(tensor, both, has))
+    return found
 
 
 @dataclass
@@ -93,10 +117,10 @@ class LinkMover:
         """Carry out a movement together with the other workers of the group."""
         if (alone := kept(request, self.place)) is not None:
             return alone
-        tensor = request.tensor
+        tensor = sent_of(request, self.place)
         for exchange in exchanges_of(request.movement, request.shape, len(self.group)):
             tensor = self._exchange(exchange, tensor.reshape(self._extent(exchange)))
-        return shaped(tensor, request.movement.target, request)
+        return shaped(tensor, request.movement.target, request, self.place)
 
     def _extent(self, exchange: Exchange) -> tuple[int, ...]:
         return tuple(stop - first for first, stop in exchange.has.box(exchange.extent, self.place))
@@ -145,7 +169,7 @@ def combined(exchange: Exchange, place: int, parts: Sequence[Tensor], like: Tens
 
 def move_together(requests: Sequence[Request]) -> list[Tensor]:
     """Carry out a movement in which something travels, of all workers of a group, with the sums of `LinkMover`."""
-    tensors = [request.tensor for request in requests]
+    tensors = [sent_of(request, place) for place, request in enumerate(requests)]
     first, workers = requests[0], len(requests)
     for exchange in exchanges_of(first.movement, first.shape, workers):
         boxes = [exchange.has.box(exchange.extent, place) for place in range(workers)]
@@ -158,7 +182,8 @@ def move_together(requests: Sequence[Request]) -> list[Tensor]:
             ]
             made.append(combined(exchange, place, parts, views[place]))
         tensors = made
-    return [shaped(t, first.movement.target, request) for t, request in zip(tensors, requests, strict=True)]
+    target = first.movement.target
+    return [shaped(t, target, request, place) for place, (t, request) in enumerate(zip(tensors, requests, strict=True))]
 
 
 def largest(steps: Sequence[Step], shapes: Mapping[str, tuple[int, ...]], workers: int, itemsize: int) -> int:

@@ -87,7 +87,9 @@ def _module(module: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> tuple[s
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
         alone = dims != len(module.kernel_size) + 2  # one sample, without a batch
         grouped = module.groups > 1 or module.padding_mode != "zeros"
-        return ("any" if alone else "convolution_groups" if grouped else "convolution"), {}
+        words = isinstance(module.padding, str) or module.padding_mode != "zeros"
+        facts: Facts = {} if alone or words else {"rows": _rows(module)}
+        return ("any" if alone else "convolution_groups" if grouped else "convolution"), facts
     if kind is nn.Embedding and module.max_norm is None and not module.sparse and not module.scale_grad_by_freq:
         return "embedding", {}
     if kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
@@ -100,10 +102,27 @@ def _module(module: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> tuple[s
         return "along", {"along": (module.dim % dims,)}
     batched = kind in POOLING and dims > 2 and not getattr(module, "return_indices", False)
     if batched and dims == _pooled_dims(kind.__name__):
-        return "channelwise", {}
+        return "channelwise", _pooled_rows(module)
     if kind in (nn.Flatten, nn.Unflatten):
         return "reshape", {}
     return ("elementwise" if kind in POINTWISE else "per_sample" if kind in PER_SAMPLE else "any"), {}
+
+
+def _pooled_rows(module: nn.Module) -> Facts:
+    """Return which rows a pooling layer looks at, where it is given no padding."""
+    if not isinstance(module, nn.MaxPool1d | nn.MaxPool2d | nn.AvgPool1d | nn.AvgPool2d):
+        return {}
+    return {} if module.ceil_mode or _first(module.padding) else {"rows": _rows(module)}
+
+
+def _rows(module: Any) -> tuple[int, ...]:
+    """Return kernel, stride, padding and dilation of a layer along the rows of an image."""
+    sizes = module.kernel_size, module.stride, module.padding, getattr(module, "dilation", 1)
+    return tuple(_first(size) for size in sizes)
+
+
+def _first(size: int | tuple[int, ...]) -> int:
+    return size[0] if isinstance(size, tuple) else size
 
 
 def _pooled_dims(name: str) -> int:

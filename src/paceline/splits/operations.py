@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 from paceline.core.splits.nodes import Layout, Node
+from paceline.core.splits.strips import DIM
 from paceline.gradients.randomness import reseed
 from paceline.splits.slicing import window
 from paceline.stages.tracing import Traced
@@ -145,6 +147,45 @@ def _block_product(op: Operation, args: Any, kwargs: Any) -> Tensor:
     return made.add(module.bias[first:stop])
 
 
+def _strip(op: Operation, args: Any, kwargs: Any) -> Tensor:
+    """Compute some rows of an image from the rows that they need; rows beyond the image are padding."""
+    shape = op.node.shapes[0]
+    assert shape is not None
+    kernel, stride, padding, dilation = op.node.numbers("rows")
+    first, stop = op.layout.gives.cuts[0].part(op.place)
+    start, end = first * stride - padding, (stop - 1) * stride - padding + dilation * (kernel - 1) + 1
+    inside = max(0, start), min(shape[DIM], end)
+    x = args[0] if op.layout.takes[0].is_split else args[0].narrow(DIM, inside[0], inside[1] - inside[0])
+    above, below = inside[0] - start, end - inside[1]
+    if op.node.kind == "channelwise":
+        pooled: Tensor = op.module(x)
+        return pooled
+    others = op.module.padding[1:]
+    if above or below:
+        x = F.pad(x, (*(0,) * (2 * len(others)), above, below))
+    convolved: Tensor = CONVOLVE[x.dim() - 2](
+        x, op.module.weight, op.module.bias, op.module.stride, (0, *others), op.module.dilation, op.module.groups
+    )
+    return convolved
+
+
+def _pointwise_strip(op: Operation, args: Any, kwargs: Any) -> Any:
+    """Compute some rows of an operation that computes every number on its own."""
+    first, stop = op.layout.gives.cuts[0].part(op.place)
+    takes = iter(op.layout.takes)
+
+    def mine(each: Any) -> Any:
+        if not isinstance(each, Tensor):
+            return each
+        return each if next(takes).is_split else each.narrow(DIM, first, stop - first)
+
+    args, kwargs = tree_map(mine, (args, kwargs))
+    return _dropout(op, args, kwargs) if op.node.kind == "dropout" else op.traced.call_piece(op.piece, args, kwargs)
+
+
+CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
 def _reshape(op: Operation, args: Any, kwargs: Any) -> Tensor:
     assert op.node.shape is not None
     box = op.layout.gives.box(op.node.shape, op.place)
@@ -160,6 +201,11 @@ COMPUTE: dict[tuple[str, str], Callable[[Operation, Any, Any], Any]] = {
     ("attention", "heads"): _heads,
     ("dealt_blocks", "cannon"): lambda op, args, kwargs: args[0],
     ("block_product", "cannon"): _block_product,
+    ("convolution", "strips"): _strip,
+    ("convolution_groups", "strips"): _strip,
+    ("channelwise", "strips"): _strip,
+    ("elementwise", "strips"): _pointwise_strip,
+    ("dropout", "strips"): _pointwise_strip,
     ("dropout", ""): _dropout,
     ("reshape", ""): _reshape,
 }

@@ -55,10 +55,9 @@ def split_blueprint(
         else:
             traced = retrace(twin, call, exported)
         described = describe(traced, tensors)
-        recipe.check(described.nodes)
         program = derive(
-            described.nodes, described.inputs, described.outputs, described.needs, workers, recipe.choose,
-            stage > 0, stage == 3,
+            recipe.prepare(described.nodes, workers), described.inputs, described.outputs, described.needs, workers,
+            recipe.choose, stage > 0, stage == 3,
         )  # fmt: skip
         prove_program(program)
         programs[tuple(tuple(t.shape) for t in tensors)] = program

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from paceline.core.splits import WHOLE, Placement
 from paceline.core.splits.cannon import KINDS
-from paceline.core.splits.derivation import PARAMETER, Program, Step
+from paceline.core.splits.derivation import JOINT, PARAMETER, Program, Step
 from paceline.core.splits.nodes import Layout, Node
 from paceline.gradients.replica import Replica
 from paceline.jobs.job import Batch
@@ -304,10 +304,9 @@ class _Walk:
 
     def _move_back(self, step: Step) -> Walk:
         """Bring the gradient of a moved value back to where the value was made."""
-        gradients = self.gradients.pop((step.value, step.target), None)
-        gradient = gradients[0] if gradients else None
-        if gradient is None:  # nothing was computed from it, and the others wait all the same
-            gradient = torch.zeros_like(self.has[step.value, step.target])
+        if step.value == JOINT:
+            return (yield from self._move_joint(step))
+        gradient = self._gradient(step.value, step.target)
         shares = self.model.shares
         if shares is not None and shares.stage == 1:
             self.has.pop((step.value, step.target))
@@ -320,6 +319,22 @@ class _Walk:
             add_gradient(self.model.parameters[step.value.removeprefix(PARAMETER)], back)
         else:
             self._add((step.value, step.source), [back])
+        return 0.0
+
+    def _gradient(self, value: str, target: Placement) -> Tensor:
+        """Return the gradient of a moved value: zero where nothing was computed from it, as the others wait for it."""
+        gradients = self.gradients.pop((value, target), None)
+        gradient = gradients[0] if gradients else None
+        return torch.zeros_like(self.has[value, target]) if gradient is None else gradient
+
+    def _move_joint(self, step: Step) -> Walk:
+        """Sum the gradients of several parameters in one movement."""
+        parts = [self._gradient(value, step.target).flatten() for value in step.joins]
+        shape = self.program.shapes[JOINT]
+        back = yield Request(step, shape, torch.cat(parts), shape)
+        for value, gradient in zip(step.joins, back.split([part.numel() for part in parts]), strict=True):
+            self.has.pop((value, step.target), None)
+            add_gradient(self.model.parameters[value.removeprefix(PARAMETER)], gradient)
         return 0.0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from paceline.stages.tracing import Call, Traced, export, trace
 
 ROUNDS = 3  # measurements of each piece, of which the shortest counts
 CARRIED = 1e-9  # seconds to carry a byte to the next stage and its gradient back
+FLOP, VALUE, CALL = 1e-10, 1e-9, 1e-5  # seconds, by count: of an operation, of a value that a piece makes, of a piece
 ALIGN = 64
 CHANCE = torch.get_rng_state().nbytes
 
@@ -67,7 +68,7 @@ class CutRequest:
 
     cuts: tuple[str, ...]  # (): so that `by` is balanced
     stages: int
-    by: str  # "time" or "memory"
+    by: str  # a key of MEASURES
     moving: tuple[str, ...]  # buffers that training changes
 
 
@@ -119,13 +120,13 @@ def _bytes(values: Sequence[Tensor]) -> int:
 
 def _choose(traced: Traced, tensors: Sequence[Tensor], wanted: CutRequest) -> tuple[int, ...]:
     """Return the cuts that make the most expensive stage as cheap as possible, messages included."""
-    count, by_time = len(traced.pieces), wanted.by == "time"
+    count = len(traced.pieces)
     able = [place > 0 and not obstacle(traced, place) for place in range(count)]
     for users in indivisible(traced, wanted.moving).values():
         able[users[0] + 1 : users[-1] + 1] = [False] * (users[-1] - users[0])
-    price = CARRIED if by_time else 1.0
+    price = 1.0 if wanted.by == "memory" else CARRIED
     prices = [price * size if fine else math.inf for size, fine in zip(message_bytes(traced), able, strict=True)]
-    pieces = _seconds(traced, tensors) if by_time else _memory(traced, tensors)
+    pieces = MEASURES[wanted.by](traced, tensors)
     places = balanced(pieces, wanted.stages, prices) if wanted.stages <= count else ()
     if len(places) + 1 == wanted.stages:
         return places
@@ -175,6 +176,28 @@ def _seconds(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
     return found
 
 
+def _operations(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
+    """Return the seconds of each piece on a machine that nothing disturbs, by counting its work and its values."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    found: list[float] = []
+
+    def count(node: fx.Node, args: Any, kwargs: Any) -> Any:
+        with FlopCounterMode(display=False) as counter:
+            result = traced.call_piece(node, *_apart((args, kwargs), bool(node.meta["changes"])))
+            values = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor)]
+            roots = [t for t in values if t.requires_grad]
+            if roots:
+                torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
+        found.append(FLOP * counter.get_total_flops() + VALUE * sum(t.numel() for t in values) + CALL)
+        return _ended(result)
+
+    traced.run(tensors, count)
+    for parameter in traced.module.parameters():
+        parameter.grad = None
+    return found
+
+
 def _memory(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
     """Return the bytes of each piece: its weights, their gradients, one momentum, and what it keeps for backward.
 
@@ -201,3 +224,11 @@ def _memory(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
 
     traced.run(tensors, weigh)
     return found
+
+
+#: What stages are balanced by: the price of each piece.
+MEASURES: dict[str, Callable[[Traced, Sequence[Tensor]], list[float]]] = {
+    "time": _seconds,
+    "memory": _memory,
+    "operations": _operations,
+}

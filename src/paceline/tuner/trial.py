@@ -21,8 +21,9 @@ Reporter = Callable[[int, float], bool]
 class Trial:
     """One configuration. Use it as a mapping, `trial["lr"]`, or by `suggest_float("lr", 1e-4, 1.0, log=True)`.
 
-    number         counts the trials of a study from 0
-    start, stop    the steps of the leg that is to be trained: from one of them to the other
+    Attributes:
+        number: Counts the trials of a study from 0.
+        start, stop: The steps of the leg that is to be trained: from one of them to the other.
     """
 
     def __init__(

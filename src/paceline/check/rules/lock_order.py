@@ -11,67 +11,37 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
 
-from paceline.check.catalogue import LOCKS
-from paceline.check.declarations import Function, Resource
-from paceline.check.effects import runs_now, text_of
+from paceline.check.components import strongly_connected
+from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
+from paceline.check.orders import WITNESSES, Edge, edges, of_instances
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
 from paceline.narrative import Wait
 
-WITNESSES = 6  # paths kept per pair of locks
 LONGEST = 4  # locks in a cycle
-
-
-class Edge(NamedTuple):
-    """A path that holds one lock and waits for another."""
-
-    first: Resource
-    second: Resource
-    fn: Function
-    taken: int  # the line where the first was taken
-    steps: tuple[tuple[Function, ast.expr], ...]
-    gates: frozenset[str]  # what else is held
 
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report cycles in the graph of locks that are taken while another is held."""
-    edges = _edges(facts)
-    for circle in _circles(edges):
-        chosen = _together([edges[pair] for pair in circle])
+    ways: dict[tuple[str, str], list[Edge]] = {}
+    reported: set[tuple[str, int]] = set()
+    for edge in edges(facts):
+        first, second = edge.first.resource, edge.second.resource
+        if first.id == second.id:
+            likely = 0.0 if edge.gates else of_instances(edge, facts.module)
+            if likely and (first.id, edge.steps[0][1].lineno) not in reported:
+                reported.add((first.id, edge.steps[0][1].lineno))
+                yield _swapped(edge, likely)
+        elif not first.one_of_several and not second.one_of_several:
+            kept = ways.setdefault((first.id, second.id), [])
+            if len(kept) < WITNESSES:
+                kept.append(edge)
+    for circle in _circles(ways):
+        chosen = _together([ways[pair] for pair in circle])
         if chosen is not None:
-            yield _report(chosen, edges)
-
-
-def _edges(facts: Facts) -> dict[tuple[str, str], list[Edge]]:
-    """(held lock, taken lock) -> the paths on which that happens."""
-    edges: dict[tuple[str, str], list[Edge]] = {}
-    for fn in facts.module.functions:
-        if fn.name in ("__init__", "__new__"):
-            continue  # no other thread has the object yet
-        for effect, held in facts.events(fn):
-            if not held:
-                continue
-            reached: list[tuple[Resource, tuple[tuple[Function, ast.expr], ...]]] = []
-            if effect.kind == "take" and effect.resource is not None:
-                reached = [(effect.resource, ((fn, effect.node),))]
-            elif effect.callee is not None and runs_now(effect):
-                reached = [(t.resource, ((fn, effect.node), *t.steps)) for t in facts.takes(effect.callee).values()]
-            for resource, steps in reached:
-                for first in held:
-                    if first.resource.id != resource.id and _counts(first.resource) and _counts(resource):
-                        gates = frozenset(h.resource.id for h in held) - {first.resource.id} | facts.guards(fn)
-                        ways = edges.setdefault((first.resource.id, resource.id), [])
-                        if len(ways) < WITNESSES:
-                            ways.append(Edge(first.resource, resource, fn, first.line, steps, gates))
-    return edges
-
-
-def _counts(resource: Resource) -> bool:
-    """Whether a resource can be part of a cycle: semaphores and locks of containers cannot be distinguished."""
-    return resource.kind in LOCKS and "Semaphore" not in resource.kind and not resource.one_of_several
+            yield _report(chosen, ways)
 
 
 def _circles(edges: dict[tuple[str, str], list[Edge]]) -> Iterator[list[tuple[str, str]]]:
@@ -103,36 +73,6 @@ def _back_to(start: str, following: dict[str, list[str]], group: set[str]) -> li
     return None
 
 
-def strongly_connected(following: dict[str, list[str]]) -> list[set[str]]:
-    """Tarjan's strongly connected components of more than one node; iterative, since the graph may be deep."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[set[str]] = []
-    for root in following:
-        todo: list[tuple[str, int]] = [(root, 0)] if root not in index else []
-        while todo:
-            node, turn = todo.pop()
-            if turn == 0:
-                index[node] = low[node] = len(index)
-                stack.append(node)
-            after = following.get(node, [])
-            if turn < len(after):
-                todo.append((node, turn + 1))
-                if after[turn] not in index:
-                    todo.append((after[turn], 0))
-                continue
-            for name in after:
-                if name in stack:
-                    low[node] = min(low[node], low[name])
-            if low[node] == index[node]:
-                group = set(stack[stack.index(node) :])
-                del stack[stack.index(node) :]
-                if len(group) > 1:
-                    found.append(group)
-    return found
-
-
 def _together(ways: list[list[Edge]]) -> list[Edge] | None:
     """One path per edge such that no lock is held on all of them; None where there is no such choice."""
     chosen = [way[0] for way in ways]
@@ -146,35 +86,71 @@ def _together(ways: list[list[Edge]]) -> list[Edge] | None:
     return None
 
 
-def _report(circle: list[Edge], edges: dict[tuple[str, str], list[Edge]]) -> Finding:
+def _report(circle: list[Edge], ways: dict[tuple[str, str], list[Edge]]) -> Finding:
     """The finding; its story begins with the rarer order, which is the likelier mistake."""
-    rarest = min(range(len(circle)), key=lambda i: (len(edges[circle[i].first.id, circle[i].second.id]), i))
+    ends = [(edge.first.resource, edge.second.resource) for edge in circle]
+    rarest = min(range(len(circle)), key=lambda i: (len(ways[ends[i][0].id, ends[i][1].id]), i))
     circle = circle[rarest:] + circle[:rarest]
     story, waits = [], []
     for number, edge in enumerate(circle):
         who, whom = f"thread {_letter(number)}", f"thread {_letter((number + 1) % len(circle))}"
-        story.append(Step(who, edge.taken, f"{edge.fn.qualname} takes {edge.first.id}"))
-        story += call_steps(who, edge.steps, f"waits for {edge.second.id}, which {whom} holds")
-        waits.append(Wait(who, f"took {edge.first.id} at line {edge.taken}", f"release {edge.second.id}", whom))
-    at = circle[0]
-    node = at.steps[0][1]
-    names = " -> ".join([*(edge.first.id for edge in circle), circle[0].first.id])
-    others = ", ".join(f"line {edge.steps[0][1].lineno}" for edge in circle[1:])
-    sure = all(edge.first.sure and edge.second.sure for edge in circle)
+        first, second = edge.first.resource.id, edge.second.resource.id
+        story += [Step(who, site.lineno, f"runs {ast.unparse(site)}") for _, site in edge.bound]
+        story.append(Step(who, edge.taken, f"{edge.fn.qualname} takes {first}"))
+        story += call_steps(who, edge.steps, f"waits for {second}, which {whom} holds")
+        waits.append(Wait(who, f"took {first} at line {edge.taken}", f"release {second}", whom))
+    at, names = circle[0], [edge.first.resource.id for edge in circle]
+    sure = all(end.resource.sure for edge in circle for end in (edge.first, edge.second))
     return finding(
-        node,
+        at.steps[0][1],
         at.fn,
-        f"locks are taken in both orders ({names}): here {_how(at)} with {at.first.id} held, the other way at {others}",
+        f"locks are taken in both orders ({' -> '.join([*names, names[0]])}): here {_how(at)} with {names[0]} held, "
+        f"the other way at {', '.join(_where(edge) for edge in circle[1:])}",
         story,
-        f"take {at.first.id} and {at.second.id} in one order everywhere, or release the first before the second",
-        " ".join(sorted({edge.first.id for edge in circle})),
+        f"take {names[0]} and {at.second.resource.id} in one order everywhere, or release the first before the second",
+        " ".join(sorted(set(names))),
         0.9 if sure and len(circle) == 2 else 0.6,
         waits,
     )
 
 
+def _swapped(edge: Edge, likely: float) -> Finding:
+    """The finding for two instances of one class, or two elements of one container."""
+    one, two = (_named(end.node) for end in (edge.first, edge.second))
+    lock = edge.first.resource.id
+    wait = call_steps("thread A", edge.steps, f"waits for {two}, which thread B holds")
+    return finding(
+        edge.steps[0][1],
+        edge.fn,
+        f"{one} and then {two} are taken, two of {lock}, and nothing says which of them comes first: another thread "
+        "that has them the other way round waits for this one, and this one for it",
+        [
+            *(Step("thread A", site.lineno, f"runs {ast.unparse(site)}") for _, site in edge.bound),
+            Step("thread A", edge.taken, f"{edge.fn.qualname} takes {one}"),
+            *wait,
+            Step("thread B", edge.taken, f"{edge.fn.qualname}, with the two the other way round, takes {two}"),
+            Step("thread B", edge.steps[0][1].lineno, f"waits for {one}, which thread A holds"),
+        ],
+        "take the two in a fixed order, such as sorted by id() or by their index, or one after the other",
+        lock,
+        likely,
+        [
+            Wait("thread A", f"took {one}", f"release {two}", "thread B"),
+            Wait("thread B", f"took {two}", f"release {one}", "thread A"),
+        ],
+    )
+
+
+def _named(node: ast.expr) -> str:
+    return ast.unparse(node)
+
+
+def _where(edge: Edge) -> str:
+    return f"line {(edge.bound or edge.steps)[0][1].lineno}"
+
+
 def _how(edge: Edge) -> str:
-    return f"{edge.second.id} is taken" + ("" if len(edge.steps) == 1 else f" by {text_of(edge.steps[0][1])}")
+    return f"{edge.second.resource.id} is taken" + ("" if len(edge.steps) == 1 else f" by {text_of(edge.steps[0][1])}")
 
 
 def _letter(number: int) -> str:

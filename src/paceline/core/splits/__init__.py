@@ -42,12 +42,14 @@ class Cut(NamedTuple):
     skew: int = 0
     #: And by so many parts for all workers.
     turn: int = 0
+    #: What each worker has, part by part, where it has more than its own part: some numbers are with several workers.
+    windows: tuple[tuple[int, int], ...] = ()
 
     def part(self, place: int) -> tuple[int, int]:
         """Return (first, stop) of the part of the worker at this place of its group."""
         number = place // self.stride + (place // self.skew if self.skew else 0) + self.turn
         number %= len(self.bounds) - 1
-        return self.bounds[number], self.bounds[number + 1]
+        return self.windows[number] if self.windows else (self.bounds[number], self.bounds[number + 1])
 
 
 class Placement(NamedTuple):
@@ -70,6 +72,11 @@ class Placement(NamedTuple):
         """How a parameter that is used so lies with the workers between updates."""
         return self if self.is_split else WHOLE
 
+    @property
+    def own(self) -> Placement:
+        """The placement without what several workers have: each number is with one worker."""
+        return self._replace(cuts=tuple(cut._replace(windows=()) for cut in self.cuts))
+
     def cut(self, dim: int) -> Cut | None:
         """Return how this dimension is cut, if it is."""
         return next((cut for cut in self.cuts if cut.dim == dim), None)
@@ -87,7 +94,7 @@ class Placement(NamedTuple):
         if not self.is_split:
             return self.kind
         dims = " and ".join("in a row" if cut.dim == FLAT else f"dim {cut.dim}" for cut in self.cuts)
-        return f"split({dims})"
+        return f"split({dims}{', with borders' * any(cut.windows for cut in self.cuts)})"
 
 
 WHOLE, COPIED, PARTIAL = Placement("whole"), Placement("copied"), Placement("partial")

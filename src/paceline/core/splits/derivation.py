@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import NamedTuple
 
-from paceline.core.splits import WHOLE, Placement, flat
+from paceline.core.splits import COPIED, WHOLE, Placement, flat
 from paceline.core.splits.cannon import KINDS, PRODUCT, Cannon, steps
 from paceline.core.splits.catalogue import SPLITS
 from paceline.core.splits.following import follow
@@ -31,6 +32,7 @@ from paceline.errors import PlanError
 #: Chooses the split of a layer from how what it takes was made; an empty word lets it follow.
 Choose = Callable[[Node, Sequence[Placement], int], str]
 PARAMETER = "@"  # before the name of a parameter, where it is a value of the program
+JOINT = "+"  # the value that gradients of several parameters are together, to be added up in one movement
 
 
 class Step(NamedTuple):
@@ -45,6 +47,8 @@ class Step(NamedTuple):
     back: bool = False
     #: Whether it repeats a movement of the forward pass, whose result was dropped.
     again: bool = False
+    #: The parameters whose gradients are moved together, where the value is `JOINT`.
+    joins: tuple[str, ...] = ()
 
     @property
     def movement(self) -> Movement:
@@ -57,6 +61,8 @@ class Step(NamedTuple):
         if self.nodes:
             return f"compute {way}{', '.join(self.nodes)}"
         what = "the gradient of " if self.back else ""
+        if self.joins:
+            return f"{self.movement.kind} the gradients of {', '.join(v.removeprefix(PARAMETER) for v in self.joins)}"
         return f"{self.movement.kind} {what}{self.value} ({self.source} -> {self.target})"
 
 
@@ -71,7 +77,7 @@ class Program:
     layouts: Mapping[str, Layout]
     #: How every parameter and buffer is stored between updates, by its name in the model.
     stored: Mapping[str, Placement]
-    #: The shape of each value, and of each parameter with `PARAMETER` before its name.
+    #: The shape of each value, of each parameter with `PARAMETER` before its name, and of `JOINT`.
     shapes: Mapping[str, Shape]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -81,6 +87,10 @@ class Program:
     #: Whether what was gathered of a parameter is dropped after its last use forward, and gathered again for its first
     #: use back.
     drops: bool = False
+
+    def __post_init__(self) -> None:
+        joined = sum(prod(self.shapes[value]) for value in self.joins)
+        object.__setattr__(self, "shapes", {**self.shapes, JOINT: (joined,)})
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -94,7 +104,20 @@ class Program:
                 back += [move._replace(again=True) for move in again]
             if step.nodes or step.value in self.needs:
                 back.append(step._replace(back=True))
+        joins = self.joins
+        if joins:
+            back = [step for step in back if step.value not in joins or step.again]
+            back.append(Step((), JOINT, WHOLE, COPIED, True, joins=joins))
         return (*self.forward, *back)
+
+    @property
+    def joins(self) -> tuple[str, ...]:
+        """The parameters whose gradients are summed together, at the end: a message costs more than some numbers."""
+        moves = [step for step in self.forward if step.value.startswith(PARAMETER) and step.value in self.needs]
+        summed = [step.value for step in moves if (step.source, step.target) == (WHOLE, COPIED)]
+        others = {step.value for step in moves if step.value not in summed}
+        found = tuple(value for value in reversed(summed) if value not in others)
+        return found if len(found) > 1 else ()
 
     def gathers(self, step: Step) -> list[Step]:
         """Return the movements whose results a step's layers use, and may drop afterwards.

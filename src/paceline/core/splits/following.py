@@ -31,6 +31,7 @@ Follow = Callable[[Node, Sequence[Placement], int], Layout | None]
 
 def follow(node: Node, found: Sequence[Placement], workers: int) -> Layout:
     """Return how an operation is placed whose values were made in these placements."""
+    found = [placed.own for placed in found]
     rule = RULES.get(node.kind)
     layout = rule(node, found, workers) if rule is not None and node.shape is not None else None
     return layout or Layout((WHOLE,) * len(node.takes), WHOLE, {})

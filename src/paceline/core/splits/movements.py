@@ -10,10 +10,14 @@
     partial -> copied   sum                                 sum
     partial -> split    scatter: each part summed once      gather
     split -> split      exchange, from all to all           exchange
+    with borders ->     trim: each worker drops borders     trim: zeros in their place
+    without, or less
 
 The backward of a movement is the movement from the dual of its target to the dual of its source. Every movement is one
 or two exchanges, in which each worker sends a box of numbers to each other worker of its group and takes one from it:
-with a message between every two workers in every exchange, no worker can be more than one exchange ahead.
+with a message between every two workers in every exchange, no worker can be more than one exchange ahead. Where workers
+have borders of their neighbours' parts as well, each sends its own part alone, and what comes back is zero there: the
+gradient of a border is in that of the part.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from typing import NamedTuple
 from paceline.core.splits import COPIED, FLAT, WHOLE, Box, Cut, Placement, even
 from paceline.errors import PlanError
 
-NOTHING, CUT, GATHER, SUM, SCATTER, EXCHANGE = "nothing", "cut", "gather", "sum", "scatter", "exchange"
+NOTHING, CUT, GATHER, SUM, SCATTER = "nothing", "cut", "gather", "sum", "scatter"
+EXCHANGE, TRIM = "exchange", "trim"
 
 
 class Movement(NamedTuple):
@@ -46,11 +51,11 @@ class Movement(NamedTuple):
     @property
     def travels(self) -> bool:
         """Whether anything goes from one worker to another."""
-        return self.kind not in (NOTHING, CUT)
+        return self.kind not in (NOTHING, CUT, TRIM)
 
     def exchanges(self, shape: Sequence[int], workers: int) -> list[Exchange]:
         """Return the exchanges that the movement is made of."""
-        source, target = self.source, self.target
+        source, target = self.source.own, self.target.own
         match self.kind:
             case "gather" | "exchange":
                 return [Exchange(source, target if self.kind == EXCHANGE else WHOLE, False, tuple(shape), workers)]
@@ -98,7 +103,9 @@ def kind_of(source: Placement, target: Placement) -> str:
     """Return what has to travel; raise `PlanError` where nothing leads from one placement to the other."""
     if source == target or (source == WHOLE and target == COPIED):
         return NOTHING
-    if target.kind in ("whole", "copied"):
+    if source.own == target.own:
+        found = TRIM if source.is_split else None
+    elif target.kind in ("whole", "copied"):
         found = {"split": GATHER, "partial": SUM}.get(source.kind)
     elif target.is_split:
         found = {"whole": CUT, "partial": SCATTER, "split": EXCHANGE}.get(source.kind)

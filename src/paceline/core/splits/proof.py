@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from paceline.core.splits import WHOLE, Placement
 from paceline.core.splits.catalogue import SPLITS
-from paceline.core.splits.derivation import PARAMETER, Program, Step
+from paceline.core.splits.derivation import JOINT, PARAMETER, Program, Step
 from paceline.core.splits.following import follow
-from paceline.core.splits.movements import Exchange, volume
+from paceline.core.splits.movements import TRIM, Exchange, intersection, volume
 from paceline.core.splits.nodes import Layout
 from paceline.errors import PlanError
 
@@ -148,10 +148,18 @@ class _Line:
         key = (step.value, step.target)
         if (step.value, step.source) not in self.has or step.source != self.program.placed(step.value):
             raise self.fault(f"{step}: the value is not there as {step.source}")
+        if step.movement.kind == TRIM and not self._covered(step):
+            raise self.fault(f"{step}: some numbers are with no worker that wants them")
         if key in self.moved or self.undone:
             raise self.fault(f"{step}: it is moved there twice, or too late")
         self.moved.append(key)
         self.has.add(key)
+
+    def _covered(self, step: Step) -> bool:
+        """Whether what the worker keeps of its part and borders lies in them."""
+        shape = self.program.shapes[step.value]
+        has, wants = step.source.box(shape, self.place), step.target.box(shape, self.place)
+        return intersection(has, wants) == wants
 
     def _gather_again(self, step: Step) -> None:
         """Gather a parameter again: it must have been gathered before, and be wanted still."""
@@ -179,6 +187,10 @@ class _Line:
         self.undone.append(name)
 
     def _return(self, step: Step) -> None:
+        for value in step.joins:
+            self._return(step._replace(value=value, joins=()))
+        if step.value == JOINT:
+            return
         key = (step.value, step.target)
         if key not in self.moved or key in self.returned or step.source != self.program.placed(step.value):
             raise self.fault(f"{step}: there is no such movement to bring back, or it was brought back already")

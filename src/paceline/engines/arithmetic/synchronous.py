@@ -56,7 +56,7 @@ class SharedParameters:
         """Add the shares of all ranks up, then let the optimizer apply the whole batch's gradient."""
         whole = shares[0]
         if isinstance(self.payloads, CodedPayloads):
-            whole = self.payloads.sum(update, self.epochs.ranks(update), shares)
+            whole = self.payloads.sum(update, self.epochs.shares.ranks(update), shares)
         elif self.payloads is not None:
             whole = self.payloads.sum(shares)
         Plain().update(self.store, Arrival(self.learner.settle(whole)))
@@ -93,7 +93,7 @@ class SteppedReplicas:
         due = averages_after(self.averaging, update, self.setup.agenda.updates)
         if due and self.averaging.mixes_first:
             self._average()
-        for rank, share in zip(self.epochs.ranks(update), shares, strict=True):
+        for rank, share in zip(self.epochs.shares.ranks(update), shares, strict=True):
             self.replicas[rank].step(share)
         if due and not self.averaging.mixes_first:
             self._average()

@@ -157,7 +157,7 @@ class Arena:
         result = self.results[number] if number < len(self.results) else None
         return WorkerMemory(
             self.traces[number], self.doing[number : number + 1], self.reach[number : number + 1],
-            self.control[CHECKPOINTS:CONTROL], result,
+            self.control[CHECKPOINTS:CONTROL], self.control[ABORT : ABORT + 1], result,
         )  # fmt: skip
 
     def waiter(self, number: int, cancelled: Callable[[], bool], deadline: float, threads: int) -> Waiter:

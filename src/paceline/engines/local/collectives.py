@@ -47,6 +47,17 @@ class _Move(NamedTuple):
     combine: Callable[[Tensor], object] | None
 
 
+class Move(NamedTuple):
+    """One step of a table over this worker's vectors, for generated code: -1 stands for no worker."""
+
+    to: int
+    peer: int
+    start: int
+    stop: int
+    #: Whether what is taken is added to this worker's own; it replaces it otherwise.
+    add: bool
+
+
 class Reduction:
     """Walks a collective's table over a link.
 
@@ -60,6 +71,7 @@ class Reduction:
         steps = list(collective.steps(link.rank, workers))
         length, size = len(link.vectors[0]), link.vectors[0].element_size()
         cuts = segments.cuts if segments else segment_cuts(length, collective.segments(workers), size)
+        self._steps, self._cuts = steps, cuts
         self._walks = [[self._move(step, turn, cuts) for step in steps] for turn in range(TURNS)]
         self.bytes = sum((cuts[s.send.stop] - cuts[s.send.first]) * size for s in steps if s.send)
 
@@ -73,6 +85,15 @@ class Reduction:
             if combine is not None:
                 combine(take(peer, taken))
         return link.waited - before
+
+    def table(self) -> list[Move]:
+        """Return what `sum` does, step by step; the same over both vectors."""
+        found = []
+        for send, receive, reduce in self._steps:
+            to, peer = send.other if send else -1, receive.other if receive else -1
+            start, stop = (self._cuts[receive.first], self._cuts[receive.stop]) if receive else (0, 0)
+            found.append(Move(to, peer, start, stop, reduce))
+        return found
 
     def _move(self, step: Step, turn: int, cuts: list[int]) -> _Move:
         """Resolve a step of the table to spans of this worker's vectors."""

@@ -49,6 +49,8 @@ class WorkerMemory:
     reach: memoryview
     #: Two integers: the update after which a checkpoint is requested, and the newest that was taken.
     checkpoints: memoryview
+    #: One integer: not 0 when the run has been cancelled.
+    cancelled: memoryview
     #: Where the worker leaves its parameters and buffers at the end; None if its replica is no part of the result.
     result: Tensor | None
 

@@ -57,7 +57,14 @@ class Replay:
 def replay(
     run: Run | str | Path, until: str | int | None = None, *, data: Any = None, job: Job | None = None
 ) -> Replay:
-    """Run a recorded run again. `data` (or `job`) is needed only where the folder could not keep it."""
+    """Run a recorded run again in one process, and compare it with the record.
+
+    Args:
+        run: The run or its folder.
+        until: Where the replay stops: an update number, `"nan"` for the first loss that is not finite, or `"failure"`.
+        data: The data, where the folder could not keep it.
+        job: The job, where the folder could not keep it.
+    """
     if isinstance(until, str) and until not in ("nan", "failure") and not until.isdigit():
         raise UsageError(f"until={until!r} is neither an update number nor 'nan' nor 'failure'")
     opened, record, trace = _open(run, data, job)

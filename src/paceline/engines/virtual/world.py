@@ -17,30 +17,35 @@ SPREADS = ("uniform", "normal", "lognormal", "exponential")
 
 @dataclass(frozen=True)
 class World:
-    """The speeds, delays and deaths of a simulation."""
+    """The speeds, delays and deaths of a simulation.
 
-    #: Seconds that a worker of speed 1 needs per sample.
+    Args:
+        compute: Seconds that a worker of speed 1 needs per sample.
+        speeds: One per worker; speeds that are left out are 1.
+        jitter: Each computation takes up to this share longer.
+        straggle: `(probability, factor)`: with this probability a computation takes this many times as long.
+        update: Seconds that a shard needs to apply one gradient.
+        latency: Seconds between any two workers of a rack.
+        bandwidth: Bytes per second between any two workers of a rack.
+        deaths: `{worker: seconds}` after which it dies.
+        seed: Seeds all randomness.
+        repairs: `{worker: seconds}` after which another worker takes its place. Only servers let workers join.
+        rack: Workers of a rack; 0: all are in one. Servers are in the first.
+        far_latency: Seconds between workers of different racks.
+        uplink: Bytes per second of the link between racks, which the workers of a rack share.
+    """
+
     compute: float = 1e-5
-    #: One per worker; speeds that are left out are 1.
     speeds: tuple[float, ...] = ()
-    #: Each computation takes up to this share longer.
     jitter: float = 0.1
-    #: (probability, factor): with this probability a computation takes this many times as long.
     straggle: tuple[float, float] = (0.0, 1.0)
-    #: Seconds that a shard needs to apply one gradient.
     update: float = 5e-5
-    #: Seconds between any two workers of a rack.
     latency: float = 1e-5
-    #: Bytes per second between any two workers of a rack.
     bandwidth: float = 5e9
-    #: Seconds after which a worker dies, by its number.
     deaths: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
-    #: Seconds after which a worker takes the place of the dead one of this number. Only servers let workers join.
     repairs: Mapping[int, float] = field(default_factory=dict)
-    #: Workers of a rack; 0: all are in one. Servers are in the first.
     rack: int = 0
-    #: Seconds between workers of different racks, and bytes per second of the link that a rack's workers share.
     far_latency: float = 1e-4
     uplink: float = 1e9
 

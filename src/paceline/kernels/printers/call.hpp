@@ -14,10 +14,12 @@ typedef R W;
 // --- what a group of samples knows ---
 
 // What a leg leaves of each of its updates: its loss, and when the gradient and the step were made, in nanoseconds of the
-// monotonic clock.
+// monotonic clock. Where workers add gradients up: when the sum was there, how long it was waited for, and the mean loss.
 struct Note {
     double loss;
     int64_t computed, applied;
+    int64_t summed, waited;
+    double mean;
 };
 
 struct Call {
@@ -38,6 +40,7 @@ struct Call {
     const double* rates;  // and the rates of dropout, by layer and lane
     Note* notes;    // of each update of a leg; null where the call is none
     int64_t* doing; // the number of the update that a leg is in
+    void* exchange; // how a leg adds its gradients up with other workers; null where it makes updates alone
     int64_t samples, batch, updates, threads, update, seed;
     int64_t first, stride; // of a leg: the number of its first update, and how far the next one is
     int64_t chunk;         // of a leg: which part of each update it computes

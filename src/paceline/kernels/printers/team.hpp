@@ -149,18 +149,39 @@ static void work(const Call& c, int64_t thread, Team& team) {
     }
 }
 
-// Threads of this process, and of all others that were given the same team.
-extern "C" void paceline_run(const Call* c) {
-    Team& team = *(Team*)c->team;
+static void work_together(const Call& c) {
+    Team& team = *(Team*)c.team;
 #ifdef _OPENMP
-    if (c->threads > 1) {
-#pragma omp parallel num_threads(c->threads)
-        work(*c, omp_get_thread_num(), team);
+    if (c.threads > 1) {
+#pragma omp parallel num_threads(c.threads)
+        work(c, omp_get_thread_num(), team);
         return;
     }
 #endif
-    work(*c, 0, team);
+    work(c, 0, team);
 }
+
+// Update by update: the gradient, its sum over all workers, the step. Ends where the exchange cannot be made.
+static void work_and_exchange(const Call& c) {
+    for (int64_t u = 0; u < c.updates; u++) {
+        Call one = c;
+        one.order += u * c.batch;
+        one.samples = c.batch < c.samples - u * c.batch ? c.batch : c.samples - u * c.batch;
+        one.first += u * c.stride;
+        one.notes += u;
+        one.updates = 1;
+        one.update = -1;
+        *(Team*)c.team = Team{};
+        work_together(one);
+        if (!exchange(*(Exchange*)c.exchange, (R*)c.gradients, *one.notes)) return;
+        FlushDenormals flush;
+        apply_rule(c, c.settings + u * c.pace, 0, NUMBERS, c.update + u + 1);
+        one.notes->applied = now();
+    }
+}
+
+// Threads of this process, and of all others that were given the same team.
+extern "C" void paceline_run(const Call* c) { c->exchange ? work_and_exchange(*c) : work_together(*c); }
 
 // The optimizer's step alone, by gradients that lie with the first chunk.
 extern "C" void paceline_apply(const Call* c) {

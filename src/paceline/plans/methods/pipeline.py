@@ -20,7 +20,7 @@ class Pipeline:
     micro_batches: int = 1
     #: Names of the layers where stages begin, joined by +; empty where stages are balanced automatically.
     cuts: str = ""
-    #: What is balanced between stages: "time" or "memory".
+    #: What is balanced between stages: "time", which is measured, or "memory" or "operations", which are counted.
     balance: str = "time"
     #: Which stages compute activations again instead of keeping them: "none", "all", or numbers joined by +.
     recompute: str = "none"

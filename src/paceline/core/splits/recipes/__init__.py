@@ -19,8 +19,11 @@ class SplitRecipe(Protocol):
     def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
         """Return the way of a layer whose values were made in these placements; an empty word lets it follow them."""
 
-    def check(self, nodes: Sequence[Node]) -> None:
-        """Raise `PlanError` if the recipe does not fit a model of these operations."""
+    def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
+        """Return a model's operations with what the recipe has to know of the model as a whole.
+
+        Raise `PlanError` if the recipe does not fit the model.
+        """
 
 
 def is_cut_last(node: Node, found: Sequence[Placement]) -> bool:

@@ -45,8 +45,9 @@ class PerLayer:
             return ""
         return next((way for pattern, way in self.table if fnmatchcase(node.layer, pattern)), "")
 
-    def check(self, nodes: Sequence[Node]) -> None:
+    def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
         layers = list(dict.fromkeys(node.layer for node in nodes if node.layer))
         for pattern, _ in self.table:
             if not any(fnmatchcase(layer, pattern) for layer in layers):
                 raise PlanError(f"plan 'per_layer': the model has no layer {pattern!r}; {suggest(pattern, layers)}")
+        return nodes

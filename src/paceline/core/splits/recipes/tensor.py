@@ -36,5 +36,5 @@ class Tensor:
                 return "rows" if [cut.dim for cut in found[0].cuts] == [1] else "channels"
         return {"attention": "heads", "embedding": "vocabulary"}.get(node.kind, "")
 
-    def check(self, nodes: Sequence[Node]) -> None:
-        """Accept every model: what cannot be split is computed whole."""
+    def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
+        return nodes

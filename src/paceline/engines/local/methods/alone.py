@@ -18,7 +18,10 @@ def alone(runner: PlanRunner, method: Alone) -> Walk:
     legs = legs_of(runner, store) if runner.agenda.parts == 1 else None
     while ahead:
         made = legs.make(ahead, store.updates) if legs else ahead[:0]
-        if not made:
+        if made:
+            assert legs is not None
+            store.schedule.hear(*legs.means)
+        else:
             update, made = ahead[0], ahead[:1]
             computed = yield GradientRequest(update, runner.agenda.filled(update), store.updates)
             if computed is None:

@@ -1,4 +1,4 @@
-"""Legs: updates that a worker makes without asking anybody, many in one call of generated code.
+"""Legs: updates that a worker makes in one call of generated code.
 
     the method's walk                  legs                                   generated code
     ─────────────────                  ────                                   ──────────────
@@ -6,19 +6,23 @@
                                        or epoch, and for 20 ms at most ─────▶ order, dropout, gradient, optimizer
     so many are made         ◀──────── rows of the trace  ◀────────────────── a note of each update
 
-An update of a leg has the bits that it has alone: it draws what its number says, and is stepped by the same code.
+An update of a leg has the bits that it has alone: it draws what its number says, and is stepped by the same code. Where
+workers add their gradients up, generated code walks the collective's table between gradient and step (`native_sum`).
 """
 
 from __future__ import annotations
 
 from time import perf_counter_ns as now
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.core.agenda import Chunk
+from paceline.engines.local.collectives import Sums
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner
+from paceline.engines.local.native_sum import NativeSum, native_sum
 from paceline.engines.local.worker_context import REQUESTED
 from paceline.errors import NotFinite
 from paceline.gradients.fused_replica import FusedStep, readable
@@ -30,8 +34,11 @@ FIRST = 16  # updates of the first leg, which shows how long they take
 NANOSECONDS = 20_000_000  # of a leg: in between, checkpoints that were requested are seen
 
 
-def legs_of(runner: PlanRunner, store: LocalStore) -> Legs | None:
-    """Return the legs of a worker that steps this store; None where every update has to be made by itself."""
+def legs_of(runner: PlanRunner, store: LocalStore, sums: Sums | None = None) -> Legs | None:
+    """Return the legs of a worker that steps this store; None where every update has to be made by itself.
+
+    `sums` adds the gradients of every update up, where workers do not make updates alone.
+    """
     job, reader = runner.job, runner.learner.reader
     if (
         job.gradient_clip_norm is not None
@@ -43,7 +50,17 @@ def legs_of(runner: PlanRunner, store: LocalStore) -> Legs | None:
     if reader is None or runner.encoder is not None or not isinstance(store.stepper, FusedStep):
         return None
     tensors = readable(store.stepper.fused, job, reader.source)
-    return Legs(runner, store, store.stepper, *tensors) if tensors else None
+    if not tensors:
+        return None
+    legs = Legs(runner, store, store.stepper, *tensors)
+    if sums is not None:
+        made = legs.native.resident.made
+        gradient, waiter, cancelled = made.memory["gradients"], runner.waiter, runner.shared.cancelled
+        legs.sum = native_sum(sums, runner.layout, made.gradients, gradient, waiter, cancelled)
+        if legs.sum is None:
+            return None
+        legs.native.exchange = legs.sum.exchange
+    return legs
 
 
 class Legs:
@@ -53,13 +70,18 @@ class Legs:
         assert runner.learner.reader is not None
         self.runner, self.store, self.order = runner, store, runner.learner.reader.order
         self.native = step.leg(x, y, runner.job.seed, np.frombuffer(runner.shared.doing, np.int64), MOST)
+        #: How the gradients of each update are added up; None where this worker makes its updates alone.
+        self.sum: NativeSum | None = None
+        #: The mean losses of the last leg's updates: of all workers that add their gradients up.
+        self.means: list[float] = []
         #: Updates of the next leg, at most.
         self._most = FIRST
-        #: The two rows of each update, with what is the same in every leg.
-        self._rows = np.zeros((MOST, 2), DTYPE)
+        #: The rows of each update, with what is the same in every leg.
+        self._rows = np.zeros((MOST, 3), DTYPE)
         self._rows["worker"] = runner.number
-        self._rows["kind"] = Kind.COMPUTE, Kind.APPLY
-        self._rows["shard"] = self._rows["version"] = -1, 0
+        self._rows["kind"] = Kind.COMPUTE, Kind.COLLECTIVE, Kind.APPLY
+        self._rows["shard"] = -1, -1, 0
+        self._rows["version"] = -1
 
     def make(self, ahead: range, version: int) -> range:
         """Make the first of these updates, and return those that were made: none if this worker has no part in them.
@@ -67,19 +89,23 @@ class Legs:
         `version` is that of the parameters now; each update makes the next.
         """
         leg, start = self._leg(ahead), now()
-        first = self._chunk(leg[0])
-        if len(leg) > 1 and self._chunk(leg[-1]).samples != first.samples:
+        first, last = self._chunk(leg[0]), self._chunk(leg[-1])
+        if (first.samples, first.weight) != (last.samples, last.weight):
             leg = leg[:-1]  # the last batch of an epoch is smaller; it is a leg of its own
         if not first.samples:
             return leg[:0]
         distance = leg.step * self.runner.agenda.batch_size
         places = np.add.outer(np.arange(len(leg)) * distance, np.arange(first.start, first.stop)).ravel()
         order = self.order.samples(first.epoch, torch.from_numpy(places))
+        if self.sum is not None:
+            self.sum.begin(leg[0], first.weight, self.runner.job.on_nan == "stop")
         notes = self.native.make(order, first.samples, leg, first.number, self._settings(len(leg)))
-        self.store.updates += len(leg)
+        made = self.sum.end() if self.sum is not None else self._finite(notes)
+        self.store.updates += made
         self._most = max(1, min(MOST, NANOSECONDS * len(leg) // (now() - start)))
-        self._check(leg, version, start, notes)
-        self._record(leg, version, start, notes)
+        self._record(leg[:made], first, version, start, notes[:made])
+        if made < len(leg):
+            self._fail(leg[made], version + made, float(notes["loss"][made]))
         return leg
 
     def _leg(self, ahead: range) -> range:
@@ -110,33 +136,40 @@ class Legs:
             rows.append(self.native.resident.settings())
         return torch.tensor(rows, dtype=torch.float64)
 
-    def _check(self, leg: range, version: int, start: int, notes: Columns) -> None:
-        """Raise `NotFinite` at the first loss that is not finite; what came before it is in the trace."""
+    def _finite(self, notes: Columns) -> int:
+        """Return how many updates came before the first loss that ends the run; all, if none does."""
         finite = np.isfinite(notes["loss"])
-        if self.runner.job.on_nan != "stop" or finite.all():
-            return
-        made = int(finite.argmin())
-        update, chunk = leg[made], self._chunk(leg[made])
-        self._record(leg[:made], version, start, notes[:made])
-        self.runner.doing(update)
-        self.runner.due = GradientRequest(update, [chunk], version + made)
-        raise NotFinite(float(notes["loss"][made]), update, self.order.indices(chunk).tolist())
+        return len(notes) if self.runner.job.on_nan != "stop" or finite.all() else int(finite.argmin())
 
-    def _record(self, leg: range, version: int, start: int, notes: Columns) -> None:
-        """Write two rows for each update: its gradient and its step."""
+    def _fail(self, update: int, version: int, loss: float) -> NoReturn:
+        """Say why this update could not be made; those before it are in the trace."""
+        chunk = self._chunk(update)
+        self.runner.doing(update)
+        self.runner.due = GradientRequest(update, [chunk], version)
+        if self.sum is not None:
+            self.sum.check()
+        raise NotFinite(loss, update, self.order.indices(chunk).tolist())
+
+    def _record(self, leg: range, chunk: Chunk, version: int, start: int, notes: Columns) -> None:
+        """Write the rows of each update: its gradient, its collective if there is one, and its step."""
+        self.means = (notes["loss"] if self.sum is None else notes["mean"]).tolist()
         rows = self._rows[: len(leg)]
-        computed, applied = rows[:, 0], rows[:, 1]
+        computed, summed, applied = rows.T
         rows["update"] = np.array(leg)[:, None]
         rows["base"] = np.arange(version, version + len(leg))[:, None]
         applied["version"] = np.arange(version + 1, version + 1 + len(leg))
         computed["start"][:1], computed["start"][1:] = start, notes["applied"][:-1]
         computed["end"] = applied["start"] = notes["computed"]
         applied["end"] = notes["applied"]
-        computed["samples"] = self._chunk(leg[0]).samples if leg else 0
+        computed["samples"] = chunk.samples
         computed["value"] = notes["loss"]
         computed["waited"][:1], computed["waited"][1:] = self.runner.waited, 0
         self.runner.waited = 0
-        self.runner.record_rows(rows.ravel())
+        if self.sum is not None:
+            summed["start"], summed["end"], applied["start"] = notes["computed"], notes["summed"], notes["summed"]
+            computed["value"] = chunk.weight * notes["loss"] / chunk.weight  # as where updates are made one by one
+            summed["waited"], summed["bytes"] = notes["waited"], self.sum.bytes
+        self.runner.record_rows(rows.ravel() if self.sum is not None else rows[:, ::2].ravel())
 
 
 def before(updates: range, stop: int) -> range:

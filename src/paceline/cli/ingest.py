@@ -1,0 +1,43 @@
+"""The command `paceline ingest`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from paceline.cli import data_options, options
+from paceline.cli.console import console
+from paceline.cli.output import print_json
+
+
+def ingest(
+    recipe: data_options.RecipeArgument,
+    output: data_options.StreamFolder,
+    inputs: data_options.StreamInputs = None,
+    rows: data_options.ShardOfRows = 8192,
+    ahead: data_options.Ahead = None,
+    patience: data_options.Patience = 30.0,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Add rows to a stream, which trainings read while it grows.
+
+    Reads files, http addresses or standard input, in turn, until all have ended. RECIPE has one source of lines, whose
+    own files are not read. Rows that break a rule are set aside. A command that was ended goes on after the last shard
+    that it sealed when it is given again.
+    """
+    from paceline.cli.stream_table import event_line
+    from paceline.preparation.ingest import ingest as run
+    from paceline.preparation.inputs import STANDARD_INPUT, input_of
+    from paceline.preparation.loading import load_recipe
+    from paceline.shards.sealed import Note, Sealed
+
+    def show(event: Sealed | Note) -> None:
+        if isinstance(event, Note) or not quiet:
+            style = "yellow" if isinstance(event, Note) else None
+            console.print(event_line(event), style=style, highlight=False, markup=False, soft_wrap=True)
+
+    names = inputs or [STANDARD_INPUT]
+    given = {"standard input" if name == STANDARD_INPUT else name: input_of(name) for name in names}
+    account = run(load_recipe(recipe), output, given, rows, ahead, patience, show)
+    if json:
+        print_json({"folder": str(output), **asdict(account)})

@@ -1,0 +1,85 @@
+"""What a leg of several workers is given: whom it exchanges vectors with, by which steps, and how it waits.
+
+    gradient in padded memory ──weighted──▶ this worker's vector ◀──the table's steps──▶ vectors of its peers
+                              ◀──the sum───
+
+Everything here is addresses and numbers; `printers/exchange.hpp` has the same fields. What the addresses point to is
+kept by the caller.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+PLACE = np.dtype([(name, "<i8") for name in ("to", "from", "rows", "width", "stride")])
+MOVE = np.dtype([(name, "<i8") for name in ("to", "from", "start", "stop", "add")])
+PEER = np.dtype([
+    ("offered", "<i8"), ("awaited", "<i8"), ("doorbell", "<i8"), ("vectors", "<i8", 2), ("offers", "<i8"),
+    ("taken", "<i8"),
+])  # fmt: skip
+
+
+class Ended(IntEnum):
+    """Why a leg ended where it did."""
+
+    MADE = 0
+    NOT_FINITE = 1
+    CANCELLED = 2
+    TOO_LATE = 3
+
+
+class Waits(NamedTuple):
+    """How a worker waits for its peers: addresses of integers, and nanoseconds."""
+
+    doorbell: int
+    cancelled: int
+    called_off: int
+    spin: int
+    nap: int
+    deadline: int
+
+
+class Exchange(ctypes.Structure):
+    """How a leg adds its gradients up with other workers, in every update."""
+
+    _fields_ = [
+        ("places", ctypes.c_void_p), ("moves", ctypes.c_void_p), ("peers", ctypes.c_void_p),
+        ("vectors", ctypes.c_void_p * 2),
+        *((name, ctypes.c_void_p) for name in ("doorbell", "cancelled", "called_off")),
+        *((name, ctypes.c_int64) for name in (
+            "parameters", "steps", "tail", "number", "spin", "nap", "deadline", "finite", "ended", "whom",
+        )),
+        ("weight", ctypes.c_double),
+    ]  # fmt: skip
+
+    @staticmethod
+    def of(
+        places: np.ndarray, moves: np.ndarray, peers: np.ndarray, vectors: Sequence[Tensor], tail: int, waits: Waits
+    ) -> Exchange:
+        """Return an exchange by these tables, which the caller keeps."""
+        made = Exchange(
+            places=places.ctypes.data, moves=moves.ctypes.data, peers=peers.ctypes.data, parameters=len(places),
+            steps=len(moves), tail=tail, **waits._asdict(),
+        )  # fmt: skip
+        made.vectors[:] = [vector.data_ptr() for vector in vectors]
+        return made
+
+
+def places_of(gradients: Mapping[str, Tensor], memory: Tensor, starts: Mapping[str, int]) -> np.ndarray | None:
+    """Return where each parameter's gradient lies in `memory` and in a vector; None if one has no gradient there."""
+    if not starts.keys() <= gradients.keys():
+        return None
+    rows = []
+    for name, start in starts.items():
+        view = gradients[name]
+        whole = view.is_contiguous()
+        width = view.numel() if whole else view.shape[-1]
+        place = (view.data_ptr() - memory.data_ptr()) // view.element_size()
+        rows.append((start, place, view.numel() // width, width, width if whole else view.stride(-2)))
+    return np.array(rows, PLACE)

@@ -1,0 +1,129 @@
+// --- the sum of all workers' gradients, between the gradient and the step of an update ---
+
+// A collective's table, walked over the vectors, the counters and the doorbells of `links.shared_memory_link`: what one
+// worker does here and another in Python fits together, step by step.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// A parameter in a worker's vector, and its rows in the gradient, which are padded.
+struct Place {
+    int64_t to, from, rows, width, stride;
+};
+
+// A step of the table: whom to offer to, whom to take from (-1: nobody), and what is taken.
+struct Move {
+    int64_t to, from, start, stop, add;
+};
+
+struct Peer {
+    int64_t* offered;       // how often this worker has offered to the peer
+    const int64_t* awaited; // how often the peer has offered to this worker
+    int64_t* doorbell;      // the peer's
+    const R* vectors[2];    // the peer's
+    int64_t offers, taken;  // as this worker counts them
+};
+
+enum Ended { MADE, NOT_FINITE, CANCELLED, TOO_LATE };
+
+struct Exchange {
+    const Place* places;
+    const Move* moves;
+    Peer* peers;
+    R* vectors[2];
+    int64_t* doorbell;
+    const int64_t *cancelled, *called_off;
+    int64_t parameters, steps;
+    int64_t tail;                // the place of the flags, the loss and the weight in a vector
+    int64_t number;              // of the next collective
+    int64_t spin, nap, deadline; // nanoseconds
+    int64_t finite;              // whether a loss that is not finite ends the leg
+    int64_t ended, whom;         // why the leg ended, and whom it waited for
+    double weight;               // of this worker's samples in the batch
+};
+
+static bool ready(const Exchange& e, const Peer& peer) {
+    return __atomic_load_n(peer.awaited, __ATOMIC_ACQUIRE) >= peer.taken || __atomic_load_n(e.called_off, __ATOMIC_ACQUIRE);
+}
+
+// Sleeps until rung, as `links.doorbell` does: the flag is raised before the last look.
+static void sleep_until_rung(const Exchange& e, const Peer& peer) {
+    __atomic_store_n(&e.doorbell[0], 1, __ATOMIC_SEQ_CST);
+    const int64_t seen = __atomic_load_n(&e.doorbell[1], __ATOMIC_SEQ_CST);
+    if (!ready(e, peer)) {
+        const timespec limit = {(time_t)(e.nap / 1000000000), (long)(e.nap % 1000000000)};
+        syscall(SYS_futex, &e.doorbell[1], 0, (uint32_t)seen, &limit, nullptr, 0);
+    }
+    __atomic_store_n(&e.doorbell[0], 0, __ATOMIC_RELEASE);
+}
+
+static void offer(Peer& peer) {
+    // In this order for all cores, so that either the flag is seen here or the offer is seen by the peer's last look.
+    __atomic_store_n(peer.offered, ++peer.offers, __ATOMIC_SEQ_CST);
+    if (!__atomic_load_n(&peer.doorbell[0], __ATOMIC_SEQ_CST)) return;
+    __atomic_store_n(&peer.doorbell[1], now(), __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &peer.doorbell[1], 1, INT32_MAX, nullptr, nullptr, 0);
+}
+
+// Waits until the peer has made the offer that is taken next.
+static bool await(Exchange& e, int64_t whom, int64_t& waited) {
+    Peer& peer = e.peers[whom];
+    peer.taken++;
+    if (__atomic_load_n(peer.awaited, __ATOMIC_ACQUIRE) >= peer.taken) return true;
+    const int64_t start = now();
+    while (!ready(e, peer) && now() - start < e.spin) wait_a_little(0);
+    while (!ready(e, peer)) {
+        e.whom = whom;
+        if (__atomic_load_n(e.cancelled, __ATOMIC_ACQUIRE) && !ready(e, peer)) return e.ended = CANCELLED, false;
+        if (now() - start > e.deadline) return e.ended = TOO_LATE, false;
+        sleep_until_rung(e, peer);
+    }
+    waited += now() - start;
+    if (__atomic_load_n(peer.awaited, __ATOMIC_ACQUIRE) >= peer.taken) return true;
+    return e.ended = CANCELLED, false;
+}
+
+// The worker's own sum: the gradient times its weight, one flag per parameter, the loss and the weight.
+static void write_vector(const Exchange& e, const R* __restrict gradient, R* __restrict vector, double loss) {
+    const R weight = R(e.weight);
+    for (const Place* p = e.places; p < e.places + e.parameters; p++)
+        for (int64_t row = 0; row < p->rows; row++)
+            for (int64_t q = 0; q < p->width; q++)
+                vector[p->to + row * p->width + q] = gradient[p->from + row * p->stride + q] * weight;
+    for (int64_t q = 0; q < e.parameters; q++) vector[e.tail + q] = R(1);
+    vector[e.tail + e.parameters] = R(loss * e.weight);
+    vector[e.tail + e.parameters + 1] = R(e.weight);
+}
+
+static void read_vector(const Exchange& e, R* __restrict gradient, const R* __restrict vector) {
+    for (const Place* p = e.places; p < e.places + e.parameters; p++)
+        for (int64_t row = 0; row < p->rows; row++)
+            for (int64_t q = 0; q < p->width; q++)
+                gradient[p->from + row * p->stride + q] = vector[p->to + row * p->width + q];
+}
+
+static void combine(R* __restrict mine, const R* __restrict theirs, const Move& move) {
+    if (move.add)
+        for (int64_t q = move.start; q < move.stop; q++) mine[q] += theirs[q];
+    else
+        std::memcpy(mine + move.start, theirs + move.start, sizeof(R) * (move.stop - move.start));
+}
+
+// Makes the gradient of this worker the sum over all; false where that is not possible, and `ended` says why.
+static bool exchange(Exchange& e, R* gradient, Note& note) {
+    if (e.finite && !std::isfinite(note.loss)) return e.ended = NOT_FINITE, false;
+    const int64_t turn = e.number % 2;
+    R* vector = e.vectors[turn];
+    write_vector(e, gradient, vector, note.loss);
+    note.waited = 0;
+    for (const Move* move = e.moves; move < e.moves + e.steps; move++) {
+        if (move->to >= 0) offer(e.peers[move->to]);
+        if (move->from < 0) continue;
+        if (!await(e, move->from, note.waited)) return false;
+        combine(vector, e.peers[move->from].vectors[turn], *move);
+    }
+    read_vector(e, gradient, vector);
+    note.mean = (double)vector[e.tail + e.parameters] / (double)vector[e.tail + e.parameters + 1];
+    note.summed = now();
+    e.number++;
+    return true;
+}

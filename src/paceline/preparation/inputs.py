@@ -1,0 +1,190 @@
+"""The inputs of a stream: each is read by a thread of its own, and they take turns.
+
+a ──▶ lines, at most 2 x rows ──┐
+b ──▶ ...                       ├──▶ `Turns`: so many lines of a, of b, of c, of a, ...
+c ──▶ (stopped)                 ┘    an input that brings nothing in time is passed over until it does
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import DataError
+from paceline.preparation.sources import open_text
+
+#: A row of an input: a line of text, or an object that becomes a line of JSON.
+Line = bytes | str | Mapping[str, Any]
+#: What brings lines: an iterable, all of whose lines are new, or a function that is called with how many of its lines
+#: are in the stream already and returns those that come after them.
+Input = Iterable[Line] | Callable[[int], Iterable[Line]]
+STANDARD_INPUT = "-"
+#: Seconds after which an address that does not answer counts as failed.
+HTTP_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some lines of an input, one after another."""
+
+    source: str
+    lines: list[bytes]
+    begins: bool  # whether these are the first lines that the input brought, among them a header
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """An input that brings no lines: for now, or because it failed."""
+
+    source: str
+    what: str
+    failed: bool
+
+
+def input_of(name: str) -> Input:
+    """Return the lines of a file (gzipped or not), of an http or https address, or of standard input for `-`."""
+    if name == STANDARD_INPUT:
+        return _lines_of_descriptor(0)
+    if not name.startswith(("http://", "https://")) and not Path(name).exists():
+        raise DataError(f"there is no file {name}; an input is a file, an http address or - for standard input")
+    return lambda taken: itertools.islice(_lines_of(name), taken, None)
+
+
+def _lines_of(name: str) -> Iterator[bytes]:
+    if name.startswith(("http://", "https://")):
+        with urllib.request.urlopen(name, timeout=HTTP_TIMEOUT) as answer:
+            yield from answer
+    else:
+        with open_text(name) as file:
+            yield from file
+
+
+def _lines_of_descriptor(descriptor: int) -> Iterator[bytes]:
+    """Yield lines without Python's buffer of standard input, whose lock a thread would hold when the process ends."""
+    rest = b""
+    while block := os.read(descriptor, 1 << 16):
+        *whole, rest = (rest + block).split(b"\n")
+        yield from whole
+    if rest:
+        yield rest
+
+
+class Tap:
+    """Reads one input in a thread, so far ahead as two parts."""
+
+    def __init__(self, name: str, lines: Callable[[], Iterable[Line]], rows: int) -> None:
+        self.name, self.rows = name, rows
+        self.stopped = False  # whether nothing came when it was last waited for
+        self._lines = lines
+        self._changed = threading.Condition()
+        self._buffer: deque[bytes] = deque()
+        self._ended = self._closed = False
+        self._taken = False  # whether any line has been taken
+        self.error: str | None = None
+        self._thread = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether every line has been taken."""
+        with self._changed:
+            return self._ended and not self._buffer
+
+    def take(self, patience: float) -> Part | None:
+        """Return so many lines, or those that came within `patience` seconds; None without any."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or len(self._buffer) >= self.rows, patience)
+            lines = [self._buffer.popleft() for _ in range(min(self.rows, len(self._buffer)))]
+            self._changed.notify_all()
+        if not lines:
+            return None
+        begins, self._taken = not self._taken, True
+        return Part(self.name, lines, begins)
+
+    def close(self) -> None:
+        """Let the thread end at its next line."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _read(self) -> None:
+        try:
+            for line in self._lines():
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or len(self._buffer) < 2 * self.rows)
+                    if self._closed:
+                        return
+                    self._buffer.append(as_bytes(line))
+                    if len(self._buffer) == self.rows:
+                        self._changed.notify_all()
+        except (OSError, EOFError, HTTPException) as error:
+            self.error = f"cannot be read: {error}"
+        except Exception as error:  # of an iterator of the user's own
+            self.error = f"failed: {type(error).__name__}: {error}"
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+
+class Turns:
+    """Parts of all inputs in turn, until each has ended."""
+
+    def __init__(self, taps: list[Tap], patience: float, last: str = "") -> None:
+        names = [tap.name for tap in taps]
+        at = names.index(last) + 1 if last in names else 0
+        self.taps, self.patience = deque(taps[at:] + taps[:at]), patience
+
+    def __iter__(self) -> Iterator[Part | Trouble]:
+        while self.taps:
+            tap = self.taps.popleft()
+            part = tap.take(self._seconds(tap))
+            over = tap.over
+            if not over:
+                self.taps.append(tap)
+            if part is not None:
+                tap.stopped = False
+                yield part
+            elif not over and not tap.stopped:
+                tap.stopped = True
+                yield Trouble(tap.name, f"has brought nothing for {self.patience:g} s", failed=False)
+            if over and tap.error is not None:
+                yield Trouble(tap.name, tap.error, failed=True)
+
+    def drop(self, name: str) -> None:
+        """Take no further part of an input."""
+        for tap in [tap for tap in self.taps if tap.name == name]:
+            tap.close()
+            self.taps.remove(tap)
+
+    def _seconds(self, tap: Tap) -> float:
+        """Return how long to wait for an input: one that has stopped keeps no other one waiting."""
+        if tap.stopped and not all(other.stopped for other in self.taps):
+            return 0.0
+        return self.patience
+
+
+def as_bytes(line: Line) -> bytes:
+    """Return a line as it stands in a file, without its end."""
+    if isinstance(line, Mapping):
+        line = json.dumps(line)
+    raw = line.encode() if isinstance(line, str) else line
+    if not isinstance(raw, bytes):
+        raise TypeError(f"it brought {line!r:.60}, and not bytes, text or a dictionary")
+    return raw.rstrip(b"\r\n")
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Wait for another process, which tells by a file."""
+    while not done():
+        time.sleep(0.02)

@@ -1,0 +1,89 @@
+"""How far the values of a column have moved from those that came first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+#: Values of the first shard that are kept of each column: its quantiles, evenly spaced.
+QUANTILES = 1000
+BINS = 10
+#: Wider rows, such as images, are compared as a whole and not place by place.
+MOST_PLACES = 64
+#: A population stability index above this one is commonly called a major change.
+MOVED = 0.25
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How a shard's column differs from that of the first shard; of a vector, at the place that differs most."""
+
+    population_stability: float
+    kolmogorov_smirnov: float
+
+    @property
+    def moved(self) -> bool:
+        return self.population_stability > MOVED
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The first shard's values of each place of a column, as sorted quantiles: one row per place."""
+
+    quantiles: Floats
+
+    @classmethod
+    def of(cls, rows: NDArray[np.generic]) -> Reference:
+        shares = np.linspace(0, 1, min(QUANTILES, len(rows)))
+        return cls(np.quantile(_places(rows), shares, axis=1, method="nearest").T)
+
+    def drift(self, rows: NDArray[np.generic]) -> Drift:
+        """Compare the rows of another shard with the first one."""
+        pairs = list(zip(self.quantiles, _places(rows), strict=True))
+        return Drift(
+            max(population_stability(first, now) for first, now in pairs),
+            max(kolmogorov_smirnov(first, now) for first, now in pairs),
+        )
+
+
+def population_stability(first: Floats, now: Floats) -> float:
+    """Return the population stability index of `now` against `first`, which is sorted, in bins of equal count.
+
+    It is the sum of (q - p) log(q / p) over the bins, with half a value added to each, so that none is empty.
+    """
+    edges = np.unique(np.quantile(first, np.linspace(0, 1, BINS + 1)[1:-1]))
+    p, q = (_shares(values, edges) for values in (first, now))
+    return float(np.sum((q - p) * np.log(q / p)))
+
+
+def kolmogorov_smirnov(first: Floats, now: Floats) -> float:
+    """Return the greatest distance between two distribution functions; `first` is sorted."""
+    now = np.sort(now)
+    points = np.concatenate([first, now])
+    before = np.searchsorted(first, points, side="right") / len(first)
+    return float(np.abs(before - np.searchsorted(now, points, side="right") / len(now)).max())
+
+
+def as_lists(references: Mapping[str, Reference]) -> dict[str, list[list[float]]]:
+    """Return references as data, for a file."""
+    return {name: reference.quantiles.tolist() for name, reference in references.items()}
+
+
+def from_lists(body: Mapping[str, list[list[float]]]) -> dict[str, Reference]:
+    return {name: Reference(np.array(quantiles, np.float64)) for name, quantiles in body.items()}
+
+
+def _places(rows: NDArray[np.generic]) -> Floats:
+    """Return the values of each place of the rows, or all values as one place."""
+    flat = rows.reshape(len(rows), -1).astype(np.float64)
+    return flat.T if flat.shape[1] <= MOST_PLACES else flat.reshape(1, -1)
+
+
+def _shares(values: Floats, edges: Floats) -> Floats:
+    counts = np.bincount(np.searchsorted(edges, values, side="right"), minlength=len(edges) + 1) + 0.5
+    shares: Floats = counts / counts.sum()
+    return shares
