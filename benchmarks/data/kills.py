@@ -1,4 +1,4 @@
-"""Ends `paceline prepare` and `paceline ingest` by SIGKILL at random moments; after the last rerun the bits are the same.
+"""Ends prepare and ingest by SIGKILL at random moments; after the last rerun the files hold the same bits.
 
 python benchmarks/data/kills.py [KILLS]
 """
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def attack(folder: Path, name: str, program: str, kills: int) -> dict[str, object]:
-    """Kill a program so many times, letting it finish now and then, and compare each result with an undisturbed one."""
+    """Kill a program so many times, in rows of one to five, and compare each result with an undisturbed one."""
     begun = time.monotonic()
     _run(folder, program, "undisturbed")
     whole, expected = time.monotonic() - begun, digest(folder / "undisturbed")
