@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from paceline.core.cluster.shares import parts_of
+from paceline.core.cluster.shares import Membership
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,16 @@ class Epoch:
 
 
 class Epochs:
-    """Which ranks compute which chunks and exchange with whom, from the first update of a run to the last."""
+    """Which ranks exchange with whom, from the first update of a run to the last; `shares` says who computes what."""
 
     def __init__(self, workers: int, later: Iterable[Epoch] = ()) -> None:
         """`later` are the groups that followed the first one, in which all workers were."""
-        self.workers = workers
+        #: Which ranks share out which updates, as it was while the run was made.
+        self.shares = Membership(workers)
+        #: The groups that have made a collective, for the questions about collectives.
         self._all = [Epoch(0, dict.fromkeys(range(workers), -1))]
         for epoch in later:
+            self.shares.regrouped(epoch.since, epoch.ranks)
             while len(self._all) > 1 and (self._all[-1].since, self._all[-1].number) >= (epoch.since, epoch.number):
                 self._all.pop()  # it was cancelled before it had made anything
             self._all.append(epoch)
@@ -44,14 +47,6 @@ class Epochs:
     def last(self) -> tuple[int, ...]:
         """The ranks that have finished the run."""
         return self._all[-1].ranks
-
-    def ranks(self, update: int) -> tuple[int, ...]:
-        """Return the ranks that share out an update."""
-        return self._all[bisect_right([epoch.since for epoch in self._all], update) - 1].ranks
-
-    def parts(self, rank: int, update: int) -> list[int]:
-        """Return the parts of an update that a rank computes."""
-        return parts_of(rank, self.ranks(update), self.workers, update)
 
     def exchanging(self, number: int) -> tuple[int, ...]:
         """Return the ranks between which a collective was made."""

@@ -276,10 +276,14 @@ Message = (
 #: The kind of each message on the wire is its place in this list; new ones are added at its end.
 KINDS: tuple[type, ...] = get_args(Message)
 _NUMBERS = {message: number for number, message in enumerate(KINDS)}
+#: The messages that have no tuples, so that they are their own integers; all that travel with every push are.
+_FLAT = frozenset(message for message in KINDS if set(get_type_hints(message).values()) == {int})
 
 
-def pack(message: Message) -> tuple[int, list[int]]:
+def pack(message: Message) -> tuple[int, Sequence[int]]:
     """Return the kind and the integers of a message: tuples are preceded by their length."""
+    if type(message) in _FLAT:
+        return _NUMBERS[type(message)], tuple(message)  # type: ignore[arg-type]
     integers: list[int] = []
     for value in message:
         _write(value, integers)
@@ -304,6 +308,9 @@ def unpack(kind: int, integers: Sequence[int]) -> Message:
     """
     if not 0 <= kind < len(KINDS):
         raise ProtocolError(f"there is no message of kind {kind}")
+    if KINDS[kind] in _FLAT and len(integers) == len(KINDS[kind]._fields):  # type: ignore[attr-defined]
+        flat: Message = KINDS[kind](*integers)
+        return flat
     source = iter(integers)
     try:
         message: Message = _READERS[kind](source)

@@ -56,6 +56,9 @@ class WorkerMachine:
         self.number, self.shards, self.timing = number, shards, timing
         #: The newest desk that was heard of, and whether it knows this worker.
         self.epoch, self.entered = 0, False
+        #: Whether this worker has introduced itself to that desk. Only `tick` does so again: every answer brings the
+        #: views, so a worker that answered views by entering would never end where messages overtake each other.
+        self._greeted = False
         #: The worker's number in the plan, which the desk gives it.
         self.slot = NONE
         self.stage = Stage.PULLING
@@ -84,11 +87,12 @@ class WorkerMachine:
             if message.epoch < self.epoch:
                 return []
             if message.epoch > self.epoch:
-                self.epoch, self.entered = message.epoch, False
+                self.epoch, self.entered, self._greeted = message.epoch, False, False
         outputs: list[Output] = []
         if isinstance(message, Unknown):
-            self.entered = False
-            outputs.append(self._enter())
+            if self.entered or not self._greeted:
+                self.entered = False
+                outputs.append(self._enter())
         elif isinstance(message, Entered):
             outputs += self._entered(now, message)
         elif isinstance(message, Views):
@@ -130,6 +134,7 @@ class WorkerMachine:
         return self.stage in (Stage.PULLING, Stage.PUSHING)
 
     def _enter(self) -> Send:
+        self._greeted = True
         return Send(DESK, Enter(self.block.start if self.block else NONE))
 
     def _request(self) -> Send:
@@ -156,7 +161,7 @@ class WorkerMachine:
         newer = {view.shard for view in message.views if view.number > self.views.get(view.shard, view).number}
         newer |= {view.shard for view in message.views if view.shard not in self.views}
         self.views |= {view.shard: view for view in message.views if view.shard in newer}
-        if not self.entered:
+        if not (self.entered or self._greeted):
             yield self._enter()
         if self._waits and (again := newer & self.awaited):
             self._since = now

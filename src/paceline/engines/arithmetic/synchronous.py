@@ -82,7 +82,7 @@ class SteppedReplicas:
         due = averages_after(self.averaging, update, self.setup.agenda.updates)
         if due and self.averaging.mixes_first:
             self._average()
-        for rank, share in zip(self.epochs.ranks(update), shares, strict=True):
+        for rank, share in zip(self.epochs.shares.ranks(update), shares, strict=True):
             self.replicas[rank].step(share)
         if due and not self.averaging.mixes_first:
             self._average()

@@ -84,9 +84,10 @@ class SynchronousReplayer:
         agenda = self.setup.agenda
         if self.alone:
             return [self.sums.compute(0, agenda.filled(update))]
+        groups = self.epochs.shares
         return [
-            self.sums.compute(rank, [c for part in self.epochs.parts(rank, update) for c in agenda.mine(update, part)])
-            for rank in self.epochs.ranks(update)
+            self.sums.compute(rank, [c for part in groups.parts_of(rank, update) for c in agenda.mine(update, part)])
+            for rank in groups.ranks(update)
         ]
 
     def values(self) -> list[torch.Tensor]:

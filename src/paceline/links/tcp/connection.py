@@ -47,7 +47,7 @@ class Connection:
         self._mute: PeerLost | None = None
         #: Whether the last `drain` left something.
         self.unread = False
-        #: Whether the last `receive` has taken all that had arrived.
+        #: Whether the last `receive` has taken all that had arrived, or the kernel says so if it has not.
         self._empty = False
         #: Bytes that wait in the queue.
         self.queued = 0
@@ -210,8 +210,9 @@ class Connection:
         if not count:
             where = "" if self._decoder.between_frames else " in the middle of a message"
             raise self._lose(f"closed the connection{where}; its process has ended")
-        self._empty = count < len(target) and self.stream.short_is_all
         self._decoder.fed(count)
+        # After a body seldom anything follows at once: to ask for it costs a system call and an exception.
+        self._empty = self.stream.short_is_all and (count < len(target) or self._decoder.body_complete)
         self.heard = monotonic_ns()
         return True
 

@@ -84,6 +84,11 @@ class Entrance:
                 return
         self._dials.append(Dial(address, end, now))
 
+    @property
+    def busy(self) -> bool:
+        """Whether a connection is not established yet, so that time matters."""
+        return bool(self._dials or self._strangers)
+
     def next_due(self) -> int | None:
         """When something has to be dialled or given up next."""
         ends = [stranger.end for stranger in islice(self._strangers.values(), 1)]

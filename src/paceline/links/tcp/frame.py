@@ -120,6 +120,11 @@ class Decoder:
         """Whether no part of a frame has arrived that is not complete."""
         return self._announced is None and self._start == self._stop
 
+    @property
+    def body_complete(self) -> bool:
+        """Whether the last bytes of a body were received straight into its place; then nothing else has been read."""
+        return self._announced is not None and self._body is not None and self._got == self._announced.size
+
     def target(self) -> memoryview:
         """Return where the next bytes belong. It is never empty, if `next` returned None before."""
         if self._body is not None:

@@ -200,7 +200,9 @@ class Hub:
     def _look(self, end: int) -> bool:
         """Wait for what is due first, and serve every socket that is ready; whether `wake` was called."""
         now, woken = monotonic_ns(), False
-        due = min(end, self._next_round, self._entrance.next_due() or end)
+        due = min(end, self._next_round)
+        if self._entrance.busy:
+            due = min(due, self._entrance.next_due() or end)
         seconds = 0.0 if self._unread or self._events else max(0.0, (due - now) / SECOND)
         ready = self._epoll.poll(seconds)
         now, before = monotonic_ns(), self._looked
@@ -222,9 +224,10 @@ class Hub:
     def _round(self) -> None:
         """What time brings: dials, heartbeats, and silent peers, who were listened to before."""
         now = monotonic_ns()
-        for candidate in self._entrance.due(now):
-            self._watch_candidate(candidate)
-        self._events += [Unreached(address, why) for address, why in self._entrance.given_up(now)]
+        if self._entrance.busy:
+            for candidate in self._entrance.due(now):
+                self._watch_candidate(candidate)
+            self._events += [Unreached(address, why) for address, why in self._entrance.given_up(now)]
         if now < self._next_round:
             return
         self._next_round = now + int(self._timing.heartbeat * SECOND / 2)

@@ -1,4 +1,4 @@
-"""Hosts in network namespaces of their own, on one bridge, whose links can be cut and repaired.
+"""Hosts in network namespaces of their own: on one bridge, whose links can be cut and repaired, or on slow lines.
 
 A link that is cut loses every packet and tells no one, as a switch does that has lost its power.
 """
@@ -6,13 +6,20 @@ A link that is cut loses every packet and tells no one, as a switch does that ha
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from paceline.testing.survival import slow_wire
+from paceline.testing.survival.slow_wire import Line
+
 CLONE_NEWNET = 0x40000000
+TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000  # of linux/if_tun.h
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,40 @@ def hosts(count: int, bridge: str) -> Iterator[list[Host]]:
             _ip("netns", "del", host.name, check=False)  # the link goes with it
             _ip("link", "del", host._port, check=False)
         _ip("link", "del", bridge, check=False)
+
+
+@contextmanager
+def slow_hosts(count: int, name: str, line: Line, mtu: int = 1500) -> Iterator[list[Host]]:
+    """Make hosts whose network is as slow as a line; remove them after the block. They cannot be cut.
+
+    The wire is a process that carries every packet; larger packets (`mtu`, in bytes) let it keep up with faster lines.
+    """
+    made = [Host(f"{name}{number}", f"10.78.{sum(name.encode()) % 250}.{number + 1}") for number in range(count)]
+    wires: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        for host in made:
+            device = f"{host.name}t"
+            wires.append(os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+            fcntl.ioctl(wires[-1], TUNSETIFF, struct.pack("16sH14x", device.encode(), IFF_TUN | IFF_NO_PI))
+            _ip("netns", "add", host.name)
+            _ip("link", "set", device, "netns", host.name)
+            _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", device)
+            _ip("-n", host.name, "link", "set", device, "mtu", str(mtu), "txqueuelen", "500", "up")
+            _ip("-n", host.name, "link", "set", "lo", "up")
+        given = [f"{descriptor}={host.address}" for descriptor, host in zip(wires, made, strict=True)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", slow_wire.__name__, str(line.delay), str(line.rate), *given],
+            stdin=subprocess.PIPE, pass_fds=wires,
+        )  # fmt: skip
+        yield made
+    finally:
+        if process is not None:
+            process.communicate()  # the end of its input ends it
+        for descriptor in wires:
+            os.close(descriptor)
+        for host in made:
+            _ip("netns", "del", host.name, check=False)  # its device goes with it
 
 
 def _ip(*words: str, check: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from struct import Struct
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ class GradientVector:
         flat = self.raw[:numbers].view(dtype)
         self.gradients, self.moving = layout.parameter_views(flat), layout.buffer_views(flat)
         self.present = self.raw[numbers : numbers + flags]
+        #: The same bytes, which Python reads faster than a tensor.
+        self._given = self.raw.numpy().data[numbers : numbers + flags]
         #: As an array, since to make a tensor of a few integers costs as much as to copy a small model.
         self.bases: NDArray[np.int64] = self.raw[numbers + _up(flags) :][: 8 * shards].view(torch.int64).numpy()
         #: Whether `present` says that every parameter has a gradient, as far as this process has written it.
@@ -68,10 +71,9 @@ class GradientVector:
 
     def arrival(self) -> Arrival:
         """Return what a server applies."""
-        present = self.present.tolist()
-        if all(present):
+        if all(self._given):
             return Arrival(self.gradients, self.pulled)
-        given = [g if there else None for g, there in zip(self.gradients, present, strict=True)]
+        given = [g if there else None for g, there in zip(self.gradients, self._given, strict=True)]
         return Arrival(given, self.pulled)
 
 
@@ -86,13 +88,13 @@ class VectorPool:
         self._make = partial(GradientVector, layout, dtype, looks_back, shards)
         self.size = GradientVector.size(layout, dtype, looks_back, shards)
         self._free: list[GradientVector] = []
-        #: Vectors that are in use, by the address of their bytes.
+        #: Vectors that are in use, by the identity of the array that holds their bytes.
         self._used: dict[int, GradientVector] = {}
 
     def take(self) -> GradientVector:
         """Return a free vector, which is in use from now on."""
         vector = self._free.pop() if self._free else self._make()
-        self._used[vector.raw.data_ptr()] = vector
+        self._used[id(vector.bytes.obj)] = vector
         return vector
 
     def __len__(self) -> int:
@@ -103,7 +105,7 @@ class VectorPool:
         """Return the vector that a body was received in; one that was not received in any is copied into one."""
         if len(body) != self.size:
             raise FrameError("body", f"a gradient of {len(body)} bytes, where {self.size} are due")
-        found = self._used.get(torch.frombuffer(body, dtype=torch.uint8).data_ptr())
+        found = self._used.get(id(body.obj))
         if found is None:
             found = self.take()
             found.bytes[:] = body
@@ -111,8 +113,8 @@ class VectorPool:
 
     def keep(self, needed: Iterable[GradientVector]) -> None:
         """Let all vectors but these be used for other gradients."""
-        used = {vector.raw.data_ptr(): vector for vector in needed}
-        self._free += [vector for address, vector in self._used.items() if address not in used]
+        used = {id(vector.bytes.obj): vector for vector in needed}
+        self._free += [vector for array, vector in self._used.items() if array not in used]
         self._used = used
 
 
@@ -133,22 +135,16 @@ class ShardState:
         self.store = ShardStore(mine, own, job.lr_scheduler, [self.version])
         self.store.look(0)
         self.vectors = VectorPool(shard, layout.dtype, rule.looks_back, len(layout.shards))
+        #: The whole version as bytes, with the optimizer's state and the rule's memory; and of it the parameters and
+        #: moving buffers.
+        self.everything = _bytes(self.version.raw)
+        self.values = self.everything[: shape.values]
 
     def apply(self, version: int, vector: GradientVector) -> None:
         """Make this version from the one before, by a worker's gradient."""
         self.store.updates = version - 1
         self.rule.update(self.store, vector.arrival())
         self.version.keep_buffers(vector.moving)
-
-    @property
-    def values(self) -> memoryview:
-        """The parameters and moving buffers, as bytes."""
-        return _bytes(self.version.raw[: self.version.shape.values])
-
-    @property
-    def everything(self) -> memoryview:
-        """The whole version, as bytes: with the optimizer's state and the rule's memory."""
-        return _bytes(self.version.raw)
 
     def restore(self, body: memoryview) -> None:
         """Take another server's whole version."""
@@ -160,6 +156,9 @@ def _bytes(raw: Tensor) -> memoryview:
     return view
 
 
+ROOM = 1024  # rows that a history has room for at first
+
+
 def history_dtype(shards: int) -> np.dtype[np.void]:
     """Return the columns of a shard's history: a push, when it began and ended, and what it was computed from."""
     names = ("version", "batch", "worker", "base", "start", "end")
@@ -167,24 +166,23 @@ def history_dtype(shards: int) -> np.dtype[np.void]:
 
 
 class History:
-    """The pushes that a shard is made of, in the order of its versions."""
+    """The pushes that a shard is made of, in the order of its versions: rows of `history_dtype`."""
 
     def __init__(self, shards: int) -> None:
-        self._dtype = history_dtype(shards)
-        self._rows = np.zeros(1024, self._dtype)
-        self._count = 0
+        self._row = Struct(f"<{6 + shards}q")
+        self._rows, self._count = bytearray(ROOM * self._row.size), 0
 
     def add(self, output: Apply, bases: NDArray[np.int64], start: int, end: int) -> None:
         """Add the push that made a version."""
-        if self._count == len(self._rows):
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[self._count] = (*output, start, end, bases)
+        at = self._count * self._row.size
+        if at == len(self._rows):
+            self._rows += bytes(len(self._rows))
+        self._row.pack_into(self._rows, at, *output, start, end, *bases.tolist())
         self._count += 1
 
     @property
     def raw(self) -> memoryview:
-        return memoryview(self._rows[: self._count].tobytes())
+        return memoryview(bytes(self._rows[: self._count * self._row.size]))
 
     def restore(self, body: memoryview) -> None:
-        rows = np.frombuffer(body, self._dtype)
-        self._rows, self._count = np.concatenate([rows, np.zeros(1024, self._dtype)]), len(rows)
+        self._rows, self._count = bytearray(body) + bytes(ROOM * self._row.size), len(body) // self._row.size

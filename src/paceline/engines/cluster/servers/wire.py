@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import IntEnum
+from functools import lru_cache
 
 from paceline.core.cluster.messages import KINDS, Process, Role
 from paceline.links.tcp.doors import Address
@@ -39,10 +40,12 @@ def kind_of(message: type) -> int:
     return MESSAGES + KINDS.index(message)
 
 
+@lru_cache(1024)  # asked for with every message
 def peer_of(process: Process) -> Peer:
     return Peer(ROLES + process.role, process.number)
 
 
+@lru_cache(1024)
 def process_of(peer: Peer) -> Process:
     return Process(Role(peer.role - ROLES), peer.number)
 
