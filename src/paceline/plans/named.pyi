@@ -20,6 +20,7 @@ __all__ = [
     "Diloco",
     "Downpour",
     "Easgd",
+    "Experts",
     "Gossip",
     "Gpipe",
     "HalvingDoubling",
@@ -324,6 +325,14 @@ def Zero(  # noqa: N802
     stage: int = 3,
 ) -> Plan:
     """Plan `zero`: replicas whose optimizer state, gradients and parameters lie in shares."""
+
+def Experts(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    data: int = 1,
+) -> Plan:
+    """Plan `experts`: experts of a mixture divided among workers, everything else by samples."""
 
 def Cannon(  # noqa: N802
     *,
