@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.check.baseline import read_baseline
 from paceline.check.cache import Cache
 from paceline.check.engine import RELEVANT, UNREADABLE
-from paceline.check.feedback import rank, read_verdicts
+from paceline.check.feedback import read_verdicts, weigh
 from paceline.check.files import Skipped, choose_files
 from paceline.check.findings import Finding
 from paceline.check.options import Options
@@ -55,9 +55,11 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
     report = Report(files=len(chosen.files), skipped=sorted(chosen.skipped))
     known = read_baseline(Path(options.baseline)) if options.baseline else set()
     found = [f for f in _findings(chosen.files, options, report) if options.includes(f.rule)]
+    verdicts = read_verdicts(Path(options.feedback)) if options.feedback else []
+    weigh(found, verdicts)
     found.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
-    if options.feedback:
-        found = rank(found, read_verdicts(Path(options.feedback)))
+    if verdicts:
+        found.sort(key=lambda f: -f.confidence)
     found = [finding for finding in found if finding.confidence >= options.min_confidence]
     report.findings = [finding for finding in found if finding.fingerprint not in known]
     report.known = len(found) - len(report.findings)
