@@ -36,6 +36,7 @@ class Options:
     min_confidence: float = 0.5
     baseline: str = ""
     feedback: str = ""
+    libraries: tuple[str, ...] = ()  # files with what calls of other libraries wait for
     cache: bool = True
     jobs: int = 0  # processes; 0 for one per CPU in a large tree
 

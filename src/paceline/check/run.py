@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.check import libraries
 from paceline.check.baseline import read_baseline
 from paceline.check.cache import Cache
 from paceline.check.engine import RELEVANT, UNREADABLE
@@ -68,7 +69,8 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
 
 def _findings(files: Iterable[Path], options: Options, report: Report) -> list[Finding]:
     """The findings of all files, from the cache where possible."""
-    cache = Cache(Path.cwd()) if options.cache else None
+    libraries.add(options.libraries)
+    cache = Cache(Path.cwd()) if options.cache and not options.libraries else None
     found: list[Finding] = []
     unknown: list[Source] = []
     for file in files:
@@ -88,7 +90,7 @@ def _findings(files: Iterable[Path], options: Options, report: Report) -> list[F
         for finding in cached:
             finding.path = path
         found += cached
-    for source, checked in zip(unknown, check_sources(unknown, options.jobs), strict=True):
+    for source, checked in zip(unknown, check_sources(unknown, 1 if options.libraries else options.jobs), strict=True):
         if checked.failure:
             report.failed.append(Skipped(source.path, checked.failure))
         elif cache is not None:

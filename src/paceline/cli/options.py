@@ -283,6 +283,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, o
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
 
 
+def refuse_existing(force: bool, **files: Path | None) -> None:
+    """Refuse output files that exist, before the work begins; `force` lets them be replaced."""
+    for name, file in files.items():
+        if file is not None and file.exists() and not force:
+            raise UsageError(f"--{name} {file}: the file exists; give --force to replace it, or another name")
+
+
 def open_job_or_none(where: str | None, data_dir: str | None, **changes: Any) -> Job | None:
     """The job, or None where a resumed run brings its own; an option that would change a missing job is an error."""
     if where is not None:
