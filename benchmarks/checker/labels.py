@@ -3,10 +3,10 @@
     python benchmarks/checker/labels.py [--write]
 
 labels.tsv has findings in widely used packages, judged by reading the code around each: `bug`, `smell` (worth a look:
-wrong in rare use, or easily made wrong) or `false`, with the reason and the features of the finding. It also has findings
-that the fix of a bug took away (the development cases and the corpus' part `rules`), and every rule's own example is
-taken for one more: they say something of their rule, but nothing of how often findings are true, since they were not
-drawn from what the checker reports. So they have an intercept of their own, which no other finding has.
+wrong in rare use, or easily made wrong) or `false`, with the reason and the features of the finding. It also has
+findings that the fix of a bug took away (the development cases and the corpus' part `rules`), and every rule's own
+example is taken for one more: they say something of their rule, but nothing of how often findings are true, since they
+were not drawn from what the checker reports. So they have an intercept of their own, which no other finding has.
 
 Every package is predicted by a fit to the others. AUC: the chance that a finding worth a look gets a higher probability
 than one that is not. Calibration error: the mean distance of predicted and observed share over eight bins, by their
@@ -23,7 +23,7 @@ import textwrap
 from pathlib import Path
 
 from paceline.check.engine import check_text
-from paceline.check.ranker import fit, features, probability
+from paceline.check.ranker import features, fit, probability
 from paceline.check.rules import RULES
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.check.findings import Finding
 
 #: The precision of the prior: one over the variance of a weight around its prior value.
-PRECISION = 0.8
+PRECISION = 0.5
 ROUNDS, RATE = 400, 0.5
 
 Features = Mapping[str, float]
@@ -39,7 +39,7 @@ def features(found: Finding) -> dict[str, float]:
         "a private function": float(found.function.rpartition(".")[2].startswith("_")),
         "module level": float(found.function == "<module>"),
         "only on an exception": float("exception" in found.message),
-        "in tests": float(any("test" in part for part in parts)),
+        "in tests": float(any(part.startswith("test") or part.endswith("_test.py") for part in parts)),
     }
     return {name: value for name, value in values.items() if value}
 

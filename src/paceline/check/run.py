@@ -17,6 +17,9 @@ from paceline.check.options import Options
 from paceline.check.parallel import Source, check_sources
 from paceline.check.source import Unreadable, read
 
+#: A finding to which its own rule gives less is reported only where everything is, with a least confidence of 0.
+DOUBTED = 0.5
+
 
 @dataclass
 class Report:
@@ -57,6 +60,8 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
     known = read_baseline(Path(options.baseline)) if options.baseline else set()
     found = [f for f in _findings(chosen.files, options, report) if options.includes(f.rule)]
     verdicts = read_verdicts(Path(options.feedback)) if options.feedback else []
+    if options.min_confidence:
+        found = [finding for finding in found if finding.confidence >= DOUBTED]
     weigh(found, verdicts)
     found.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
     if verdicts:
