@@ -68,7 +68,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("runs.time_accounting", {"runs", "errors"}, {"torch"}),
     ("runs.trace", {"runs.schema", "links.ring_buffer", "errors"}, {"torch"}),
     ("runs", {"runs", "errors", "jobs", "version"}, set()),
-    ("report", {"report", "runs", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
+    ("report", {"report", "runs", "shards", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
     ("callbacks", {"callbacks", "report", "runs", "errors"}, {"multiprocessing", "torch.distributed"}),
     ("backend", {"backend", "core", "links", "errors"}, {"numpy", "multiprocessing"}),
     ("emit", {"emit", "plans", "errors"}, {"torch", "numpy"}),
@@ -80,6 +80,11 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         },
         {"torch.distributed", "ray"},
     ),
+    (
+        "compression",
+        {"compression", "data", "errors", "jobs", "kernels", "report"},
+        {"multiprocessing", "torch.distributed"},
+    ),
     ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
     (
         "planner",
@@ -90,8 +95,8 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     (
         "api",
         {
-            "api", "callbacks", "engines", "links", "core", "gradients", "parameters", "data", "jobs", "planner",
-            "plans", "runs", "report", "tuner", "errors",
+            "api", "callbacks", "compression", "engines", "links", "core", "gradients", "parameters", "data", "jobs",
+            "planner", "plans", "runs", "report", "tuner", "errors",
         },
         set(),
     ),

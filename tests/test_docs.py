@@ -54,7 +54,7 @@ def test_the_new_method_works_and_prints_what_the_page_shows(tmp_path: Path) -> 
     assert shown in printed
 
 
-@pytest.mark.parametrize("page", ["first-comparison", "from-torch", "kernels", "callbacks", "tuning"])
+@pytest.mark.parametrize("page", ["first-comparison", "from-torch", "kernels", "callbacks", "tuning", "compress"])
 def test_a_pages_program_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_here(ROOT / "docs" / f"{page}.md", tmp_path, monkeypatch)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paceline.api.calibrate import calibrate as calibrate
     from paceline.api.choose import choose as choose
     from paceline.api.compare import compare as compare
+    from paceline.api.compress import compress as compress
     from paceline.api.parallel import parallel as parallel
     from paceline.api.simulate import simulate as simulate
     from paceline.api.train import train as train
@@ -68,6 +69,7 @@ _FACE = {
     "UsageError": "paceline.errors",
     "train": "paceline.api.train",
     "compare": "paceline.api.compare",
+    "compress": "paceline.api.compress",
     "calibrate": "paceline.api.calibrate",
     "choose": "paceline.api.choose",
     "simulate": "paceline.api.simulate",

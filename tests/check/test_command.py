@@ -154,3 +154,24 @@ def test_verdicts_decide_what_comes_first_and_what_is_reported(here: Path) -> No
 def test_explain_says_what_a_rule_finds() -> None:
     assert "both orders" in run("--explain", "PC101").stdout
     assert isinstance(run("--explain", "PC999").exception, UsageError)
+
+
+def test_ruff_diagnostics_for_editors(here: Path) -> None:
+    (row,) = json.loads(run("--format", "ruff", "bad.py").stdout)
+    assert (row["code"], row["location"], row["filename"]) == (
+        "PC101",
+        {"row": 9, "column": 14},
+        str(here / "bad.py"),
+    )
+    (here / "good.py").write_text("x = 1\n")
+    assert json.loads(run("--format", "ruff", "good.py").stdout) == []
+
+
+@pytest.mark.parametrize("code", ["PC101", "pc101", " Pc101 ", "lock-order"])
+def test_a_rule_is_explained_in_any_case(code: str) -> None:
+    assert run("--explain", code).stdout.startswith("### PC101 ")
+
+
+def test_text_has_the_fingerprint_that_verdicts_name() -> None:
+    (row,) = found("bad.py")
+    assert f"fingerprint {row['fingerprint']})" in run("bad.py").stdout

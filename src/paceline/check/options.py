@@ -10,6 +10,7 @@ from typing import Any
 from paceline.check.rules import RULES
 from paceline.errors import UsageError, suggest
 
+# Not programs of the project, and passed over without a word.
 EXCLUDED_FOLDERS = (
     ".git",
     ".hg",
@@ -17,12 +18,12 @@ EXCLUDED_FOLDERS = (
     "venv",
     "node_modules",
     "__pycache__",
-    "build",
-    "dist",
     ".tox",
     ".nox",
     ".eggs",
 )
+# Passed over, and counted, unless they are packages.
+OUTPUT_FOLDERS = ("build", "dist")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class Options:
     min_confidence: float = 0.5
     baseline: str = ""
     feedback: str = ""
+    libraries: tuple[str, ...] = ()  # files with what calls of other libraries wait for
     cache: bool = True
+    jobs: int = 0  # processes; 0 for one per CPU in a large tree
 
     def includes(self, code: str) -> bool:
         """Whether findings of this rule are reported."""

@@ -40,10 +40,12 @@ def section(rule: Rule) -> str:
 
 
 def explain_rule(code: str) -> str:
-    """The section of the rule with this code."""
-    if code not in RULES:
-        raise UsageError(f"there is no rule {code!r}: {suggest(code, RULES)}")
-    return section(RULES[code])
+    """The section of the rule with this code or name, in any case of letters."""
+    names = {rule.name.lower(): known for known, rule in RULES.items()}
+    known = names.get(code.strip().lower(), code.strip().upper())
+    if known not in RULES:
+        raise UsageError(f"there is no rule {code!r}: {suggest(code.strip().upper(), RULES)}")
+    return section(RULES[known])
 
 
 def page() -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import fnmatch
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.check import libraries
 from paceline.check.baseline import read_baseline
 from paceline.check.cache import Cache
-from paceline.check.engine import UNREADABLE, check_text
+from paceline.check.engine import RELEVANT, UNREADABLE
 from paceline.check.feedback import rank, read_verdicts
+from paceline.check.files import Skipped, choose_files
 from paceline.check.findings import Finding
-from paceline.check.options import EXCLUDED_FOLDERS, Options
+from paceline.check.options import Options
+from paceline.check.parallel import Source, check_sources
 from paceline.check.source import Unreadable, read
-from paceline.errors import UsageError
 
 
 @dataclass
@@ -26,23 +26,37 @@ class Report:
     files: int = 0
     lines: int = 0
     known: int = 0  # findings left out because the baseline has them
+    #: Files and folders under the given paths that were passed over on purpose.
+    skipped: list[Skipped] = field(default_factory=list)
+    #: Files in which the checker itself failed; nothing is known of them.
+    failed: list[Skipped] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """3 where the checker failed in a file, whatever it found elsewhere; else 1 for findings, 0 for none."""
+        if self.failed:
+            return 3
+        return 1 if self.findings else 0
 
     def summary(self) -> str:
-        """One line for people."""
+        """One line for people, after one for each file that was passed over."""
+        notes = [f"{path}: not checked, {why}" for path, why in self.skipped]
+        notes += [f"{path}: not checked, the checker failed: {why}. Please report it" for path, why in self.failed]
         found = f"{len(self.findings)} found" if self.findings else "nothing found"
         known = f", {self.known} known from the baseline" if self.known else ""
-        return f"{found} in {self.files} files, {self.lines:,} lines{known}"
+        skipped = f", {len(self.skipped)} passed over" if self.skipped else ""
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        notes.append(f"{found} in {self.files} files, {self.lines:,} lines{known}{skipped}{failed}")
+        return "\n".join(notes)
 
 
 def check_paths(paths: Iterable[Path], options: Options) -> Report:
-    """Check every Python file under these paths."""
-    report = Report()
-    cache = Cache(Path.cwd()) if options.cache else None
+    """Check every Python file under these paths. Their order makes no difference."""
+    chosen = choose_files(paths, options.exclude)
+    report = Report(files=len(chosen.files), skipped=sorted(chosen.skipped))
     known = read_baseline(Path(options.baseline)) if options.baseline else set()
-    found: list[Finding] = []
-    for file in files_under(paths, options.exclude):
-        report.files += 1
-        found += [finding for finding in _check(file, cache, report) if options.includes(finding.rule)]
+    found = [f for f in _findings(chosen.files, options, report) if options.includes(f.rule)]
+    found.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
     if options.feedback:
         found = rank(found, read_verdicts(Path(options.feedback)))
     found = [finding for finding in found if finding.confidence >= options.min_confidence]
@@ -51,54 +65,43 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
     return report
 
 
-def _check(file: Path, cache: Cache | None, report: Report) -> list[Finding]:
-    """The findings of one file, from the cache where possible."""
-    path = _display_path(file)
-    try:
-        text = read(file)
-    except Unreadable as error:
-        return [Finding(UNREADABLE, 1, 1, "<module>", str(error), path=path)]
-    report.lines += text.count("\n") + 1
-    found = cache.get(text) if cache is not None else None
-    if found is None:
-        found = check_text(path, text)
-        if cache is not None:
-            cache.put(text, found)
-    for finding in found:
-        finding.path = path
+def _findings(files: Iterable[Path], options: Options, report: Report) -> list[Finding]:
+    """The findings of all files, from the cache where possible."""
+    libraries.add(options.libraries)
+    cache = Cache(Path.cwd()) if options.cache and not options.libraries else None
+    found: list[Finding] = []
+    unknown: list[Source] = []
+    for file in files:
+        path = _display_path(file)
+        try:
+            text = read(file)
+        except Unreadable as error:
+            found.append(Finding(UNREADABLE, error.line, 1, "<module>", str(error), path=path))
+            continue
+        report.lines += text.count("\n") + 1
+        if not RELEVANT.search(text):
+            continue
+        cached = cache.get(text) if cache is not None else None
+        if cached is None:
+            unknown.append(Source(path, text))
+            continue
+        for finding in cached:
+            finding.path = path
+        found += cached
+    for source, checked in zip(unknown, check_sources(unknown, 1 if options.libraries else options.jobs), strict=True):
+        if checked.failure:
+            report.failed.append(Skipped(source.path, checked.failure))
+        elif cache is not None:
+            cache.put(source.text, checked.findings)
+        found += checked.findings
     return found
 
 
 def _display_path(file: Path) -> str:
     """The path relative to the current folder where possible, so that fingerprints are the same on every machine."""
-    try:
-        return file.resolve().relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        return file.as_posix()
-
-
-def files_under(paths: Iterable[Path], exclude: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Every Python file, each once, in a fixed order; a file that is given by name needs no .py ending."""
-    seen: set[str] = set()
-    for path in paths:
-        if not path.exists():
-            raise UsageError(f"{path} does not exist. Give files or folders to check, such as `paceline check src`")
-        for file in [path] if path.is_file() else _walk(path, exclude):
-            if (key := os.path.realpath(file)) not in seen:
-                seen.add(key)
-                yield file
-
-
-def _walk(folder: Path, exclude: tuple[str, ...]) -> Iterator[Path]:
-    for at, folders, files in os.walk(folder):
-        folders[:] = sorted(f for f in folders if f not in EXCLUDED_FOLDERS and not _excluded(Path(at, f), exclude))
-        for name in sorted(files):
-            if name.endswith(".py") and not _excluded(Path(at, name), exclude):
-                yield Path(at, name)
-
-
-def _excluded(path: Path, exclude: tuple[str, ...]) -> bool:
-    text = path.as_posix()
-    return any(
-        fnmatch.fnmatch(text, p) or fnmatch.fnmatch(path.name, p) or f"/{text}".endswith(f"/{p}") for p in exclude
-    )
+    for absolute in (Path.resolve, Path.absolute):
+        try:
+            return absolute(file).relative_to(Path.cwd()).as_posix()
+        except (ValueError, OSError, RuntimeError):  # elsewhere, or a link to itself
+            continue
+    return file.as_posix()

@@ -29,12 +29,17 @@ def read(path: Path) -> str:
 
 
 def decode(raw: bytes) -> str:
-    """Decode source as Python does, and as Latin-1 where that fails."""
+    """Decode source as Python does; what Python refuses is not guessed."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
         return raw.decode(encoding)
-    except (SyntaxError, UnicodeDecodeError, LookupError):
-        return raw.decode("latin-1")
+    except SyntaxError as error:  # no such encoding, or not that of the first two lines
+        raise Unreadable(f"cannot be decoded: {error.msg}") from None
+    except LookupError as error:
+        raise Unreadable(f"cannot be decoded: {error}") from None
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise Unreadable(f"cannot be decoded: line {line} is not {error.encoding}", line) from None
 
 
 def parse(text: str) -> ast.Module:

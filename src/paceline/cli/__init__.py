@@ -40,6 +40,7 @@ COMMANDS = (
     "ingest",
     "data",
     "replay",
+    "compress",
     "report",
     "plans",
     "draw",

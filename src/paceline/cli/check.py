@@ -20,12 +20,14 @@ def check(
     write_baseline: options.WriteBaseline = None,
     feedback: options.Feedback = None,
     cache: options.Cached = None,
+    jobs: options.Jobs = None,
     explain: options.Explain = None,
 ) -> None:
     """Find deadlocks and races in PATHS before they run: locks, queues, asyncio, torch.distributed, mpi4py.
 
     The files are neither imported nor run. Each finding shows, line by line, how the threads, tasks or ranks come to
-    wait for each other, and what to change. Exits with 0 when nothing was found, 1 when something was.
+    wait for each other, and what to change. Exits with 0 when nothing was found, 1 when something was, 3
+    when the checker itself failed in a file.
     """
     from paceline.check import baseline as known
     from paceline.check.formats import FORMATS
@@ -44,6 +46,7 @@ def check(
         baseline=baseline,
         feedback=feedback,
         cache=cache,
+        jobs=jobs,
     )
     report = check_paths(paths or [Path()], chosen)
     if write_baseline is not None:
@@ -53,5 +56,5 @@ def check(
     if text := FORMATS[form.value](report):
         typer.echo(text)
     console.print(report.summary(), markup=False)
-    if report.findings:
-        raise typer.Exit(1)
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)

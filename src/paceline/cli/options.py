@@ -31,6 +31,7 @@ class CheckFormat(str, enum.Enum):
     json = "json"
     sarif = "sarif"
     github = "github"
+    ruff = "ruff"
 
 
 # --- what is trained or looked at ---
@@ -239,6 +240,9 @@ Feedback = Annotated[str | None, typer.Option(help="File of verdicts, true or fa
 Cached = Annotated[
     bool | None, typer.Option("--cache/--no-cache", help="Cache findings by file content.", show_default="cache")
 ]
+Jobs = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Processes.", show_default="one per CPU in a large tree")
+]
 Explain = Annotated[str | None, typer.Option(metavar="RULE", help="Explain a rule with an example, and exit.")]
 
 # --- emit ---
@@ -277,6 +281,13 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exi
 # --- output ---
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, only the result.")]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
+
+
+def refuse_existing(force: bool, **files: Path | None) -> None:
+    """Refuse output files that exist, before the work begins; `force` lets them be replaced."""
+    for name, file in files.items():
+        if file is not None and file.exists() and not force:
+            raise UsageError(f"--{name} {file}: the file exists; give --force to replace it, or another name")
 
 
 def open_job_or_none(where: str | None, data_dir: str | None, **changes: Any) -> Job | None:

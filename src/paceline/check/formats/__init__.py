@@ -1,4 +1,4 @@
-"""Output formats of a report: text for people, JSON, SARIF 2.1.0, and GitHub annotations."""
+"""Output formats of a report: text for people, JSON, SARIF 2.1.0, GitHub annotations, ruff's JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from collections.abc import Callable
 
 from paceline.check.formats.github import github
 from paceline.check.formats.objects import as_json
+from paceline.check.formats.ruff import ruff
 from paceline.check.formats.sarif import sarif
 from paceline.check.formats.text import text
 from paceline.check.run import Report
 
-FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "json": as_json, "sarif": sarif, "github": github}
+FORMATS: dict[str, Callable[[Report], str]] = {
+    "text": text,
+    "json": as_json,
+    "sarif": sarif,
+    "github": github,
+    "ruff": ruff,
+}

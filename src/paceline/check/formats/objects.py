@@ -14,5 +14,7 @@ def as_json(report: Report) -> str:
         "files": report.files,
         "lines": report.lines,
         "known": report.known,
+        "skipped": [skipped._asdict() for skipped in report.skipped],
+        "failed": [failed._asdict() for failed in report.failed],
     }
     return json.dumps(found, indent=1)

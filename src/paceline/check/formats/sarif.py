@@ -35,9 +35,20 @@ def sarif(report: Report) -> str:
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
+        "invocations": [_invocation(report)],
         "results": [_result(f) for f in report.findings],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1)
+
+
+def _invocation(report: Report) -> dict[str, Any]:
+    """Whether every file was checked, and which were not."""
+    notes = [("error", f"the checker failed: {why}", path) for path, why in report.failed]
+    notes += [("note", f"not checked: {why}", path) for path, why in report.skipped]
+    shown = [
+        {"level": level, "message": {"text": text}, "locations": [_location(path, 1, 1)]} for level, text, path in notes
+    ]
+    return {"executionSuccessful": not report.failed, "toolExecutionNotifications": shown}
 
 
 def _version() -> str:

@@ -1,4 +1,4 @@
-"""Text for people: one line per finding in the format of ruff, followed by its story."""
+"""Text for people: one line per finding in the format of ruff, followed by its story and its fingerprint."""
 
 from __future__ import annotations
 
@@ -12,5 +12,6 @@ def text(report: Report) -> str:
     blocks = []
     for finding in report.findings:
         head = f"{finding.path}:{finding.line}:{finding.column}: {finding.rule} {finding.message}"
-        blocks.append(head + "\n" + textwrap.indent(finding.explanation(), "  "))
+        mark = f"(confidence {finding.confidence:.2f}, fingerprint {finding.fingerprint})"
+        blocks.append(f"{head}\n{textwrap.indent(finding.explanation(), '  ')}\n    {mark}")
     return "\n\n".join(blocks)

@@ -1,0 +1,132 @@
+"""`compress`: a trained network, small and fast enough. `paceline.compress` and `paceline compress` both call it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LinearLR
+
+from paceline.api.train import train
+from paceline.compression import bounds as reading
+from paceline.compression.here import Here
+from paceline.compression.points import Bounds, choose
+from paceline.compression.reading import graph_of
+from paceline.compression.result import Compression
+from paceline.compression.samples import Samples, divide, test_samples
+from paceline.compression.search import WIDTHS, Found, Target, accuracy, search
+from paceline.engines.job_file import load_job_file
+from paceline.engines.threads import threads
+from paceline.errors import JobWarning, RunFolderError, UsageError, suggest
+from paceline.jobs.job import Job
+from paceline.runs.record import read_record
+from paceline.runs.run import Run
+
+TARGETS: dict[str, Callable[[], Target]] = {"here": Here}
+EPOCHS = 5  # of retraining, at least
+
+
+def compress(
+    run: Run | str | Path,
+    within: float = 0.5,
+    latency: str | float | None = None,
+    size: str | int | None = None,
+    *,
+    target: str = "here",
+    plan: str | None = None,
+    workers: int | None = None,
+    epochs: int | None = None,
+    widths: Sequence[float] = WIDTHS,
+    seed: int = 0,
+    job: Job | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Compression:
+    """Search for the fastest form of a trained network within bounds, by measurements, and return all that was found.
+
+    run       a finished run, or its folder
+    within    points of accuracy that may be lost; 0.5: from 88.0% to 87.5%
+    latency   of a call with one sample: "5us"; microseconds as a number. On a Cortex-M4: instructions, as in "110k"
+    size      of code and constants: "16KB"; bytes as a number
+    target    "here": this machine; "cortex-m4": counted in QEMU
+    plan      by which narrowed networks are retrained, with `workers`; default: sequential
+    epochs    of each retraining; default: twice those of the job, at least 5
+    widths    the parts of its channels that the network is tried with
+    job       needed only where the run's folder could not keep it
+    say       is called with a line about what is being done
+    """
+    begun = time.monotonic()
+    made = _target(target)
+    bounds = Bounds(within, reading.latency(latency, target != "here"), reading.size(size))
+    if not within >= 0 or not widths or not all(0 < width <= 1 for width in widths):
+        raise UsageError(
+            f"within={within} and widths={list(widths)}: give points from 0 on, and widths above 0, up to 1"
+        )
+    job, module = _opened(run, job)
+    module.eval()
+    division, test = divide(job, seed), test_samples(job)
+    graph_of(module, tuple(division.ranges.x.shape[1:]))  # what cannot be emitted is refused before the search
+    again = _retraining(job.with_(data=division.training), plan, workers, epochs)
+    with threads(1):
+        found = search(module, division, again, made, say, widths)
+        return _chosen(found, job, made.name, bounds, module, test, begun)
+
+
+def _target(name: str) -> Target:
+    if name not in TARGETS:
+        raise UsageError(f"there is no target {name!r}; {suggest(name, TARGETS)}")
+    return TARGETS[name]()
+
+
+def _opened(run: Run | str | Path, job: Job | None) -> tuple[Job, nn.Module]:
+    """Return the job and the trained model of a run."""
+    if isinstance(run, Run):
+        return job or run.job, run.model
+    path = Path(run)
+    read_record(path)  # says what is wrong with a folder that is none of a run
+    job = job or load_job_file(path, resumable=True)
+    file = path / "model.pt"
+    if not file.exists():
+        raise RunFolderError(
+            f"{path} has no model.pt: its training is not finished; resume it with paceline train --resume"
+        )
+    module = job.make_model()
+    module.load_state_dict(torch.load(file, weights_only=True))
+    return job, module
+
+
+def _retraining(
+    job: Job, plan: str | None, workers: int | None, epochs: int | None
+) -> Callable[[nn.Module], nn.Module]:
+    """Return what trains a narrowed module by the run's own job; its learning rate falls if the job has no schedule."""
+    job = job.untested().with_(epochs=epochs or max(2 * job.epochs, EPOCHS), compute="auto", name=f"{job.name}-narrow")
+    if job.lr_scheduler is None:
+        samples = len(job.data[0]) if isinstance(job.data, tuple) else len(job.data)
+        updates = job.epochs * max(samples // job.batch_size, 1)
+        falling = partial(LinearLR, start_factor=1.0, end_factor=0.05, total_iters=updates)
+        job = job.with_(lr_scheduler=falling, lr_scheduler_interval="update")
+
+    def retrain(module: nn.Module) -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", JobWarning)  # the run has issued it
+            return train(job.with_(model=module), plan, workers, folder=None).model
+
+    return retrain
+
+
+def _chosen(
+    found: Found, job: Job, target: str, bounds: Bounds, module: nn.Module, test: Samples | None, begun: float
+) -> Compression:
+    """Return the result; only now are the test data looked at."""
+    point = choose(found.points, bounds, found.trained)
+    made = None if point is None else found.candidates[found.points.index(point)].module
+    on_test = accuracy(made, test) if made is not None and test is not None else None
+    return Compression(
+        job.name, target, bounds, found.points, point, found.trained,
+        trained_on_test=accuracy(module, test) if test is not None else None, on_test=on_test, model=made,
+        seconds=time.monotonic() - begun,
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""The command `paceline compress`."""
+
+from __future__ import annotations
+
+import typer
+
+from paceline.cli import compress_options as own
+from paceline.cli import options
+from paceline.cli.console import saying
+from paceline.cli.output import print_json, write_text
+
+
+def compress(
+    run: options.RunArgument,
+    within: own.Within = 0.5,
+    latency: own.LatencyBound = None,
+    size: own.SizeBound = None,
+    target: own.For = "here",
+    plan: own.RetrainingPlan = None,
+    workers: options.Workers = None,
+    epochs: own.RetrainingEpochs = None,
+    seed: own.CompressionSeed = 0,
+    output: own.CFileOutput = None,
+    page: own.PageOutput = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Search for the fastest form of a trained network, by measurements, and write it as one C99 file.
+
+    RUN is narrowed, retrained by its own job and written in float32 and in whole numbers of 8 and 4 bits; every form
+    is compiled, compared with its reference and timed with one sample at a time. The one within the bounds that takes
+    the least time is chosen. If there is none, the frontier is printed and the exit code is 1.
+    """
+    from paceline.api.compress import compress as run_compression
+    from paceline.cli.compression import show_compression
+    from paceline.compression.page import page_of
+
+    options.refuse_existing(force, output=output, page=page)
+    found = run_compression(
+        run, within, latency, size, target=target, plan=plan, workers=workers, epochs=epochs, seed=seed,
+        say=saying(quiet),
+    )  # fmt: skip
+    if page is not None:
+        write_text(page_of(found), page, force)
+    if output is not None and found.chosen is not None:
+        write_text(found.chosen.file.text, output, force)
+    if json:
+        print_json({**found.as_dict(), "output": output if found.chosen else None})
+    else:
+        show_compression(found, output)
+    if found.chosen is None:
+        raise typer.Exit(1)

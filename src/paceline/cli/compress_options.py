@@ -1,0 +1,45 @@
+"""The options of `paceline compress`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import writable
+
+Within = Annotated[float, typer.Option(min=0.0, help="Points of accuracy that may be lost, on validation data.")]
+LatencyBound = Annotated[
+    str | None,
+    typer.Option(
+        "--latency", metavar="T", help="Bound on a call with one sample: 5us; for a Cortex-M4 instructions: 110k."
+    ),
+]
+SizeBound = Annotated[
+    str | None, typer.Option("--size", metavar="S", help="Bound on the bytes of code and constants: 16KB.")
+]
+For = Annotated[
+    str, typer.Option("--for", help="here: this machine, timed; cortex-m4: a Cortex-M4, its instructions counted.")
+]
+CFileOutput = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", callback=writable, help="Write the chosen network as a C99 file."),
+]
+OnnxOutput = Annotated[
+    Path | None,
+    typer.Option("--onnx", metavar="FILE", callback=writable, help="Write it as ONNX too, checked in ONNX Runtime."),
+]
+PageOutput = Annotated[
+    Path | None,
+    typer.Option("--page", metavar="FILE", callback=writable, help="Write all points and the frontier as a page."),
+]
+RetrainingPlan = Annotated[
+    str | None,
+    typer.Option("--plan", "-p", help="The plan by which narrowed networks are retrained.", show_default="sequential"),
+]
+RetrainingEpochs = Annotated[
+    int | None,
+    typer.Option("--epochs", min=1, help="Epochs of each retraining.", show_default="twice the job's, at least 5"),
+]
+CompressionSeed = Annotated[int, typer.Option("--seed", help="Which training samples are kept for validation.")]

@@ -1,0 +1,70 @@
+"""What a compression found, as a table for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from paceline.cli.console import console
+
+if TYPE_CHECKING:
+    from paceline.compression.points import Point
+    from paceline.compression.result import Compression
+
+
+def show_compression(found: Compression, output: Path | None) -> None:
+    """Print the frontier, then the network that was chosen, or why there is none."""
+    there = any(point.instructions is not None for point in found.points)
+    table = Table(
+        title=f"The frontier of {found.job}, of {len(found.points)} points", title_justify="left", box=None,
+        padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    columns = ("instructions", "stack+values") if there else ("p50 µs", "p99 µs")
+    for name in ("", "width", "precision", "kernel"):
+        table.add_column(name, no_wrap=True)
+    for name in ("accuracy", "size", *columns, "outside"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for point in found.frontier:
+        outside = found.bounds.faults(point, found.trained)
+        table.add_row(
+            "*" if point is found.chosen else "", f"{point.width:g}", point.precision, point.kernel,
+            f"{point.accuracy:.2%}", f"{point.size:,}", *_costs(point), ", ".join(outside),
+            style="dim" if outside else "",
+        )  # fmt: skip
+    console.print(table)
+    for line in sentences(found, output):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _costs(point: Point) -> tuple[str, str]:
+    if point.latency is None:
+        return f"{point.instructions or 0:,}", f"{point.memory:,}"
+    return f"{point.latency.p50:.2f}", f"{point.latency.p99:.2f}"
+
+
+def sentences(found: Compression, output: Path | None) -> list[str]:
+    """Return what a person wants to know, one line per subject."""
+    trained = f"the trained model: {found.trained:.2%} on validation data" + (
+        f", {found.trained_on_test:.2%} on test data" if found.trained_on_test is not None else ""
+    )
+    point = found.chosen
+    if point is None:
+        nearest = min(found.frontier, key=lambda p: len(found.bounds.faults(p, found.trained)))
+        over = ", ".join(found.bounds.faults(nearest, found.trained))
+        return [trained, f"no point is within the bounds; the nearest one is outside in {over}. Allow more there."]
+    form = f"width {point.width:g}, {point.precision}, kernel {point.kernel}"
+    chosen = f"chosen: {form}: {point.accuracy:.2%} on validation data"
+    lines = [trained, chosen]
+    if found.on_test is not None and found.lost is not None:
+        kept = "within the bound" if found.kept_promise else f"MORE than the bound of {found.bounds.within:g}"
+        lines.append(
+            f"on test data, which the search has not seen: {found.on_test:.2%}, {found.lost:+.2f} points lost, {kept}"
+        )
+    if output is not None:
+        flags = " ".join(point.file.flags)
+        lines.append(f"written to {output}; try it: gcc -std=c99 {flags} {output} -o net && ./net")
+    else:
+        lines.append("nothing was written; -o net.c writes the C file")
+    return lines

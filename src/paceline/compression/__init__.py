@@ -1,0 +1,10 @@
+"""A trained network, small and fast enough: searched for by measurements, written as one C99 file.
+
+network.py  reading.py    the network for inference as data, and how it is read from a module
+values.py  integers.py  reference.py     its ranges, its form in whole numbers, the module that computes them
+pruning.py                narrower models; samples.py: which data the search sees
+emission/                 C files; building.py compiles, loads, sizes and times them
+here.py                   a machine that networks are made for
+search.py  points.py  result.py  page.py     the search, its frontier, what `compress` returns, its page
+bounds.py                 bounds as users write them
+"""

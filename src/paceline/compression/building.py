@@ -1,0 +1,125 @@
+"""A C file compiled on this machine: its results, its size and the time of a call."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from paceline.compression.emission.c_file import CFile
+from paceline.compression.emission.writer import text
+from paceline.errors import MachineError, RunFailed
+
+STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror")
+LIBRARY = ("-DNET_LIBRARY", "-fPIC", "-fno-asynchronous-unwind-tables")
+PATIENCE = 120.0  # seconds for one file
+CALLS, WARM = 4000, 500  # of a measurement of the time
+
+
+@dataclass(frozen=True)
+class Latency:
+    """The time of a call with one sample, in microseconds."""
+
+    p50: float
+    p99: float
+
+
+@cache
+def compiler() -> tuple[str, ...]:
+    """$CC, gcc, cc or clang."""
+    for name in filter(None, (os.environ.get("CC", ""), "gcc", "cc", "clang")):
+        command = tuple(name.split())
+        if shutil.which(command[0]):
+            return command
+    raise MachineError("there is no C compiler on this machine: install gcc, or name one in $CC")
+
+
+def compiled(file: CFile, made: Path, options: Sequence[str] = LIBRARY) -> Path:
+    """Compile a file to an object, with all warnings as errors."""
+    source = made.with_suffix(".c")
+    source.write_text(file.text)
+    _compile([*STRICT, *file.flags, *options, "-c", str(source), "-o", str(made)])
+    return made
+
+
+def _compile(arguments: Sequence[str]) -> None:
+    command = [*compiler(), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    if done.returncode:
+        raise RunFailed(f"{command[0]} refused the C file, which is a fault of Paceline's:\n{done.stderr[:2000]}")
+
+
+def libraries(file: CFile) -> list[str]:
+    """What is linked: nothing in whole numbers."""
+    return ["-lm"] if "#include <math.h>" in file.text else []
+
+
+def text_and_data(file: Path, tool: str) -> int:
+    """The bytes of an object's text and data, as binutils' `size` counts them."""
+    done = subprocess.run([tool, str(file)], capture_output=True, text=True, check=True)
+    code, data = done.stdout.splitlines()[1].split()[:2]
+    return int(code) + int(data)
+
+
+class Built:
+    """A C file as a library in this process; a context, which removes it."""
+
+    def __init__(self, file: CFile, inputs: int, outputs: int) -> None:
+        self.file, self.inputs, self.outputs = file, inputs, outputs
+        self._folder = tempfile.TemporaryDirectory(prefix="paceline-")
+        place = Path(self._folder.name)
+        made, harness = compiled(file, place / "net.o"), place / "harness.c"
+        #: The bytes of code and constants, without `main` and its samples.
+        self.size = text_and_data(made, "size")
+        harness.write_text(text("harness.c"))
+        timed = ("-O2", "-shared", "-fPIC", "-D_POSIX_C_SOURCE=200809L")
+        _compile([*STRICT, *timed, str(harness), str(made), "-o", str(place / "net.so"), *libraries(file)])
+        self._library = ctypes.CDLL(str(place / "net.so"))
+
+    def __enter__(self) -> Built:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._folder.cleanup()
+
+    def run(self, x: Tensor) -> Tensor:
+        """The results of each sample."""
+        given = x.float().reshape(len(x), self.inputs).contiguous()
+        found = torch.empty(len(x), self.outputs)
+        counts = (ctypes.c_int64(number) for number in (len(x), self.inputs, self.outputs))
+        self._library.net_run_all(_pointer(given), *counts, _pointer(found))
+        return found
+
+    def scores(self, given: Tensor) -> Tensor:
+        """The whole numbers of each sample, whose bytes are given with the channels of a pixel side by side."""
+        given = given.to(torch.uint8).contiguous()
+        found = torch.empty(len(given), self.outputs, dtype=torch.int32)
+        for sample, scores in zip(given, found, strict=True):
+            self._library.net_run_bytes(_pointer(sample), _pointer(scores))
+        return found
+
+    def latency(self, x: Tensor, calls: int = CALLS) -> Latency:
+        """The time of a call with one sample after another."""
+        given = x.float().reshape(len(x), self.inputs).contiguous()
+        times = torch.empty(WARM + calls, dtype=torch.int64)
+        output = torch.empty(self.outputs)
+        sizes = ctypes.c_int64(len(x)), ctypes.c_int64(self.inputs)
+        self._library.net_time(_pointer(given), *sizes, _pointer(output), ctypes.c_int64(len(times)), _pointer(times))
+        ordered = times[WARM:].sort().values.double() / 1000
+        return Latency(float(ordered[calls // 2]), float(ordered[calls * 99 // 100]))
+
+
+def _pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())

@@ -1,0 +1,9 @@
+"""A network as one C99 file: no malloc, constant tables, test vectors inside, a `main` that checks itself.
+
+arena.py     where values lie
+arrays.py    numbers as C
+writer.py    the parts of a file: arrays, layers, calls, and the functions that they need
+kernels.py   how each step becomes a call, a class per kernel: small, vectors, cortex, floats
+c_file.py    the whole file
+text/        the functions in C
+"""

@@ -1,0 +1,188 @@
+"""The whole C file: arrays, functions, `net_run` and a `main` that checks itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from paceline.compression.emission import bytes_steps, floats_steps
+from paceline.compression.emission.arrays import array, floating
+from paceline.compression.emission.kernels import Kernel
+from paceline.compression.emission.writer import Writer, text
+from paceline.compression.integers import IntegerNetwork
+from paceline.compression.network import INPUT, Image, Network
+from paceline.compression.reference import IntegerModel
+from paceline.compression.values import compute
+
+TESTS = 8  # samples that a file keeps to check itself
+TOLERANCE = 1e-3  # of float32 results, relative to the largest one
+
+
+@dataclass(frozen=True)
+class CFile:
+    """A network as C: its text, how it is compiled, and what it needs."""
+
+    text: str
+    flags: tuple[str, ...]
+    #: Bytes of values between layers, in static memory.
+    memory: int
+    whole_numbers: bool
+
+
+def integer_file(network: IntegerNetwork, kernel: Kernel, samples: Tensor, about: Sequence[str] = ()) -> CFile:
+    """Write an integer network; `samples` are some inputs, of which the file keeps the first ones as tests."""
+    writer = Writer(network.network)
+    bytes_steps.write_steps(writer, network, kernel)
+    given, result = network.scales[INPUT], network.result
+    shape, last = network.network.inputs, network.steps[-1]
+    numbers = _numbers(network.network)
+    numbers |= {"NET_INPUT_ZERO": str(given.zero), "NET_RESULT_ZERO": str(result.zero)}
+    floats = {"NET_INPUT_INVERSE": 1 / given.scale, "NET_RESULT_SCALE": result.scale}
+    copied = "" if last.wide else _copied(writer.places[last.name], prod(last.shape))
+    run = RUN_BYTES.format(place=writer.places[INPUT], calls="\n    ".join(writer.calls), copied=copied)
+    convert = CONVERT.format(place=writer.places[INPUT], into=_from_model(shape, "arena"), out=_to_model(last.shape))
+    body = [
+        _defines(numbers, floats), text("bytes.c"), f"\nstatic uint8_t arena[{writer.arena.size}];\n",
+        *writer.functions, "\n", *writer.arrays, SPLIT.format(run=run), text("bytes_input.c"), convert,
+        _byte_tests(network, samples), text("main.c"),
+    ]  # fmt: skip
+    return CFile(_head(about, kernel.flags) + "".join(body), kernel.flags, writer.arena.size, True)
+
+
+def float_file(network: Network, samples: Tensor, about: Sequence[str] = ()) -> CFile:
+    """Write a network in float32."""
+    writer = Writer(network)
+    floats_steps.write_steps(writer, network)
+    shape = network.last.shape
+    tests = samples[:TESTS].float()
+    expected = compute(network, tests).reshape(len(tests), -1)
+    tolerance = max(float(expected.abs().max()), 1e-3) * TOLERANCE
+    run = RUN_FLOATS.format(
+        into=_from_model(network.inputs, writer.places[INPUT], "{x}"), calls="\n    ".join(writer.calls),
+        out=_to_model(shape, writer.places[network.last.name]),
+    )  # fmt: skip
+    body = [
+        _defines(_numbers(network) | {"NET_TESTS": str(len(tests))}, {"NET_TOLERANCE": tolerance}),
+        floats_steps.functions(network), *writer.functions, f"\nstatic float arena[{writer.arena.size}];\n",
+        *writer.arrays, run, TESTS_BEGIN,
+        _two("float", "net_test_inputs", "NET_INPUTS", tests.reshape(len(tests), -1)),
+        _two("float", "net_test_outputs", "NET_OUTPUTS", expected), "#endif\n", text("main_floats.c"),
+    ]  # fmt: skip
+    flags = floats_steps.FLAGS
+    return CFile(_head(about, flags) + "".join(body), flags, 4 * writer.arena.size, False)
+
+
+HEAD = """/* {about}
+ *
+ * gcc -std=c99 {flags} net.c -o net && ./net      compares the results of {tests} samples with the recorded ones
+ * -DNET_LIBRARY leaves `main` and these samples out. The values between layers are static: one call at a time.
+ */
+#include <stdint.h>
+#include <string.h>
+
+"""
+RUN_BYTES = """
+/* The results of one sample as whole numbers; the input's bytes have the channels of a pixel side by side. */
+static void net_compute(int32_t scores[NET_OUTPUTS]) {{
+    {calls}
+{copied}}}
+
+void net_run_bytes(const uint8_t input[NET_INPUTS], int32_t scores[NET_OUTPUTS]) {{
+    memcpy({place}, input, NET_INPUTS);
+    net_compute(scores);
+}}
+"""
+SPLIT = "\nvoid net_run_bytes(const uint8_t input[NET_INPUTS], int32_t scores[NET_OUTPUTS]);\n{run}"
+CONVERT = """
+/* The results of one sample, in the order of the model's input and output. */
+void net_run(const float input[NET_INPUTS], float output[NET_OUTPUTS]);
+void net_run(const float input[NET_INPUTS], float output[NET_OUTPUTS]) {{
+    int32_t scores[NET_OUTPUTS];
+    uint8_t *bytes = {place};
+{into}    net_compute(scores);
+{out}}}
+"""
+RUN_FLOATS = """
+/* The results of one sample, in the order of the model's input and output. */
+void net_run(const float input[NET_INPUTS], float output[NET_OUTPUTS]);
+void net_run(const float input[NET_INPUTS], float output[NET_OUTPUTS]) {{
+{into}    {calls}
+{out}}}
+"""
+TESTS_BEGIN = "\n#ifndef NET_LIBRARY\n"
+
+
+def _head(about: Sequence[str], flags: Sequence[str]) -> str:
+    lines = "\n * ".join(about or ("A network, made by Paceline.",))
+    return HEAD.format(about=lines, flags=" ".join(flags), tests=TESTS)
+
+
+def _numbers(network: Network) -> dict[str, str]:
+    return {"NET_INPUTS": str(prod(network.inputs)), "NET_OUTPUTS": str(prod(network.last.shape))}
+
+
+def _defines(numbers: dict[str, str], floats: dict[str, float]) -> str:
+    lines = [f"#define {name} {value}\n" for name, value in numbers.items()]
+    lines += [f"#define {name} {floating(_single(value))} /* {value:.6g} */\n" for name, value in floats.items()]
+    return "".join(lines) + "\n"
+
+
+def _single(value: float) -> float:
+    """The nearest float32."""
+    return float(torch.tensor(value, dtype=torch.float32))
+
+
+def _copied(place: str, count: int) -> str:
+    return f"    const uint8_t *last = {place};\n    for (int k = 0; k < {count}; k++) scores[k] = last[k];\n"
+
+
+def _loops(shape: Image, line: str) -> str:
+    """A loop over an image's channels and pixels; `{m}` is the model's order and `{c}` has channels side by side."""
+    channels, height, width = shape
+    if channels == 1 or height * width == 1:
+        return f"    for (int k = 0; k < {prod(shape)}; k++) {line.format(m='k', c='k')}\n"
+    pixels = height * width
+    inner = line.format(m=f"c * {pixels} + k", c=f"k * {channels} + c")
+    return f"    for (int c = 0; c < {channels}; c++)\n        for (int k = 0; k < {pixels}; k++) {inner}\n"
+
+
+def _from_model(shape: Image, place: str, number: str = "") -> str:
+    if number:
+        return f"    float *numbers = {place};\n" + _loops(shape, "numbers[{c}] = input[{m}];")
+    return _loops(shape, "bytes[{c}] = net_byte(input[{m}]);")
+
+
+def _to_model(shape: Image, place: str = "") -> str:
+    if place:
+        return f"    const float *last = {place};\n" + _loops(shape, "output[{m}] = last[{c}];")
+    return _loops(shape, "output[{m}] = (float)(scores[{c}] - NET_RESULT_ZERO) * NET_RESULT_SCALE;")
+
+
+def _byte_tests(network: IntegerNetwork, samples: Tensor) -> str:
+    model, tests = IntegerModel(network), samples[:TESTS].float()
+    given = model.bytes_of(tests).reshape(len(tests), *network.network.inputs).permute(0, 2, 3, 1)
+    scores = model.scores(tests).reshape(len(tests), *network.network.last.shape).permute(0, 2, 3, 1)
+    return "".join((
+        TESTS_BEGIN, f"#define NET_TESTS {len(tests)}\n",
+        _two("uint8_t", "net_test_inputs", "NET_INPUTS", given.reshape(len(tests), -1)),
+        _two("int32_t", "net_test_scores", "NET_OUTPUTS", scores.reshape(len(tests), -1)), "#endif\n",
+    ))  # fmt: skip
+
+
+def _two(kind: str, name: str, size: str, rows: Tensor) -> str:
+    """A constant array of two dimensions."""
+    made = array(kind, name, rows.flatten().tolist())
+    first, _, rest = made.partition(f"{name}[{rows.numel()}]")
+    lines = rest.partition("{\n")[2].rpartition("};")[0]
+    each = len(rows[0])
+    flat = [word for line in lines.splitlines() for word in line.strip().rstrip(",").split(", ")]
+    body = ",\n".join("    {" + ",\n     ".join(_wrapped(flat[k : k + each])) + "}" for k in range(0, len(flat), each))
+    return f"{first}{name}[NET_TESTS][{size}] = {{\n{body}\n}};\n"
+
+
+def _wrapped(words: list[str], most: int = 16) -> list[str]:
+    return [", ".join(words[k : k + most]) for k in range(0, len(words), most)]

@@ -1,0 +1,165 @@
+"""How sums of products are computed in whole numbers: a row per kernel, with the order of its weights.
+
+small     loops that all layers share, for few bytes of code
+plain     the same loops, optimised by the compiler
+vectors   sixteen outputs in the lanes of a vector (AVX-512 with VNNI), each layer by itself; plain loops elsewhere
+cortex    two products at once (SMLAD of a Cortex-M4), four outputs side by side; plain loops elsewhere
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.compression.emission.arrays import packed
+from paceline.compression.emission.writer import Windows, Writer, text
+from paceline.compression.integers import IntegerStep
+from paceline.compression.network import Window
+
+LANES = 16
+MOST_PIXELS = 8
+VECTORS = "#if defined(__AVX512VNNI__) && defined(__AVX512VBMI__) && defined(__AVX512BW__) && defined(__AVX512VL__)"
+DSP = "#if defined(__ARM_FEATURE_DSP)"
+
+#: Adds a layer's arrays and returns the call; the arguments are (writer, step, number, windows, source, target).
+Form = Callable[[Writer, IntegerStep, int, Windows, str, str], str]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to compute sums of products."""
+
+    name: str
+    about: str
+    affine: Form
+    window: Form
+    #: Compiler flags of its own.
+    flags: tuple[str, ...]
+
+
+def parts(weight: Tensor, found: Windows) -> Tensor:
+    """Weights in the order in which a window's numbers lie: [outputs, rows, columns, length]."""
+    return weight.permute(0, 2, 3, 1).reshape(len(weight), found.rows, found.columns, found.length)
+
+
+def padded_outputs(numbers: tuple[int, ...], wanted: int = LANES) -> list[int]:
+    """Numbers of each output, with noughts up to a multiple of the lanes."""
+    return [*numbers, *[0] * (-len(numbers) % wanted)]
+
+
+def requantised(writer: Writer, it: IntegerStep, number: int, lanes: int) -> tuple[str, str, str]:
+    """The bias, the factors and the table of a layer, each an array's name or 0."""
+    bias = writer.array("int32_t", f"bias_{number}", padded_outputs(it.bias, lanes))
+    ones = all(factor == 1 for factor in it.out.factors)
+    factor = "0" if ones else writer.array("int32_t", f"factor_{number}", padded_outputs(it.out.factors, lanes))
+    return bias, factor, table(writer, it, number)
+
+
+def table(writer: Writer, it: IntegerStep, number: int) -> str:
+    """The array of an activation, which layers of the same table share; 0 for none."""
+    if not it.out.table:
+        return "0"
+    known = next((name for name, numbers in writer.tables.items() if numbers == it.out.table), None)
+    if known is None:
+        known = writer.array("uint8_t", f"table_{number}", it.out.table)
+        writer.tables[known] = it.out.table
+    return known
+
+
+def _layer(writer: Writer, it: IntegerStep, number: int, found: Windows, weight: list[int], lanes: int = 1) -> str:
+    name = writer.array("int8_t", f"weight_{number}", weight)
+    out = it.out
+    rest = (out.shift, out.zero, out.low, name, *requantised(writer, it, number, lanes))
+    return f"&{writer.layer(f'layer_{number}', found, *rest)}"
+
+
+def _signed(it: IntegerStep) -> Tensor:
+    assert it.weight is not None
+    return it.weight.int()
+
+
+def _nibbles(rows: Tensor) -> list[int]:
+    """Weights two by two; the last of an odd number stands beside a nought."""
+    even = functional.pad(rows, (0, rows.shape[-1] % 2)).reshape(-1, 2)
+    return [packed(first, second) for first, second in even.tolist()]
+
+
+def _targets(it: IntegerStep, target: str) -> str:
+    return f"0, {target}" if it.wide else f"{target}, 0"
+
+
+def small_affine(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:
+    """Output by output, part by part."""
+    weight = parts(_signed(it), found)
+    function = "affine_4" if it.bits == 4 else "affine"
+    writer.uses(text(f"bytes_{function.replace('affine', 'affine_small')}.c"))
+    numbers = _nibbles(weight) if it.bits == 4 else weight.flatten().tolist()
+    return f"{function}({_layer(writer, it, number, found, numbers)}, {source}, {_targets(it, target)});"
+
+
+def small_window(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:
+    """Place by place of the window; channels side by side where they have weights of their own."""
+    assert isinstance(it.step, Window)
+    writer.uses(text("bytes_window_small.c"))
+    numbers = _signed(it).permute(1, 2, 0).flatten().tolist()
+    own = int(len(it.step.weight) > 1)
+    return f"window({_layer(writer, it, number, found, numbers)}, {source}, {_targets(it, target)}, {own});"
+
+
+def pixels_at_once(width: int, most: int) -> int:
+    """How many pixels of a line at once waste the fewest: a part of the line, if that is possible."""
+    return min(range(1, min(width, most) + 1), key=lambda p: (-(-width // p) * (p + 2), -p))
+
+
+def _uses_vectors(writer: Writer, what: str) -> None:
+    """Note the functions on vectors, and what takes their place on other machines."""
+    head = "#include <immintrin.h>\n#define ALWAYS static inline __attribute__((always_inline))\n"
+    writer.uses(f"\n{VECTORS}\n{head}{text('bytes_vectors.c')}#endif\n")
+    writer.uses(f"\n{VECTORS}{text(f'bytes_{what}_vectors.c')}#else{text(f'bytes_{what}_lanes.c')}#endif\n")
+
+
+def vectors_affine(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:
+    """Blocks of sixteen outputs; four bytes of the window are one word of a lane."""
+    fours = 8 if it.bits == 4 else 4
+    weight = parts(_signed(it), found)
+    weight = functional.pad(weight, (0, -found.length % fours, 0, 0, 0, 0, 0, -found.outputs % LANES))
+    # [block, output, rows, columns, group, four] -> [block, rows, columns, group, output, four]
+    blocks = weight.reshape(-1, LANES, found.rows, found.columns, weight.shape[-1] // 4, 4).permute(0, 2, 3, 4, 1, 5)
+    if it.bits == 4:  # the lower halves are one group of four, the upper ones the next
+        twos = blocks.reshape(-1, 2, LANES * 4).permute(0, 2, 1).reshape(-1, 2)
+        numbers = [packed(first, second) for first, second in twos.tolist()]
+    else:
+        numbers = blocks.flatten().tolist()
+    layer = _layer(writer, it, number, found, numbers, LANES)
+    _uses_vectors(writer, "affine")
+    if it.wide or found.height * found.width == 1:
+        each = f"{found.outputs} * k"
+        if found.height * found.width == 1:
+            return f"affine_row({layer}, {source}, {_targets(it, target)}, {it.bits});"
+        at = f"{source} + k / {found.width} * {found.down} + k % {found.width} * {found.right}"
+        return (
+            f"for (int k = 0; k < {found.height * found.width}; k++)\n"
+            f"        affine_row({layer}, {at}, {_targets(it, f'{target} + {each}')}, {it.bits});"
+        )
+    return f"affine_image({layer}, {source}, {target}, {it.bits}, {pixels_at_once(found.width, MOST_PIXELS)});"
+
+
+def vectors_window(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:
+    """Sixteen channels in the lanes of a vector."""
+    if it.wide:
+        return small_window(writer, it, number, found, source, target)
+    assert isinstance(it.step, Window)
+    numbers = _signed(it).permute(1, 2, 0).flatten().tolist()
+    layer = _layer(writer, it, number, found, numbers, LANES)
+    _uses_vectors(writer, "window")
+    return (
+        f"window_image({layer}, {source}, {target}, {int(len(it.step.weight) > 1)}, {pixels_at_once(found.width, 4)});"
+    )
+
+
+SMALL = Kernel("small", "loops that all layers share", small_affine, small_window, ("-Os",))
+PLAIN = Kernel("plain", "the same loops, optimised", small_affine, small_window, ("-O3", "-march=native"))
+WIDE = Kernel("vectors", "AVX-512 with VNNI", vectors_affine, vectors_window, ("-O3", "-march=native"))

@@ -1,0 +1,22 @@
+
+/* Sums of products over all channels of a window; a byte holds two weights, the first in its lower half. */
+static void affine_4(const Layer *l, const uint8_t *x, uint8_t *y, int32_t *scores) {
+    for (int p = 0; p < l->height; p++)
+        for (int q = 0; q < l->width; q++) {
+            const int8_t *weight = l->weight;
+            for (int o = 0; o < l->outputs; o++) {
+                int32_t sum = 0;
+                for (int r = 0; r < l->rows; r++)
+                    for (int c = 0; c < l->columns; c++) {
+                        const uint8_t *at = x + p * l->down + q * l->right + r * l->row + c * l->column;
+                        for (int k = 0; k < l->length; k += 2, weight++)
+                            sum += at[k] * (int8_t)((uint8_t)*weight << 4) + at[k + 1] * (*weight & -16);
+                    }
+                sum = (sum >> 4) + l->bias[o]; /* both products had the factor 16 */
+                if (scores)
+                    *scores++ = scaled(l, o, sum);
+                else
+                    *y++ = byte_of(l, o, sum);
+            }
+        }
+}

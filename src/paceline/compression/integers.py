@@ -1,0 +1,252 @@
+"""A network in whole numbers: bytes between steps, signed weights of 8 or 4 bits, sums of 32 bits.
+
+    number = (byte - zero) * scale        one scale and one zero for each value, from its range on training data
+    weight = whole number * scale         one scale for each output; with shared exponents a power of two for the layer
+    byte'  = (sum * factor + 2**(shift - 1) >> shift) + zero'      a factor for each output, one shift for the layer
+
+The sum includes a bias from which `zero` times the sum of the weights is taken off, so padding is the byte `zero`. An
+activation is a table of 256 bytes; ReLU needs none, because its least byte is zero'. The last step's results are whole
+numbers of one scale. With shared exponents (the idea of Flexpoint) every scale is a power of two: all factors are 1,
+and a byte is a sum shifted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.compression.network import (
+    INPUT,
+    Affine,
+    CannotEmit,
+    Function,
+    Highest,
+    Image,
+    Network,
+    Step,
+    Sum,
+    Window,
+)
+from paceline.compression.reading import FUNCTIONS
+from paceline.compression.values import Range
+
+BYTE = 255
+FACTOR_BITS = 31  # of the largest factor of a layer
+SUM_BITS = 20  # of the factors of a `Sum`, which are multiplied by differences of bytes
+WIDE = 32767.0  # the largest result on the data that ranges were taken from
+BIAS = 1 << 24  # the largest bias that a layer's scales allow
+#: Arguments beyond which a function's result is within half a byte of its limit.
+SATURATED = {"tanh": Range(-3.5, 3.5), "sigmoid": Range(-6.3, 6.3)}
+CLIPS = tuple(c / 20 for c in range(9, 21))  # parts of the largest weight that may be the largest whole number
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How weights become whole numbers."""
+
+    bits: int = 8
+    shared_exponents: bool = False
+
+    @property
+    def largest(self) -> int:
+        return (1 << (self.bits - 1)) - 1
+
+    def __str__(self) -> str:
+        return f"int{self.bits}" + "-exponents" * self.shared_exponents
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the bytes of a value stand for."""
+
+    scale: float
+    zero: int
+
+    @staticmethod
+    def of(found: Range, powers: bool) -> Scale:
+        scale = max(found.high - found.low, 1e-9) / BYTE
+        if powers:
+            scale = 2.0 ** math.ceil(math.log2(scale))
+        return Scale(scale, min(max(round(-found.low / scale), 0), BYTE))
+
+    def numbers(self) -> Tensor:
+        """What each of the 256 bytes stands for."""
+        return (torch.arange(BYTE + 1, dtype=torch.float64) - self.zero) * self.scale
+
+
+@dataclass(frozen=True)
+class Requantisation:
+    """How sums become bytes, or results."""
+
+    factors: tuple[int, ...]
+    shift: int
+    zero: int
+    #: The least byte: `zero` for ReLU, else 0.
+    low: int = 0
+    table: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class IntegerStep:
+    """A step of a network in whole numbers."""
+
+    step: Step
+    out: Requantisation
+    #: Whether the results are whole numbers of 32 bits, not bytes.
+    wide: bool = False
+    weight: Tensor | None = None  # in the order of the float weight
+    bias: tuple[int, ...] = ()
+    bits: int = 8
+
+    @property
+    def name(self) -> str:
+        return self.step.name
+
+    @property
+    def shape(self) -> Image:
+        return self.step.shape
+
+
+@dataclass(frozen=True)
+class IntegerNetwork:
+    """All steps in whole numbers, and what their bytes stand for."""
+
+    network: Network
+    precision: Precision
+    steps: tuple[IntegerStep, ...]
+    scales: Mapping[str, Scale]
+    #: What a result of 1 stands for, and the result that stands for nought.
+    result: Scale
+
+
+def integers(network: Network, found: Mapping[str, tuple[Range, Range]], precision: Precision) -> IntegerNetwork:
+    """Return the network in whole numbers, with the ranges that its values took on training data."""
+    maker = _Maker(network, found, precision)
+    steps = tuple(maker.step(step) for step in network.steps)
+    last = steps[-1]
+    return IntegerNetwork(network, precision, steps, maker.scales, maker.wide if last.wide else maker.scales[last.name])
+
+
+class _Maker:
+    """Makes the steps one after the other; each needs the scales of its sources."""
+
+    def __init__(self, network: Network, found: Mapping[str, tuple[Range, Range]], precision: Precision) -> None:
+        self.network, self.found, self.precision = network, found, precision
+        self.powers = precision.shared_exponents
+        self.scales = {INPUT: Scale.of(found[INPUT][0], self.powers)}
+        self.wide = Scale(1.0, 0)
+
+    def step(self, step: Step) -> IntegerStep:
+        match step:
+            case Affine() | Window():
+                return self._sums(step)
+            case Highest():
+                self.scales[step.name] = self.scales[step.source]
+                return IntegerStep(step, Requantisation((), 0, 0))
+            case Sum():
+                return self._sum(step)
+            case Function():
+                given = self.scales[step.source]
+                made = Scale.of(self.found[step.name][1], self.powers)
+                self.scales[step.name] = made
+                return IntegerStep(step, Requantisation((), 0, 0, table=_table(step.function, given, made)))
+
+    def _sums(self, step: Affine | Window) -> IntegerStep:
+        given = self.scales[step.source]
+        weight = step.weight.double().reshape(len(step.weight), -1)
+        bits = 8 if isinstance(step, Window) else self.precision.bits
+        scale = _weight_scales(weight, (1 << (bits - 1)) - 1, self.powers)
+        outputs = step.shape[0]
+        bias = step.bias.double()
+        least = bias.abs() / (given.scale * BIAS)
+        least = least.amax().expand(len(scale)) if len(scale) < outputs or self.powers else least
+        scale = torch.maximum(scale, _up(least) if self.powers else least)
+        largest = (1 << (bits - 1)) - 1
+        whole = (weight / scale[:, None]).round().clamp(-largest, largest)
+        scale, total = scale.expand(outputs), whole.sum(1).expand(outputs)
+        whole_bias = (bias / (scale * given.scale)).round() - given.zero * total
+        _check(step, whole, whole_bias)
+        wide = step is self.network.last and not step.function
+        if wide:
+            high = max(abs(bound) for bound in self.found[step.name][0])
+            one = max(high, 1e-9) / WIDE
+            self.wide = Scale(2.0 ** math.ceil(math.log2(one)) if self.powers else one, 0)
+            out = _requantisation(scale * given.scale / self.wide.scale, 0, 0, ())
+        else:
+            out = self._bytes(step, scale * given.scale)
+        signed = whole.to(torch.int8).reshape(step.weight.shape)
+        return IntegerStep(step, out, wide, signed, tuple(int(b) for b in whole_bias.tolist()), bits)
+
+    def _bytes(self, step: Affine | Window | Sum, units: Tensor, bits: int = FACTOR_BITS) -> Requantisation:
+        """How sums in these units become the bytes of a step's value."""
+        before, after = self.found[step.name]
+        made = Scale.of(after, self.powers)
+        self.scales[step.name] = made
+        if step.function in ("", "relu"):
+            low = made.zero if step.function else 0
+            return _requantisation(units / made.scale, made.zero, low, (), bits)
+        if (limit := SATURATED.get(step.function)) is not None:
+            before = Range(max(before.low, limit.low), min(before.high, limit.high))
+        argument = Scale.of(before, self.powers)
+        return _requantisation(units / argument.scale, argument.zero, 0, _table(step.function, argument, made), bits)
+
+    def _sum(self, step: Sum) -> IntegerStep:
+        units = torch.tensor([self.scales[step.left].scale, self.scales[step.right].scale], dtype=torch.float64)
+        return IntegerStep(step, self._bytes(step, units, SUM_BITS))
+
+
+def _requantisation(
+    ratios: Tensor, zero: int, low: int, table: tuple[int, ...], bits: int = FACTOR_BITS
+) -> Requantisation:
+    """Whole factors for ratios; ratios that are all the same power of two get the factor 1."""
+    top = float(ratios.max())
+    if len(set(ratios.tolist())) == 1 and math.log2(top).is_integer():
+        shift = -int(math.log2(top))
+        return Requantisation((1 << max(1 - shift, 0),) * len(ratios), max(shift, 1), zero, low, table)
+    shift = min(bits - 1 - math.floor(math.log2(top)), 2 * FACTOR_BITS - 2)
+    if shift < 1:
+        raise CannotEmit("a layer's sums are finer than its bytes by more than 31 bits; train with smaller weights")
+    limit = (1 << bits) - 1
+    factors = tuple(min(round(ratio * 2.0**shift), limit) for ratio in ratios.tolist())
+    return Requantisation(factors, shift, zero, low, table)
+
+
+def _weight_scales(weight: Tensor, largest: int, powers: bool) -> Tensor:
+    """The scale of each output's weights; of few bits the one that loses least, which may clip the largest weights."""
+    if powers:
+        return _up(weight.abs().amax() / largest).clamp_min(2.0**-100).expand(len(weight))
+    high = weight.abs().amax(1).clamp_min(1e-30)
+    if largest > 7:
+        return high / largest
+    best, least = high / largest, torch.full_like(high, math.inf)
+    for clip in CLIPS:
+        scale = clip * high / largest
+        whole = (weight / scale[:, None]).round().clamp(-largest, largest)
+        lost = (whole * scale[:, None] - weight).square().sum(1)
+        best, least = torch.where(lost < least, scale, best), torch.minimum(lost, least)
+    return best
+
+
+def _up(values: Tensor) -> Tensor:
+    """The next powers of two."""
+    return torch.exp2(torch.ceil(torch.log2(values.clamp_min(2.0**-100))))
+
+
+def _table(function: str, given: Scale, made: Scale) -> tuple[int, ...]:
+    """A function's result for every byte."""
+    results = FUNCTIONS[function](given.numbers()) / made.scale + made.zero
+    return tuple(int(b) for b in results.round().clamp(0, BYTE).tolist())
+
+
+def _check(step: Affine | Window, weight: Tensor, bias: Tensor) -> None:
+    """Refuse sums that 32 bits may not hold."""
+    reach = float((weight.abs().sum(1) * BYTE).max() + bias.abs().max())
+    if reach >= 2**31:
+        raise CannotEmit(
+            f"layer {step.name} sums {weight.shape[1]:,} products, which 32 bits may not hold; precision='float32' "
+            "computes it"
+        )

@@ -1,0 +1,83 @@
+"""The points of a search, the frontier among them, and the one that the bounds choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.compression.building import Latency
+from paceline.compression.emission.c_file import CFile
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a user asks of a network: points of accuracy below the trained one, microseconds of a call, and bytes."""
+
+    within: float = 0.5
+    latency: float | None = None
+    size: int | None = None
+
+    def faults(self, point: Point, trained: float) -> list[str]:
+        """Return which bounds a point does not keep."""
+        latency = point.cost
+        over = {
+            "accuracy": 100 * (trained - point.accuracy) > self.within + 1e-9,
+            "latency": self.latency is not None and latency > self.latency,
+            "size": self.size is not None and point.size > self.size,
+        }
+        return [name for name, broken in over.items() if broken]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One network that was made and measured."""
+
+    #: The part of the model's channels that it has.
+    width: float
+    precision: str
+    kernel: str
+    #: The share of right answers on validation data.
+    accuracy: float
+    #: Bytes of code and constants, and of values between layers.
+    size: int
+    memory: int
+    file: CFile
+    #: Of a call on this machine; None for another one.
+    latency: Latency | None = None
+    #: Of a call on a Cortex-M4.
+    instructions: int | None = None
+
+    @property
+    def cost(self) -> float:
+        """What a call costs: microseconds here, or instructions there."""
+        if self.latency is not None:
+            return self.latency.p50
+        return float(self.instructions or 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            name: getattr(self, name) for name in ("width", "precision", "kernel", "accuracy", "size", "memory")
+        }
+        if self.latency is not None:
+            found |= {"p50_us": self.latency.p50, "p99_us": self.latency.p99}
+        if self.instructions is not None:
+            found["instructions"] = self.instructions
+        return found
+
+
+def frontier(points: Sequence[Point]) -> list[Point]:
+    """Return the points that no other one beats in accuracy, size and cost, the most accurate ones first."""
+    kept = [each for each in points if not any(_beats(other, each) for other in points)]
+    return sorted(kept, key=lambda point: (-point.accuracy, point.cost))
+
+
+def _beats(one: Point, other: Point) -> bool:
+    ahead = (one.accuracy >= other.accuracy, one.size <= other.size, one.cost <= other.cost)
+    return all(ahead) and (one.accuracy, one.size, one.cost) != (other.accuracy, other.size, other.cost)
+
+
+def choose(points: Sequence[Point], bounds: Bounds, trained: float) -> Point | None:
+    """Return the cheapest call among the points within the bounds; of equal ones, the smallest."""
+    within = [point for point in points if not bounds.faults(point, trained)]
+    return min(within, key=lambda point: (point.cost, point.size), default=None)

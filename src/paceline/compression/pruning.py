@@ -1,0 +1,155 @@
+"""Structured pruning: whole neurons and channels leave the model, which stays an ordinary module.
+
+A layer can be narrowed if all that its channels reach are dense layers and convolutions, through steps that keep
+channels apart. What reaches a residual addition or the result keeps its width. Channels are ranked by what they
+contribute: the deviation of a channel's numbers on training data, times the norm of the weights that read it.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.kernels.layers.base import Graph, Layer
+
+READERS = ("linear", "convolution")
+#: Layers that treat each channel by itself.
+PASSES = ("activation", "dropout", "batch_norm", "average_pooling", "highest_pooling", "subsampling")
+LEAST = 2  # channels
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A layer that reads the channels, and how many of its columns belong to each channel."""
+
+    module: str
+    spread: int
+
+
+@dataclass
+class Prunable:
+    """A layer whose channels may leave, with all that depends on them."""
+
+    module: str
+    channels: int
+    norms: list[str] = field(default_factory=list)
+    readers: list[Reader] = field(default_factory=list)
+
+
+def prunable(graph: Graph) -> list[Prunable]:
+    """Return the layers that can be narrowed, in order."""
+    return [found for layer in graph.layers if (found := _prunable(graph, layer)) is not None]
+
+
+def _prunable(graph: Graph, layer: Layer) -> Prunable | None:
+    if layer.kind not in READERS or layer.options.get("groups", 1) != 1 or _shared(graph, layer):
+        return None
+    found = Prunable(_module(layer), layer.shape[0])
+    reached, shapes = [layer.name], {each.name: each.shape for each in graph.layers}
+    for name in reached:
+        if name == graph.result:
+            return None
+        for after in [each for each in graph.layers if name in each.inputs]:
+            if _shared(graph, after):
+                return None
+            if after.kind in READERS and after.options.get("groups", 1) == 1:
+                size = prod(shapes[name]) if after.kind == "linear" else found.channels
+                found.readers.append(Reader(_module(after), size // found.channels))
+            elif after.kind in PASSES or (after.kind == "reshape" and len(after.shape) == 1):
+                reached.append(after.name)
+                if after.kind == "batch_norm":
+                    if shapes[name][0] != found.channels:  # it follows a flattened image
+                        return None
+                    found.norms.append(_module(after))
+            else:
+                return None
+    return found if found.readers and found.channels > LEAST else None
+
+
+def _shared(graph: Graph, layer: Layer) -> bool:
+    """Whether the module of a layer is called more than once."""
+    return bool(layer.weights) and sum(_module(each) == _module(layer) for each in graph.layers if each.weights) > 1
+
+
+def _module(layer: Layer) -> str:
+    return next(iter(layer.weights.values()), layer.name).rpartition(".")[0]
+
+
+@torch.no_grad()
+def narrowed(module: nn.Module, graph: Graph, width: dict[str, int], x: Tensor) -> nn.Module:
+    """Return a copy of a module whose layers have so many channels; `x` are samples by which channels are ranked."""
+    made = copy.deepcopy(module)
+    for each in prunable(graph):
+        wanted = width.get(each.module, each.channels)
+        if wanted < _layer(made, each.module).weight.shape[0]:
+            kept = _scores(made, each, x).topk(wanted).indices.sort().values
+            _narrow(made, each, kept)
+    return made
+
+
+def _scores(module: nn.Module, each: Prunable, x: Tensor) -> Tensor:
+    """What each channel contributes to all that read it."""
+    channels = _layer(module, each.module).weight.shape[0]
+    total = torch.zeros(channels)
+    was_training = module.training
+    module.eval()
+    for reader in each.readers:
+        layer = _layer(module, reader.module)
+        seen: list[Tensor] = []
+        handle = layer.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))
+        try:
+            module(x)
+        finally:
+            handle.remove()
+        numbers = seen[0].transpose(0, 1).reshape(channels, -1) if seen[0].dim() > 2 else _by_channel(seen[0], channels)
+        weight = layer.weight.reshape(len(layer.weight), channels, -1)
+        total += numbers.std(1) * weight.norm(dim=(0, 2))
+    module.train(was_training)
+    return total
+
+
+def _layer(module: nn.Module, name: str) -> Any:
+    """A dense layer, a convolution or a batch-norm of a module, by its name."""
+    return module.get_submodule(name)
+
+
+def _by_channel(flat: Tensor, channels: int) -> Tensor:
+    return flat.reshape(len(flat), channels, -1).transpose(0, 1).reshape(channels, -1)
+
+
+def _narrow(module: nn.Module, each: Prunable, kept: Tensor) -> None:
+    layer = _layer(module, each.module)
+    channels = layer.weight.shape[0]
+    for word in ("weight", "bias"):
+        _take(layer, word, kept)
+    _note(layer, len(kept), "out_features", "out_channels")
+    for name in each.norms:
+        norm = _layer(module, name)
+        for word in ("weight", "bias", "running_mean", "running_var"):
+            _take(norm, word, kept)
+        _note(norm, len(kept), "num_features")
+    for reader in each.readers:
+        after = _layer(module, reader.module)
+        weight = after.weight.reshape(len(after.weight), channels, -1)[:, kept]
+        wanted = (len(weight), -1) if after.weight.dim() == 2 else (len(weight), len(kept), *after.weight.shape[2:])
+        after.weight = nn.Parameter(weight.reshape(wanted).contiguous())
+        _note(after, after.weight.shape[1], "in_features", "in_channels")
+
+
+def _take(layer: nn.Module, word: str, kept: Tensor) -> None:
+    value = getattr(layer, word, None)
+    if value is None:
+        return
+    taken = value[kept].clone()
+    setattr(layer, word, nn.Parameter(taken) if isinstance(value, nn.Parameter) else taken)
+
+
+def _note(layer: nn.Module, count: int, *words: str) -> None:
+    for word in words:
+        if hasattr(layer, word):
+            setattr(layer, word, count)

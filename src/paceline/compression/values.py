@@ -1,0 +1,83 @@
+"""The values of a network's steps in float32, and the ranges that they take on training data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.compression.network import INPUT, Affine, Function, Highest, Network, Step, Sum, Window
+from paceline.compression.reading import FUNCTIONS
+
+BATCH = 512
+
+
+class Range(NamedTuple):
+    """The least and the largest number, nought included: padding is nought."""
+
+    low: float
+    high: float
+
+    def joined(self, other: Range) -> Range:
+        return Range(min(self.low, other.low), max(self.high, other.high))
+
+
+def sums(step: Step, given: dict[str, Tensor]) -> Tensor:
+    """What a step computes before its activation."""
+    match step:
+        case Affine(source=source, geometry=g, weight=weight, bias=bias):
+            return functional.conv2d(given[source], weight, bias, g.stride, g.padding, g.dilation)
+        case Window(source=source, geometry=g, weight=weight, bias=bias):
+            channels = given[source].shape[1]
+            each = weight.expand(channels, *g.kernel)[:, None]
+            return functional.conv2d(given[source], each, bias, g.stride, g.padding, g.dilation, channels)
+        case Highest(source=source, geometry=g):
+            return functional.max_pool2d(given[source], g.kernel, g.stride, g.padding, g.dilation)
+        case Sum(left=left, right=right):
+            return given[left] + given[right]
+        case Function(source=source):
+            return given[source]
+
+
+def values(network: Network, x: Tensor) -> Iterator[tuple[Step, Tensor, Tensor]]:
+    """Yield (step, before its activation, after it) for a batch of samples."""
+    given = {INPUT: x.reshape(len(x), *network.inputs)}
+    for step in network.steps:
+        before = sums(step, given)
+        function = "" if isinstance(step, Highest) else step.function
+        given[step.name] = after = FUNCTIONS[function](before) if function else before
+        yield step, before, after
+
+
+@torch.no_grad()
+def compute(network: Network, x: Tensor) -> Tensor:
+    """Return the network's results for a batch, as the model would give them."""
+    result = x
+    for _, _, after in values(network, x):
+        result = after
+    return result.reshape(len(x), *network.result)
+
+
+@torch.no_grad()
+def ranges(network: Network, x: Tensor) -> dict[str, tuple[Range, Range]]:
+    """Return the range of each step before and after its activation, and that of the input."""
+    found: dict[str, tuple[Range, Range]] = {}
+
+    def see(name: str, before: Tensor, after: Tensor) -> None:
+        new = _range(before), _range(after)
+        old = found.get(name)
+        found[name] = new if old is None else (old[0].joined(new[0]), old[1].joined(new[1]))
+
+    for start in range(0, len(x), BATCH):
+        part = x[start : start + BATCH]
+        see(INPUT, part, part)
+        for step, before, after in values(network, part):
+            see(step.name, before, after)
+    return found
+
+
+def _range(x: Tensor) -> Range:
+    return Range(min(float(x.min()), 0.0), max(float(x.max()), 0.0))
