@@ -2,7 +2,7 @@
 
     python benchmarks/four_hosts/run.py [--lines "1 Gbit/s"] [--plans ring,downpour] [--seconds 8]
 
-Goes on where an earlier call has stopped; `--again` begins anew.
+Continues where an earlier call has stopped; `--again` begins anew.
 """
 
 from __future__ import annotations
