@@ -66,7 +66,7 @@ class Facts:
             self._own_waits, self.runs, lambda fn, effect, wait: Wait(wait.effect, ((fn, effect.node), *wait.steps))
         )
         self._blocks = Propagated(
-            self._own_blocks, self.runs, lambda fn, effect, b: Block(b.waits, ((fn, effect.node), *b.steps))
+            self.own_blocks, self.runs, lambda fn, effect, b: Block(b.waits, ((fn, effect.node), *b.steps))
         )
         self._runs: dict[int, list[Effect]] = {}
         self._guards: dict[int, frozenset[str]] = {}
@@ -123,7 +123,8 @@ class Facts:
         through = self._blocks.of(effect.callee).items()
         return {what: Block(b.waits, ((fn, effect.node), *b.steps)) for what, b in through}
 
-    def _own_blocks(self, fn: Function) -> dict[str, Block]:
+    def own_blocks(self, fn: Function) -> dict[str, Block]:
+        """The blocking functions of libraries that a function calls itself."""
         found: dict[str, Block] = {}
         for effect in self.walker.effects(fn) if not fn.asynchronous else ():
             if effect.kind == "call" and effect.callee is None and (own := self._library_call(effect.node)):
