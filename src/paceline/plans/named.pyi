@@ -58,6 +58,7 @@ def Ring(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
 ) -> Plan:
     """Plan `ring`: synchronous all-reduce around a ring."""
 
@@ -65,6 +66,7 @@ def Tree(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
 ) -> Plan:
     """Plan `tree`: synchronous, up a tree and down again: short vectors."""
 
@@ -72,6 +74,7 @@ def HalvingDoubling(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
 ) -> Plan:
     """Plan `halving_doubling`: synchronous, halves with distant partners first."""
 
@@ -79,6 +82,7 @@ def Hierarchical(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
     groups: int = 2,
 ) -> Plan:
     """Plan `hierarchical`: synchronous, within groups, then between them."""
@@ -87,6 +91,7 @@ def Central(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
 ) -> Plan:
     """Plan `central`: synchronous parameter server: one place sums the gradients."""
 
@@ -94,6 +99,7 @@ def Downpour(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
     shards: int = 1,
 ) -> Plan:
     """Plan `downpour`: asynchronous parameter server."""
@@ -102,6 +108,7 @@ def Ssp(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
     shards: int = 1,
     bound: int = 3,
 ) -> Plan:
@@ -119,6 +126,7 @@ def DcAsgd(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
     shards: int = 1,
     mode: Literal["constant", "adaptive"] = "constant",
     lam: float | None = None,
