@@ -149,11 +149,7 @@ def _some_ranks(linked: Linked) -> Iterator[Finding]:
                     f"{call.text}, which calls {name} ({path[-1].path}:{path[-1].line}), must be called by every rank, "
                     f"but `if {test}` depends on the rank: the ranks that call it wait for the others",
                     [
-                        *_told(
-                            "rank 0",
-                            (Step(*node, call.line, call.text), *path),
-                            f"calls {name}, and waits for all ranks",
-                        ),
+                        *_told("rank 0", steps, f"calls {name}, and waits for all ranks"),
                         Told("rank 1", call.line, f"takes the other branch, without {name}"),
                     ],
                     [
