@@ -1,7 +1,8 @@
 """What codecs cost in accuracy: `python benchmarks/compression/quality.py --seeds 5 --updates 600`
 
-Four workers under `ring` on the virtual engine, whose arithmetic is that of processes bit for bit; mnist-dnn with its own
-learning rate, no warm-up. Each codec is compared with dense seed by seed. Results are written to quality.json as they come.
+Four workers under `ring` on the virtual engine, whose arithmetic is that of processes bit for bit; mnist-dnn with its
+own learning rate, no warm-up. Each codec is compared with dense seed by seed. Results are written to quality.json as
+they come; with --first further seeds are added to those that are there.
 """
 
 from __future__ import annotations
