@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LinearLR
 
 from paceline.api.train import train
 from paceline.compression import bounds as reading
+from paceline.compression.cortex import CortexM4
 from paceline.compression.here import Here
 from paceline.compression.points import Bounds, choose
 from paceline.compression.reading import graph_of
@@ -27,7 +28,7 @@ from paceline.jobs.job import Job
 from paceline.runs.record import read_record
 from paceline.runs.run import Run
 
-TARGETS: dict[str, Callable[[], Target]] = {"here": Here}
+TARGETS: dict[str, Callable[[], Target]] = {"here": Here, "cortex-m4": CortexM4}
 EPOCHS = 5  # of retraining, at least
 
 

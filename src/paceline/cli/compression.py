@@ -21,7 +21,7 @@ def show_compression(found: Compression, output: Path | None) -> None:
         title=f"The frontier of {found.job}, of {len(found.points)} points", title_justify="left", box=None,
         padding=(0, 1, 0, 0),
     )  # fmt: skip
-    columns = ("instructions", "stack+values") if there else ("p50 µs", "p99 µs")
+    columns = ("instructions", "memory") if there else ("p50 µs", "p99 µs")
     for name in ("", "width", "precision", "kernel"):
         table.add_column(name, no_wrap=True)
     for name in ("accuracy", "size", *columns, "outside"):

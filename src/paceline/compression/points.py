@@ -39,7 +39,7 @@ class Point:
     kernel: str
     #: The share of right answers on validation data.
     accuracy: float
-    #: Bytes of code and constants, and of values between layers.
+    #: Bytes of code and constants; and of values between layers, with the stack where that was measured.
     size: int
     memory: int
     file: CFile
