@@ -60,7 +60,10 @@ class CortexM4:
 def _measured(file: CFile) -> Measured:
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         place = Path(folder)
-        for name, content in (("net.c", file.text), *((name, text(name)) for name in ("harness_cortex.c", "cortex.ld"))):
+        for name, content in (
+            ("net.c", file.text),
+            *((name, text(name)) for name in ("harness_cortex.c", "cortex.ld")),
+        ):
             (place / name).write_text(content)
         options = [option for option in LIBRARY if option != "-fPIC"]
         _run([GCC, *STRICT, *file.flags, *options, "-c", "net.c", "-o", "net.o"], place)
