@@ -68,7 +68,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("runs.time_accounting", {"runs", "errors"}, {"torch"}),
     ("runs.trace", {"runs.schema", "links.ring_buffer", "errors"}, {"torch"}),
     ("runs", {"runs", "errors", "jobs", "version"}, set()),
-    ("report", {"report", "runs", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
+    ("report", {"report", "runs", "shards", "errors"}, {"torch", "cloudpickle", "pickle", "urllib", "http"}),
     ("callbacks", {"callbacks", "report", "runs", "errors"}, {"multiprocessing", "torch.distributed"}),
     ("backend", {"backend", "core", "links", "errors"}, {"numpy", "multiprocessing"}),
     ("emit", {"emit", "plans", "errors"}, {"torch", "numpy"}),

@@ -1,14 +1,18 @@
 """What `paceline train --compute fused` delivers, beside what its kernels can do and beside plain PyTorch.
 
 Speed is the slope between a short and a long training, taken by a clock outside, with a folder, a trace and two
-evaluations in both. What is compared runs in turn, round after round; medians over the rounds are reported. An epoch of
-`fuse(...).train_epoch` is timed before and after each training. Plain PyTorch is the best of one thread and two, eager
-and compiled.
+evaluations in both. What is compared runs in turn, round after round, to and fro. One worker is compared with
+`fuse(...).train_epoch`, timed before and after its trainings; two workers with two that never communicate, measured as
+they are, on pieces of the same size. Plain PyTorch is the best of one thread and two, eager and compiled.
+
+Figures go to result.json, where those of other networks and plans stay, and from there into README.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
 import sys
 import tempfile
@@ -18,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -26,11 +31,18 @@ from paceline.errors import JobWarning
 from paceline.kernels import fuse
 from paceline.kernels.measure.networks import NETWORKS, RATE, Network
 from paceline.kernels.measure.opponents import best_pytorch
+from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.plan import Plan
+from paceline.runs.trace import Kind, Trace
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from record import write  # noqa: E402
 
 SGD = partial(torch.optim.SGD, lr=RATE)
+CEILING = "ceiling:workers=2"
+PLANS = ["sequential", CEILING, "ring:workers=2", "downpour:workers=2", "hogwild:workers=2"]
+BEGIN, END = "<!-- table -->\n", "<!-- end of table -->"
 
 
 class Kernels:
@@ -40,6 +52,7 @@ class Kernels:
         self.x, self.y = network.data(network.samples)
         self.fused = fuse(network.make(), nn.CrossEntropyLoss(), SGD, network.batch, threads=threads)
         self.fused.prepare(self.x[:1])
+        self.epoch()
 
     def epoch(self) -> float:
         """Seconds of an epoch."""
@@ -48,61 +61,142 @@ class Kernels:
         self.fused.train_epoch(self.x, self.y, order)
         return time.perf_counter() - begin
 
-
-def training(network: Network, plan: str, epochs: int, compute: str) -> float:
-    """Seconds of a training of so many epochs, as a user would wait for them."""
-    updates = -(-network.samples // network.batch) * epochs
-    job = pl.Job(
-        model=network.make, data=network.data(network.samples), test=network.data(1000), loss=nn.CrossEntropyLoss(),
-        optimizer=SGD, batch_size=network.batch, epochs=epochs, evaluate_every=-(-updates // 2), compute=compute,
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        begin = time.perf_counter()
-        pl.train(job, plan, folder=folder)
-        return time.perf_counter() - begin
+    def best(self) -> float:
+        """Seconds of the fastest of three epochs."""
+        return min(self.epoch() for _ in range(3))
 
 
-def measure(network: Network, plan: str, rounds: int, seconds: float, compute: str = "fused") -> dict[str, float]:
-    """Seconds per epoch of the kernels and of the main command, and the share that the command delivers."""
-    threads = int(plan.partition("threads=")[2] or 1)
-    kernels = Kernels(network, threads)
-    kernels.epoch()
-    training(network, plan, 1, compute)  # compiles, and loads what all trainings need
-    found: list[tuple[float, float]] = []
-    longer = max(2, round(seconds / kernels.epoch()))
-    for _ in range(rounds):
-        before = min(kernels.epoch() for _ in range(3))
-        short = training(network, plan, 1, compute)
-        slope = (training(network, plan, 1 + longer, compute) - short) / longer
-        found.append((min(before, *(kernels.epoch() for _ in range(3))), slope))
-    alone, trained = (statistics.median(column) for column in zip(*found, strict=True))
-    share = statistics.median(kernels / command for kernels, command in found)
-    return {"kernels": alone, "command": trained, "share": share}
+class Command:
+    """Trainings of a network by one plan, as a user would wait for them."""
+
+    def __init__(self, network: Network, plan: str, compute: str) -> None:
+        self.network, self.plan, self.compute = network, Plan.parse(plan), compute
+        together = self.plan.workers if isinstance(self.plan.method, AllReduce) else 1
+        self.batch = network.batch * together  # so that each worker computes batches of the network's own size
+        #: Microseconds of the median step of the last training.
+        self.step = 0.0
+        self.seconds(1)  # compiles, and loads what all trainings need
+
+    def seconds(self, epochs: int) -> float:
+        """Seconds of a training of so many epochs."""
+        network = self.network
+        updates = -(-network.samples // self.batch) * epochs
+        job = pl.Job(
+            model=network.make, data=network.data(network.samples), test=network.data(1000), epochs=epochs,
+            loss=nn.CrossEntropyLoss(), optimizer=SGD, batch_size=self.batch, evaluate_every=-(-updates // 2),
+            compute=self.compute,
+        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder:
+            begin = time.perf_counter()
+            run = pl.train(job, self.plan, folder=folder)
+            passed = time.perf_counter() - begin
+        self.step = median_step(run.trace)
+        return passed
+
+    def epoch(self, epochs: int) -> float:
+        """Seconds of an epoch: the slope between a training of one and one of so many more."""
+        short = self.seconds(1)
+        return (self.seconds(1 + epochs) - short) / epochs
+
+
+def median_step(trace: Trace) -> float:
+    """Microseconds from the start of a gradient to that of the next, at worker 0.
+
+    A step lasts a fraction of a millisecond, so other programs interrupt few of them: the median is nearly that of a
+    quiet machine as long as each worker has a core most of the time.
+    """
+    rows = trace.of_kind(Kind.COMPUTE)
+    return float(np.median(np.diff(rows["start"][rows["worker"] == 0]))) / 1e3
+
+
+def measure(network: Network, plans: list[str], rounds: int, seconds: float, compute: str) -> dict[str, Any]:
+    """Seconds per epoch of every plan, round after round, and of what it is compared with."""
+    commands = {plan: Command(network, plan, compute) for plan in plans}
+    alone = {plan: Kernels(network, each.plan.threads) for plan, each in commands.items() if each.plan.workers == 1}
+    quickest = Kernels(network, 1).best()
+    longer = {plan: max(2, round(seconds * each.plan.workers / quickest)) for plan, each in commands.items()}
+    found: dict[str, dict[str, Any]] = {plan: {"epochs": [], "steps": [], "compared": []} for plan in plans}
+    for number in range(rounds):
+        ceiling = 0.0
+        for plan in plans if number % 2 == 0 else reversed(plans):
+            before = alone[plan].best() if plan in alone else 0.0
+            found[plan]["epochs"].append(commands[plan].epoch(longer[plan]))
+            found[plan]["steps"].append(commands[plan].step)
+            if plan in alone:
+                found[plan]["compared"].append(min(before, alone[plan].best()))
+            elif plan == CEILING:
+                ceiling = found[plan]["epochs"][-1]
+        for plan in plans:
+            if plan not in alone:
+                found[plan]["compared"].append(ceiling)
+    return found
+
+
+def shares(row: dict[str, Any]) -> list[float]:
+    return [compared / epoch for compared, epoch in zip(row["compared"], row["epochs"], strict=True)]
+
+
+def table(networks: dict[str, Any]) -> str:
+    """Return the rows of README.md: medians, and the range of the rounds."""
+    lines = [
+        "| network | plan | s per epoch | of | share | median step, µs | share | rounds | load |",
+        "|---|---|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, rows in networks.items():
+        for plan, row in rows.items():
+            if plan == "pytorch":
+                lines.append(
+                    f"| {name} | PyTorch, {row['mode']} | {row['seconds']:.3f} | | | | | | {row['load']:.1f} |"
+                )
+                continue
+            part, of = shares(row), "ceiling" if "workers" in plan else "kernels"
+            share = f"**{statistics.median(part):.2f}** ({min(part):.2f}-{max(part):.2f})" if plan != CEILING else ""
+            epoch = statistics.median(row["epochs"])
+            step = statistics.median(row["steps"])
+            by_step = f"{statistics.median(rows[CEILING]['steps']) / step:.2f}" if of == "ceiling" else ""
+            lines.append(
+                f"| {name} | `{plan}` | {epoch:.3f} | {of} | {share} | {step:.0f} | {by_step} | {len(part)} "
+                f"| {row['load']:.1f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def keep(networks: dict[str, Any], options: dict[str, Any]) -> None:
+    """Write the figures to result.json, beside those that were measured before, and their table into README.md."""
+    file, readme = HERE / "result.json", HERE / "README.md"
+    known = json.loads(file.read_text())["networks"] if file.exists() else {}
+    merged = {name: known.get(name, {}) | networks.get(name, {}) for name in {**known, **networks}}
+    write(HERE, {"last": options, "networks": merged})
+    before, _, rest = readme.read_text().partition(BEGIN)
+    readme.write_text(before + BEGIN + table(merged) + END + rest.partition(END)[2])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a long training")
-    parser.add_argument("--networks", default=",".join(network.name.partition(" ")[0] for network in NETWORKS))
-    parser.add_argument("--plans", default="sequential,sequential:threads=2")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="how much longer the long training is, by the kernels"
+    )
+    parser.add_argument("--networks", nargs="+", default=["mnist-cnn", "mnist-dnn"])
+    parser.add_argument("--plans", nargs="+", default=PLANS)
     parser.add_argument("--compute", default="fused")
     parser.add_argument("--pytorch", type=float, default=0.0, help="seconds for each mode of PyTorch; 0 leaves it out")
     options = parser.parse_args()
+    plans = options.plans
+    if any("workers=" in plan for plan in plans) and CEILING not in plans:
+        parser.error(f"plans of two workers are compared with {CEILING}; name it among --plans")
     warnings.simplefilter("ignore", JobWarning)
-    wanted, figures = options.networks.split(","), dict[str, Any]()
+    figures: dict[str, Any] = {}
     for network in NETWORKS:
-        if network.name.partition(" ")[0].strip(",") not in wanted and network.name not in wanted:
+        if network.name.partition(" ")[0].strip(",") not in options.networks or network.batch == 1:
             continue
-        row: dict[str, Any] = {}
-        for plan in options.plans.split(","):
-            row[plan] = measure(network, plan, options.rounds, options.seconds, options.compute)
-            print(network.name, plan, {name: round(value, 4) for name, value in row[plan].items()}, flush=True)
+        rows = measure(network, plans, options.rounds, options.seconds, options.compute)
         if options.pytorch:
-            row["pytorch"] = best_pytorch(network, 2, options.pytorch)
-            print(network.name, row["pytorch"], flush=True)
-        figures[network.name] = row
-    write(Path(__file__).parent, {"rounds": options.rounds, "seconds": options.seconds, "networks": figures})
+            modes = best_pytorch(network, 2, options.pytorch)
+            rows["pytorch"] = {"mode": min(modes, key=modes.__getitem__), "seconds": min(modes.values())}
+        figures[network.name] = {plan: row | {"load": os.getloadavg()[0]} for plan, row in rows.items()}
+    keep(figures, vars(options))
+    print(table(figures))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ GROUPS = {
     "Predict and choose": ("calibrate", "choose", "validate", "simulate"),
     "Tune": ("tune", "Space", "Float", "Int", "Choice", "Trial"),
     "Data": (
-        "Shards", "Mix", "prepare", "Recipe", "Words", "Csv", "JsonLines", "Lines", "Parquet", "Arrow", "Images", "Idx",
+        "Shards", "Mix", "Stream", "prepare", "ingest", "Recipe", "Words", "Csv", "JsonLines", "Lines", "Parquet",
+        "Arrow", "Images", "Idx",
     ),
     "Errors": ("PacelineError", "UsageError", "RunFailed", "RunStopped", "ReplayDiverged"),
 }  # fmt: skip

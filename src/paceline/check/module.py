@@ -14,6 +14,7 @@ from paceline.check.containers import Containers
 from paceline.check.declarations import Class, Declarations, Formal, Function, Resource
 from paceline.check.names import dotted, keyword, short_name
 from paceline.check.passing import Passing
+from paceline.check.varying import Varying
 
 ALIASES = 4  # assignments through which a name is followed
 
@@ -35,6 +36,11 @@ class Module(Declarations):
     def containers(self) -> Containers:
         """What each container is filled with."""
         return Containers(self, self.passing, self.type_of)
+
+    @cached_property
+    def varying(self) -> Varying:
+        """Which expressions differ from rank to rank."""
+        return Varying(self, self.passing, self.callee)
 
     # -- resources
 
@@ -193,13 +199,14 @@ class Module(Declarations):
         """The resource that a constructor call creates; a Condition shares the identity of its lock."""
         kind, call = made
         if kind in ("Condition", "AsyncCondition") and (inner := keyword(call, "lock", 0)) is not None:
+            lock = self.constructed(inner, fn)
+            if lock is not None:
+                alone = lock[0] in catalogue.NON_REENTRANT
+                return Resource(where, kind, True, alone, False, call.lineno)
             shared = self.resource(inner, fn, 1)
             if shared is not None:
                 return Resource(shared.id, kind, shared.sure, shared.non_reentrant, shared.one_of_several, shared.line)
-            lock = self.constructed(inner, fn)
-            return Resource(
-                where, kind, True, lock is not None and lock[0] in catalogue.NON_REENTRANT, False, call.lineno
-            )
+            return Resource(where, kind, True, False, False, call.lineno)
         return Resource(
             where, kind, True, kind in catalogue.NON_REENTRANT or kind == "AsyncCondition", False, call.lineno
         )

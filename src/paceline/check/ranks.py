@@ -15,6 +15,7 @@ from paceline.check import catalogue
 from paceline.check.declarations import Function
 from paceline.check.module import Module
 from paceline.check.names import dotted, enclosing, keyword, short_name
+from paceline.check.varying import DATA, RANK, decides
 
 ALIASES = 3
 # The rank within one of several groups, as `get_data_parallel_rank()`; not the number of another rank.
@@ -38,6 +39,7 @@ class Condition(NamedTuple):
     sign: bool  # the value of the key for which the test holds
     local: bool  # depends on local data rather than on the rank
     group: str  # the group whose rank it tests; empty for the default group
+    why: str = RANK  # what it depends on
 
 
 def collective(call: ast.Call, fn: Function, module: Module) -> Collective | None:
@@ -133,6 +135,25 @@ def _text_of(node: ast.expr | None) -> str:
 
 def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> Condition | None:
     """A test without `and` and `or` as a condition; None when it is the same on every rank."""
+    found = _asked(test, fn, module, depth)
+    if found is not None or depth:
+        return found
+    why = module.varying.why(test, fn)
+    if not why or _asks_for_ranks(test) or not decides(test, why):
+        return None
+    return Condition(ast.unparse(test), True, True, "", why)
+
+
+def _asks_for_ranks(test: ast.expr) -> bool:
+    """Whether a test asks whether there are ranks at all, as `rank >= 0` and `rank is None` do."""
+    if not isinstance(test, ast.Compare):
+        return False
+    named = short_name(test.left).lower().strip("_") in catalogue.RANK_NAMES
+    return any(_is_number(c, -1) or (named and _is_number(c, 0)) for c in test.comparators)
+
+
+def _asked(test: ast.expr, fn: Function, module: Module, depth: int) -> Condition | None:
+    """A test of the rank itself, or of a list that this function fills, as a condition."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         found = condition(test.operand, fn, module, depth)
         return found and found._replace(sign=not found.sign)
@@ -280,7 +301,7 @@ def _is_nan(node: ast.expr, fn: Function, module: Module) -> Condition | None:
     for call in fn.calls:
         if call.lineno < node.lineno and any(dotted(a) == name for a in call.args) and collective(call, fn, module):
             return None
-    return Condition(f"{short_name(at.func)}({name})", True, True, "") if name else None
+    return Condition(f"{short_name(at.func)}({name})", True, True, "", DATA) if name else None
 
 
 def _local(test: ast.expr, node: ast.expr, sign: bool, fn: Function) -> Condition | None:
@@ -296,5 +317,5 @@ def _local(test: ast.expr, node: ast.expr, sign: bool, fn: Function) -> Conditio
     for call in fn.calls:
         fills = dotted(call.func) in (f"{node.id}.append", f"{node.id}.extend", f"{node.id}.add")
         if fills and enclosing(call, ast.For) and enclosing(call, ast.If):
-            return Condition(f"len({node.id}) > 0", sign, True, "")
+            return Condition(f"len({node.id}) > 0", sign, True, "", DATA)
     return None

@@ -18,6 +18,7 @@ from paceline.check.module import Module
 from paceline.check.names import parent, short_name
 from paceline.check.propagation import reached
 from paceline.check.ranks import Collective, Condition, collective, condition
+from paceline.check.varying import RANK, decides
 from paceline.check.walk import Walker
 
 MOST = 1_000  # operations kept of a function: those of two callees may double at each call
@@ -139,11 +140,11 @@ class Sequences:
             return Sequence(head + chosen.items, chosen.exit)
         yes, no = self.body(node.body, fn, assumed), self.body(node.orelse, fn, assumed)
         both = yes.exit if yes.exit == no.exit else ""
+        if not yes.items and not no.items:
+            return Sequence(head, both)
         if self.conditions(node.test, fn):  # the ranks differ here; `differences` reports it at this test
             longer = max((yes, no), key=lambda s: len(s.items))
             return Sequence(head + longer.items, both)
-        if not yes.items and not no.items:
-            return Sequence(head, both)
         inner = (*yes.items, Item("else", node), *no.items)
         return Sequence((*head, Item(f"if {ast.unparse(node.test)}", node, inner)), both)
 
@@ -189,7 +190,7 @@ class Sequences:
             if found is not None:
                 items.append(Item(found.name, call, (), found.group, found.root))
             elif callee is not None:
-                items += [i._replace(at=call) for i in self.whole(callee).items]
+                items += [moved(i, call) for i in self.whole(callee).items]
         return tuple(items)
 
     def index(self, fn: Function) -> dict[int, list[tuple[ast.expr, Collective | None, Function | None]]]:
@@ -208,6 +209,18 @@ class Sequences:
                 index.setdefault(id(at), []).append((call, found, callee))
             self._index[id(fn)] = index
         return self._index[id(fn)]
+
+    def turns(self, fn: Function) -> Iterator[tuple[ast.For | ast.AsyncFor | ast.While, Item, str]]:
+        """The loops with collectives that not every rank runs equally often, and why."""
+        for loop in fn.loops if self.whole(fn).items else ():
+            if isinstance(loop, ast.comprehension):
+                continue
+            asked = loop.test if isinstance(loop, ast.While) else loop.iter
+            why = self.module.varying.why(asked, fn)
+            if why and (why == RANK or isinstance(loop, ast.While)) and decides(asked, why):
+                inner = [i for item in self.body(loop.body, fn, None).items for i in flattened(item)]
+                if inner and not isinstance(asked, ast.Call | ast.Compare | ast.Constant):
+                    yield loop, inner[0], why
 
     # -- comparing the two sides of a condition
 
@@ -286,6 +299,11 @@ def only_in(mine: tuple[Item, ...], other: tuple[Item, ...]) -> tuple[Item, ...]
         else:
             found.append(item)
     return tuple(i for item in found for i in flattened(item)) or tuple(i for item in mine for i in flattened(item))
+
+
+def moved(item: Item, to: ast.AST) -> Item:
+    """An item of a callee as one of the call."""
+    return item._replace(at=to, inner=tuple(moved(i, to) for i in item.inner))
 
 
 def flattened(item: Item) -> Iterator[Item]:

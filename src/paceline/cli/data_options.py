@@ -11,7 +11,7 @@ RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A Python file with a module-level `recipe` (or file.py:name).")
 ]
 FolderToMake = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to make.")]
-DataEngine = Annotated[str, typer.Option(help="What reads and sorts: duckdb, in this process.")]
+DataEngine = Annotated[str, typer.Option(help="What reads and sorts: duckdb, in this process; or spark.")]
 DataThreads = Annotated[int | None, typer.Option(min=1, help="Threads of the engine.", show_default="all cores")]
 DataMemory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Memory of the engine, such as 512MB; more lies in files.")

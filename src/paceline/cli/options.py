@@ -230,7 +230,7 @@ CheckFormatOption = Annotated[CheckFormat, typer.Option("--format", help="Output
 Select = Annotated[str | None, typer.Option(help="Rules to run, by prefixes of their codes: PC1,PC501.")]
 Ignore = Annotated[str | None, typer.Option(help="Rules to skip, by prefixes of their codes.")]
 Confidence = Annotated[
-    float | None, typer.Option(help="Report no finding below this confidence; 0 reports all.", show_default="0.5")
+    float | None, typer.Option(help="Report no finding below this confidence; 0 reports all.", show_default="0.1")
 ]
 Baseline = Annotated[str | None, typer.Option(help="Report only findings that are not in this baseline file.")]
 WriteBaseline = Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,17 @@ def open_source(data: Any, seed: int, what: str = "data", length: int | None = N
     if len(source) == 0:
         raise JobError(f"{what}= holds no samples")
     return source
+
+
+def origins(source: Source) -> Iterator[tuple[Path, str, int]]:
+    """Yield the folders of shards that a source reads: folder, split (of a stream "") and samples."""
+    if isinstance(source, Shards):
+        yield source.folder, source.split, len(source)
+    elif isinstance(source, Stream):
+        yield source.folder, "", len(source)
+    elif isinstance(source, Mix):
+        for each in source.sources:
+            yield from origins(each)
 
 
 @dataclass(frozen=True)

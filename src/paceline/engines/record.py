@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from paceline.data.opening import origins
 from paceline.engines.outline import outline
 from paceline.engines.setup import Setup
 from paceline.parameters.layout import trainable
 from paceline.runs.machine import this_machine
-from paceline.runs.record import JobRecord, LifeRecord, MovingBuffers, RunRecord, Status
+from paceline.runs.record import DataOrigin, JobRecord, LifeRecord, MovingBuffers, RunRecord, Status
 
 
 def first_record(setup: Setup, kept: bool) -> RunRecord:
@@ -32,6 +33,7 @@ def first_record(setup: Setup, kept: bool) -> RunRecord:
             "mean over chunks" if plan.traits.keeps_step else "shard 0, the last push wins", tuple(setup.probe.moving)
         ),
         data_fingerprint=setup.source.fingerprint(),
+        data=tuple(DataOrigin(str(f.resolve()), split, samples) for f, split, samples in origins(setup.source)),
         initial_sha256=setup.initial_sha256,
         notes=(*setup.probe.notes, *([str(setup.choice)] if setup.choice else [])),
         machine=this_machine(),

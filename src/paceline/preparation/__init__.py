@@ -4,8 +4,8 @@
     reduce   duplicates are dropped, statistics merged, words numbered
     deal     every row gets its place by a hash of what identifies it and the seed, and is written there
 
-What is done is said in SQL ([sql.py](sql.py)); an `Engine` executes it, today DuckDB. The place
-of a row depends neither on the engine nor on files, threads or partitions, so the shards have the same bits.
+What is done is said in SQL ([sql.py](sql.py)); an `Engine` executes it: DuckDB or Spark. The
+place of a row depends neither on the engine nor on files, threads or partitions, so the shards have the same bits.
 """
 
 from __future__ import annotations
@@ -19,6 +19,15 @@ from paceline.preparation.recipe import Recipe
 if TYPE_CHECKING:
     import pyarrow as pa
 
+#: What is wrong with a line that cannot be parsed, in DuckDB's words, and the rule that it breaks.
+REFUSALS = {
+    "MISSING COLUMNS": "too few fields",
+    "TOO MANY COLUMNS": "too many fields",
+    "UNQUOTED VALUE": "a quote is not closed",
+    "INVALID ENCODING": "not UTF-8",
+    "LINE SIZE OVER MAXIMUM": "the line is too long",
+    "INVALID STATE": "the line cannot be parsed",
+}
 #: Called with what is being done and how many rows are done: (step, rows).
 Progress = Callable[[str, int], None]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.errors import DataError, MachineError
-from paceline.preparation import Progress, SourceRows
+from paceline.preparation import REFUSALS, Progress, SourceRows
 from paceline.preparation.line_numbers import Ints, Skipped, blank_lines, count_lines, lines_at, lines_of
 from paceline.preparation.recipe import Recipe
 from paceline.preparation.sources import Csv, JsonLines, Lines, Parquet, Source, open_text
@@ -30,16 +30,8 @@ if TYPE_CHECKING:
 
 #: Files below the engine's folder.
 DATABASE, SPILLED = "work.duckdb", "spilled"
-#: DuckDB's words for what is wrong with a line, as rules.
-UNCLOSED = "a quote is not closed"
-REFUSALS = {
-    "MISSING COLUMNS": "too few fields",
-    "TOO MANY COLUMNS": "too many fields",
-    "UNQUOTED VALUE": UNCLOSED,
-    "INVALID ENCODING": "not UTF-8",
-    "LINE SIZE OVER MAXIMUM": "the line is too long",
-    "INVALID STATE": "the line cannot be parsed",
-}
+#: What DuckDB calls a quote that is not closed.
+UNCLOSED = "UNQUOTED VALUE"
 
 
 class DuckDbDialect:
@@ -98,8 +90,6 @@ class DuckDbEngine:
         if memory:
             self._run(f"SET memory_limit = {literal(memory)}")
         self.files: list[File] = []
-        #: Of each source, its first file and the names in the header there.
-        self.headers: dict[int, tuple[Path, list[str]]] = {}
 
     def read(self, recipe: Recipe, progress: Progress) -> list[SourceRows]:
         self.recipe = recipe
@@ -155,26 +145,11 @@ class DuckDbEngine:
                 rows = self._one(f"SELECT sum(num_rows)::BIGINT FROM parquet_file_metadata({literal(str(path))})")
             self.files.append(File(path, number, 0, rows, path))
 
-    def _check_header(self, number: int, source: Csv, path: Path, text: Path) -> None:
-        """Refuse a file whose header tells of other fields than the schema, or than the first file's header."""
-        with open(text, "rb") as file:
-            line = file.readline()
-        fault = source.fault_of_header(line) if line else None
-        if fault is None and line:
-            first, names = self.headers.setdefault(number, (path, source.names_in(line)))
-            if names != source.names_in(line):
-                found = ", ".join(source.names_in(line))
-                fault = f"begins with the fields {found:.200}, but {first} with {', '.join(names):.200}"
-        if fault is not None:
-            raise DataError(f"{path} {fault}")
-
     def _load(self, number: int, source: Source, path: Path) -> None:
         """Append a file's rows to the table below `raw`."""
         if isinstance(source, Csv | JsonLines | Lines):
             header = isinstance(source, Csv) and source.header
             text = self._unpacked(path) if path.suffix == ".gz" else path
-            if isinstance(source, Csv) and source.header:
-                self._check_header(number, source, path, text)
             swallowed = self._load_text(number, source, File(path, number, 0, 0, text, header))
             while swallowed.lines is not None and len(swallowed.lines):
                 swallowed = self._load_text(number, source, swallowed)
@@ -206,7 +181,7 @@ class DuckDbEngine:
         spans = [1 + record.rstrip("\r\n").count("\n") for record in records]
         again: list[tuple[int, str]] = []
         for at, record in enumerate(records):
-            if rules[at] == UNCLOSED and "\n" in record.rstrip("\r\n"):
+            if rules[at] == REFUSALS[UNCLOSED] and "\n" in record.rstrip("\r\n"):
                 first, *rest = record.splitlines()
                 records[at] = first
                 again += [(int(lines[at]) + 1 + below, line) for below, line in enumerate(rest)]

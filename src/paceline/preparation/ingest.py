@@ -29,7 +29,19 @@ from paceline.preparation.recipe import Recipe, Words
 from paceline.preparation.sources import Csv, JsonLines, Lines
 from paceline.shards.drift import Drift, Reference, as_lists, from_lists
 from paceline.shards.manifest import Account, Shard, write_whole
-from paceline.shards.sealed import Note, Sealed, SealedList, append, begin, is_stream, mend, only_writer, position
+from paceline.shards.room import room_in
+from paceline.shards.sealed import (
+    Note,
+    Sealed,
+    SealedList,
+    append,
+    begin,
+    can_begin,
+    is_stream,
+    mend,
+    only_writer,
+    position,
+)
 from paceline.shards.writing import Rows, ShardWriter
 
 if TYPE_CHECKING:
@@ -66,10 +78,10 @@ def ingest(
     root = Path(folder)
     given = inputs if isinstance(inputs, Mapping) else {str(name): input_of(str(name)) for name in inputs}
     source = _one_source_of_lines(recipe)
-    if root.exists() and any(root.iterdir()) and not is_stream(root):
-        raise DataError(f"{root} holds other files; choose a folder that is empty or does not exist")
     root.mkdir(parents=True, exist_ok=True)
-    with only_writer(root):
+    if not can_begin(root) and not is_stream(root):
+        raise DataError(f"{root} holds other files; choose a folder that is empty or does not exist")
+    with only_writer(root), room_in(root):
         writer = _Writer(recipe, source, root, on_event or (lambda event: None))
         taps = [Tap(name, partial(_opened, each, writer.taken(name)), rows) for name, each in given.items()]
         try:

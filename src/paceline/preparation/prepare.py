@@ -25,7 +25,9 @@ from paceline.errors import DataError, UsageError, suggest
 from paceline.preparation import Engine, Progress
 from paceline.preparation.encoding import Encoder, transformed
 from paceline.preparation.recipe import Recipe, Words
+from paceline.preparation.sources import check_headers
 from paceline.shards.manifest import Account, Column, Manifest, Shard, ShardFile, SourceAccount, Split, write_whole
+from paceline.shards.room import room_in
 from paceline.shards.statistics import Moments
 from paceline.shards.writing import Rows, ShardWriter
 
@@ -36,14 +38,23 @@ if TYPE_CHECKING:
 BATCH = 65536
 
 
-def _duckdb(folder: Path, threads: int | None, memory: str | None) -> Engine:
+def _duckdb(recipe: Recipe, folder: Path, threads: int | None, memory: str | None) -> Engine:
     from paceline.preparation.duckdb_engine import DuckDbEngine
 
     return DuckDbEngine(folder, threads, memory)
 
 
-#: What makes each engine: called with its folder, the number of threads and a limit of memory such as "512MB".
-ENGINES: dict[str, Callable[[Path, int | None, str | None], Engine]] = {"duckdb": _duckdb}
+def _spark(recipe: Recipe, folder: Path, threads: int | None, memory: str | None) -> Engine:
+    from paceline.preparation.spark_engine import SparkEngine
+
+    return SparkEngine(recipe, folder, threads, memory)
+
+
+#: What makes each engine: called with the recipe, its folder, the number of threads and a limit of memory ("512MB").
+ENGINES: dict[str, Callable[[Recipe, Path, int | None, str | None], Engine]] = {
+    "duckdb": _duckdb,
+    "spark": _spark,
+}
 
 
 def prepare(
@@ -61,15 +72,17 @@ def prepare(
     for source in recipe.all_sources:
         sizes |= {str(path): path.stat().st_size for path in source.paths()}
     _refuse_taken(root)
+    check_headers(recipe.all_sources)
     work = root / "unfinished"
     work.mkdir(parents=True, exist_ok=True)
     finished = Finished(work / "progress.json", recipe.sha256(sizes))
-    made = ENGINES[engine](work, threads, memory)
-    try:
-        manifest = _Preparation(recipe, root, made, finished, progress or (lambda step, rows: None)).run()
-    finally:
-        made.close()
-    manifest.write(root)
+    made = ENGINES[engine](recipe, work, threads, memory)
+    with room_in(root):
+        try:
+            manifest = _Preparation(recipe, root, made, finished, progress or (lambda step, rows: None)).run()
+        finally:
+            made.close()
+        manifest.write(root)
     shutil.rmtree(work)
     return manifest
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import glob
 import gzip
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,6 +231,32 @@ def found(files: Files) -> list[Path]:
             raise DataError(f"no file matches {each}")
         paths += [path for path in matching if path not in paths]
     return paths
+
+
+def check_headers(sources: Sequence[Source]) -> None:
+    """Refuse files whose header says other fields than the schema, or than the header of the source's first file."""
+    for source in sources:
+        if isinstance(source, Csv) and source.header:
+            first: tuple[Path, list[str]] | None = None
+            for path in source.paths():
+                line = _first_line(path)
+                if not line:
+                    continue
+                if (fault := source.fault_of_header(line)) is not None:
+                    raise DataError(f"{path} {fault}")
+                names = source.names_in(line)
+                first = first or (path, names)
+                if names != first[1]:
+                    found, known = ", ".join(names), ", ".join(first[1])
+                    raise DataError(f"{path} begins with the fields {found:.200}, but {first[0]} with {known:.200}")
+
+
+def _first_line(path: Path) -> bytes:
+    try:
+        with open_text(path) as file:
+            return file.readline()
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is damaged or was not written to its end: {error}") from error
 
 
 def open_text(path: str | Path) -> IO[bytes]:

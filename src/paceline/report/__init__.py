@@ -5,7 +5,7 @@ lanes                           PURE: each worker's time as spans
 curves                          PURE: loss, accuracy and staleness, with as many points as a chart needs
 run_stats                       PURE: the numbers of a run's row in the table
 formatting sentences            PURE: numbers as text, and the summary at the top of the page
-charts timeline layers          HTML and SVG from these
+charts timeline layers data     HTML and SVG from these
 answer overview settings sections page    the page, with page.css and page.js
 exports tensorboard perfetto    the same for other tools
 """

@@ -12,6 +12,7 @@ from html import escape
 from importlib.resources import files
 
 from paceline.report.answer import comparison_of, tile
+from paceline.report.data import data
 from paceline.report.lanes import Lane
 from paceline.report.overview import section, speeds, table, tiles
 from paceline.report.reading import Reading
@@ -33,7 +34,7 @@ def page(readings: Sequence[Reading]) -> str:
     if len(readings) == 1:
         reading, title = readings[0], _title(readings[0], found[0])
         summary = _said(about_run(reading, found[0])) + tiles(found[0], reading.unsettled)
-        body = learning([reading]) + of_run(reading, found[0], laid[0], spans) + settings(reading)
+        body = learning([reading]) + of_run(reading, found[0], laid[0], spans) + data(reading) + settings(reading)
         return document(title, section("Summary", summary) + body + glossary())
     comparison = comparison_of(readings)
     summary = section("Summary", _said(about_runs(readings, found)) + speeds(found))

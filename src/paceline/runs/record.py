@@ -77,6 +77,15 @@ class JobRecord:
 
 
 @dataclass(frozen=True)
+class DataOrigin:
+    """A folder of shards, or a stream, that a training reads."""
+
+    folder: str
+    split: str = ""  # of a folder of shards
+    samples: int = 0
+
+
+@dataclass(frozen=True)
 class MovingBuffers:
     """Buffers that training changes, such as running statistics, and how workers agree on them."""
 
@@ -205,6 +214,7 @@ class RunRecord:
     job: JobRecord = field(default_factory=JobRecord)
     moving_buffers: MovingBuffers = field(default_factory=MovingBuffers)
     data_fingerprint: str = ""
+    data: tuple[DataOrigin, ...] = ()  # the folders of shards that the samples are from
     initial_sha256: str = ""  # of the parameters before the first update
     notes: tuple[str, ...] = ()  # warnings given before the start
     machine: MachineRecord = field(default_factory=MachineRecord)

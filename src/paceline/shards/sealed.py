@@ -121,6 +121,11 @@ def is_stream(folder: Path) -> bool:
     return (folder / LOG).is_file()
 
 
+def can_begin(folder: Path) -> bool:
+    """Whether a folder is empty, but for what a writer left that was ended when it began."""
+    return all(path.name == f"{LOG}.partial" for path in folder.iterdir())
+
+
 def begin(folder: Path, recipe: Mapping[str, Any]) -> None:
     """Create the list of a stream that will be made by this recipe."""
     body = {"stream": {"format": FORMAT, "version": VERSION, "recipe": recipe}}

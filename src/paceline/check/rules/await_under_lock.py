@@ -25,6 +25,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         if not fn.asynchronous:
             continue
         reported: set[str] = set()
+        yield from _implicit(fn, facts, reported)
         for effect, held in facts.events(fn):
             at = parent(effect.node)
             if not isinstance(at, ast.Await) or effect.kind == "take":
@@ -39,6 +40,19 @@ def find(facts: Facts) -> Iterator[Finding]:
                     yield _report(fn, at, lock.id, line, 0.9 if lock.sure else 0.65)
 
 
+def _implicit(fn: Function, facts: Facts, reported: set[str]) -> Iterator[Finding]:
+    """The awaits of `async for` and `async with`."""
+    taken = {h.resource.id: h for _, held in facts.events(fn) for h in held}
+    inner: list[tuple[ast.stmt, ast.expr]] = [(n, n.iter) for n in fn.loops if isinstance(n, ast.AsyncFor)]
+    inner += [(n, n.items[0].context_expr) for n in fn.withs if isinstance(n, ast.AsyncWith)]
+    for node, at in inner if taken else ():
+        for name in sorted(facts.held_at(node, fn) & set(taken) - reported):
+            held = taken[name]
+            if held.resource.kind not in ASYNC_LOCKS and held.resource.sure and held.line < node.lineno:
+                reported.add(name)
+                yield _report(fn, at, name, held.line, 0.9)
+
+
 def _async_with(line: int, fn: Function) -> bool:
     """Whether the lock was taken by `async with` or `await`: a lock of unknown origin is then an asyncio lock."""
     if any(isinstance(w, ast.AsyncWith) and i.context_expr.lineno == line for w in fn.withs for i in w.items):
@@ -46,7 +60,7 @@ def _async_with(line: int, fn: Function) -> bool:
     return any(a.lineno == line for a in fn.awaits)
 
 
-def _report(fn: Function, at: ast.Await, lock: str, line: int, confidence: float) -> Finding:
+def _report(fn: Function, at: ast.expr, lock: str, line: int, confidence: float) -> Finding:
     return finding(
         at,
         fn,
@@ -90,5 +104,5 @@ RULE = Rule(
             async with lock:
                 cache.value = await source.read()
     """,
-    needs=("await",),
+    needs=("async ",),
 )

@@ -1,4 +1,8 @@
-"""A blocking wait of threads inside a coroutine.
+"""A blocking call inside a coroutine.
+
+`time.sleep()`, `requests.get()` and `subprocess.run()` stop the event loop for as long as they take, also where a
+function that the coroutine calls does it: no other task runs meanwhile, no timeout fires, no connection is answered.
+What blocks is listed in check/libraries, to which a project can add its own functions.
 
 `queue.get()`, `thread.join()`, `event.wait()` or `future.result()` of the threading world block the whole event loop:
 nothing else runs, not even the task that would put the item or set the event. If that is a task of the same loop, the
@@ -10,20 +14,22 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.check.declarations import Function
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
 from paceline.check.names import parent
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts
+from paceline.check.summaries import Facts, call_steps
 
 KINDS = ("Thread", "Process", "Queue", "ProcessQueue", "SimpleQueue", "Event", "ProcessEvent", "Barrier", "Future")
 
 
 def find(facts: Facts) -> Iterator[Finding]:
-    """Report waits without a timeout for resources of threads, in coroutines."""
+    """Report blocking calls in coroutines, and waits without a timeout for resources of threads."""
     for fn in facts.module.functions:
         if not fn.asynchronous:
             continue
+        yield from _blocking(fn, facts)
         for effect in facts.walker.effects(fn):
             resource = effect.resource
             if (
@@ -51,6 +57,32 @@ def find(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def _blocking(fn: Function, facts: Facts) -> Iterator[Finding]:
+    """Calls of libraries that block, in a coroutine or in the functions that it calls."""
+    reported: set[str] = set()
+    for effect in facts.walker.effects(fn):
+        if effect.kind != "call" or isinstance(parent(effect.node), ast.Await):
+            continue
+        for what, call in facts.blocks_through(effect, fn).items():
+            if what in reported:
+                continue
+            reported.add(what)
+            by = "" if len(call.steps) == 1 else f", which calls {what},"
+            yield finding(
+                effect.node,
+                fn,
+                f"{text_of(effect.node)}{by} in a coroutine blocks the event loop: it {call.waits}, and no other task "
+                "runs until then",
+                [
+                    *call_steps("the loop", call.steps, f"calls {what}, which {call.waits}"),
+                    Step("other tasks", effect.line, "cannot run, since their loop is blocked"),
+                ],
+                f"use the counterpart for asyncio, or `await asyncio.to_thread({text_of(effect.node)[:-2]}, ...)`",
+                what,
+                0.8 if len(call.steps) == 1 else 0.65,
+            )
+
+
 def _is_done(node: ast.expr, calls: list[ast.Call]) -> bool:
     """Whether the function asks `done()` of the same future, so that the result is there."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
@@ -64,7 +96,7 @@ def _is_done(node: ast.expr, calls: list[ast.Call]) -> bool:
 RULE = Rule(
     "PC301",
     "blocking-in-async",
-    "a blocking wait of threads inside a coroutine",
+    "a call inside a coroutine that blocks the event loop",
     find,
     bad="""
         import queue

@@ -2,7 +2,8 @@
 
 Code that compares `os.getpid()` with a number it kept expects to be forked. A lock that another thread holds at that
 moment is held in the child too, by a thread that does not exist there. The child must create the lock again: in a
-function registered with `os.register_at_fork(after_in_child=...)`, or where the new process is detected.
+function registered with `os.register_at_fork(after_in_child=...)`, or where the new process is detected. A process that
+is forked while its parent holds a lock never gets it, even if the parent releases it at once.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.check.declarations import Class, Function
+from paceline.check.declarations import Class, Function, Resource
+from paceline.check.effects import runs_now
 from paceline.check.findings import Finding, Step
+from paceline.check.names import enclosing, keyword
 from paceline.check.rules.rule import Rule, finding
-from paceline.check.summaries import Facts
+from paceline.check.summaries import Facts, call_steps
+from paceline.check.walk import Held
+from paceline.narrative import Wait
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -21,6 +26,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     module = facts.module
     if any(a.attr == "register_at_fork" for fn in module.functions for a in fn.attributes):
         return
+    yield from _held(facts)
     yield from _globals(facts)
     for cls in module.classes.values():
         asks = [fn for fn in cls.methods.values() if _asks(fn, facts)]
@@ -56,6 +62,88 @@ def _globals(facts: Facts) -> Iterator[Finding]:
                 continue
             if facts.module.canonical(made[1].func).startswith(("threading.", "_thread.")):
                 yield _report(made[1], top, fn, fn, lock, facts)
+
+
+def _held(facts: Facts) -> Iterator[Finding]:
+    """Locks of threads that are held where a child is forked which takes them."""
+    for fn in facts.module.functions:
+        for effect, held in facts.events(fn):
+            locks = [h for h in held if h.resource.non_reentrant and h.resource.sure and not h.resource.one_of_several]
+            call = effect.node
+            if not locks or not isinstance(call, ast.Call):
+                continue
+            takes = {name: steps for steps in _in_child(call, fn, facts) for name in steps}
+            for first in locks:
+                lock = first.resource
+                if lock.id in takes and _of_threads(lock, facts):
+                    needed = next(steps[lock.id] for steps in _in_child(call, fn, facts) if lock.id in steps)
+                    yield _forked(first, call, fn, needed)
+
+
+def _in_child(call: ast.Call, fn: Function, facts: Facts) -> Iterator[dict[str, tuple[tuple[Function, ast.expr], ...]]]:
+    """The locks that a child takes which this call forks, each with the path to it."""
+    module = facts.module
+    if module.canonical(call.func) in ("os.fork", "os.forkpty", "pty.fork"):
+        for effect in facts.walker.effects(fn):
+            if _child_side(effect.node, call):
+                if effect.kind == "take" and effect.resource is not None:
+                    yield {effect.resource.id: ((fn, effect.node),)}
+                elif effect.callee is not None and runs_now(effect):
+                    takes = facts.takes(effect.callee)
+                    yield {name: ((fn, effect.node), *take.steps) for name, take in takes.items()}
+    elif isinstance(call.func, ast.Attribute) and call.func.attr == "start":
+        process = module.resource(call.func.value, fn)
+        if process is None or process.kind != "Process":
+            return
+        made = next((c for f in module.functions for c in f.calls if _makes(c, process.line)), None)
+        target = made and keyword(made, "target", 1)
+        child = module.function_named(target, fn) if target else None
+        if child is not None:
+            yield {name: take.steps for name, take in facts.takes(child).items()}
+
+
+def _makes(call: ast.Call, line: int) -> bool:
+    return call.lineno == line and keyword(call, "target") is not None
+
+
+def _child_side(node: ast.expr, fork: ast.Call) -> bool:
+    """Whether this is under the test that only the child passes: `if pid == 0`, `if not pid`, `if os.fork() == 0`."""
+    test = enclosing(node, ast.If)
+    while isinstance(test, ast.If):
+        asked = ast.unparse(test.test)
+        inside = test.body[0].lineno <= node.lineno <= (test.body[-1].end_lineno or 0)
+        if test.lineno >= fork.lineno and inside and (asked.endswith("== 0") or asked.startswith("not ")):
+            return True
+        test = enclosing(test, ast.If)
+    return False
+
+
+def _of_threads(lock: Resource, facts: Facts) -> bool:
+    """Whether a lock belongs to threads: one of multiprocessing is released by the parent for the child too."""
+    calls = (c for fn in facts.module.functions for c in fn.calls if c.lineno == lock.line)
+    names = [facts.module.canonical(c.func) for c in calls]
+    return not any(name.startswith("multiprocessing.") for name in names)
+
+
+def _forked(first: Held, call: ast.Call, fn: Function, needed: tuple[tuple[Function, ast.expr], ...]) -> Finding:
+    lock = first.resource.id
+    return finding(
+        call,
+        fn,
+        f"a child is forked while {lock} is held (since line {first.line}), and it takes {lock} itself (line "
+        f"{needed[-1][1].lineno}): no thread of the child ever releases it",
+        [
+            Step("the parent", first.line, f"{fn.qualname} takes {lock}"),
+            Step("the parent", call.lineno, f"forks: the child's copy of {lock} is held"),
+            *call_steps("the child", needed, f"waits for {lock}, which no thread of the child releases"),
+        ],
+        f"fork after {lock} is released, or use the spawn method and pass what the child needs",
+        lock,
+        0.8,
+        [
+            Wait("the child", "was forked", f"release {lock}", "the parent's thread, which the child does not have"),
+        ],
+    )
 
 
 def _asks(fn: Function, facts: Facts) -> bool:
@@ -138,5 +226,5 @@ RULE = Rule(
                     threading.Thread(target=print, daemon=True).start()
                     self._pid = os.getpid()
     """,
-    needs=("getpid",),
+    needs=("getpid", "fork", "Process"),
 )

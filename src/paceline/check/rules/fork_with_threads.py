@@ -7,10 +7,12 @@ where the same file starts threads.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
+from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import short_name
+from paceline.check.names import enclosing, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts
 
@@ -27,6 +29,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         for call in fn.calls:
             if facts.module.canonical(call.func) in ("os.fork", "os.forkpty", "pty.fork"):
+                if _comes_first(call, fn, line):
+                    continue
                 yield finding(
                     call,
                     fn,
@@ -45,6 +49,14 @@ def find(facts: Facts) -> Iterator[Finding]:
                     "fork",
                     0.65,
                 )
+
+
+def _comes_first(fork: ast.Call, fn: Function, started: int) -> bool:
+    """Whether the only threads are started by the same function, after the fork."""
+    end = getattr(fn.node, "end_lineno", 0) or 0
+    loop = enclosing(fork, ast.For, ast.While)
+    again = loop is not None and started <= (getattr(loop, "end_lineno", 0) or 0)
+    return fork.lineno < started <= end and not again
 
 
 RULE = Rule(

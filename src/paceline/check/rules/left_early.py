@@ -34,7 +34,8 @@ def find(facts: Facts) -> Iterator[Finding]:
                     fn,
                     difference.test,
                     difference.missed[0],
-                    f"`if {ast.unparse(difference.test.test)}` makes one rank {difference.exit}",
+                    f"`if {ast.unparse(difference.test.test)}` depends on {difference.condition.why} and makes one "
+                    f"rank {difference.exit}",
                     0.5 if dies else 0.7 if difference.condition.local else 0.8,
                 )
         yield from _caught(fn, facts)

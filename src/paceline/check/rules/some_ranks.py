@@ -18,6 +18,7 @@ from paceline.check.findings import Finding, Step
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.sequences import Difference, Item
 from paceline.check.summaries import Facts
+from paceline.check.varying import DATA
 from paceline.narrative import Wait
 
 RANK_WORDS = ("torch", "mpi4py", "accelerat", "lightning", "horovod", "deepspeed", "dist.", "distributed", "fabric")
@@ -34,17 +35,20 @@ def find(facts: Facts) -> Iterator[Finding]:
             if not difference.exit and difference.items and reported < 3:
                 reported += 1
                 yield _difference(difference)
+        for loop, item, why in facts.sequences.turns(fn):
+            how = f"the loop at line {loop.lineno} runs as often as {why} says"
+            yield _report(fn, item, how, loop.lineno, 0.65)
 
 
 def _difference(found: Difference) -> Finding:
     asked = ast.unparse(found.test.test)
-    why = "the data of this rank" if found.condition.local else "the rank"
+    why = found.condition.why
     return _report(
         found.fn,
         found.items[0],
         f"`if {asked}` at line {found.test.lineno} depends on {why}",
         found.test.lineno,
-        0.7 if found.condition.local else 0.85,
+        0.6 if why == DATA else 0.7 if found.condition.local else 0.85,
     )
 
 

@@ -1,0 +1,32 @@
+"""The rows that were set aside, as examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Example(NamedTuple):
+    """A row that was set aside."""
+
+    file: str
+    line: int
+    record: str
+
+
+def examples(files: Iterable[Path], most: int = 3) -> dict[str, list[Example]]:
+    """Return the first rows that broke each rule, from Parquet files of rejected rows, of which some may be gone."""
+    import pyarrow.parquet as pq
+
+    found: dict[str, list[Example]] = {}
+    for path in files:
+        if not path.is_file():
+            continue
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(10_000):
+                for row in batch.to_pylist():
+                    known = found.setdefault(row["rule"], [])
+                    if len(known) < most:
+                        known.append(Example(row["file"], row["line"], row["record"] or ""))
+    return found

@@ -1,0 +1,114 @@
+"""What cannot be prepared is named in one sentence, and nothing half is left behind."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from paceline.errors import DataError, MachineError, PacelineError
+from paceline.preparation.ingest import ingest
+from paceline.preparation.prepare import prepare
+from paceline.preparation.recipe import Recipe
+from paceline.preparation.sources import Csv, Parquet, Source
+from paceline.shards.manifest import read_manifest
+
+pytest.importorskip("duckdb")
+CSV = b"id,v\n" + b"".join(b"%d,%d\n" % (n, n * n) for n in range(5000))
+
+
+def _csv(folder: Path) -> Source:
+    return Csv(folder / "*.csv*", {"id": "int", "v": "int"})
+
+
+def _truncated_gzip(folder: Path) -> Source:
+    (folder / "a.csv.gz").write_bytes(gzip.compress(CSV)[:-2000])
+    return _csv(folder)
+
+
+def _flipped_gzip(folder: Path) -> Source:
+    raw = bytearray(gzip.compress(CSV))
+    raw[5000] ^= 16
+    (folder / "a.csv.gz").write_bytes(raw)
+    return _csv(folder)
+
+
+def _truncated_parquet(folder: Path) -> Source:
+    pq.write_table(pa.table({"id": range(1000)}), folder / "a.parquet")
+    raw = (folder / "a.parquet").read_bytes()
+    (folder / "a.parquet").write_bytes(raw[: len(raw) // 2])
+    return Parquet(folder / "a.parquet")
+
+
+def _stray(folder: Path) -> Source:
+    pq.write_table(pa.table({"id": range(1000)}), folder / "a.parquet")
+    (folder / "b.parquet").write_text('{"id": 1, "and": "so on"}')
+    return Parquet(folder / "*.parquet")
+
+
+def _other_parquet(folder: Path) -> Source:
+    pq.write_table(pa.table({"id": range(10)}), folder / "a.parquet")
+    pq.write_table(pa.table({"name": ["x"]}), folder / "b.parquet")
+    return Parquet(folder / "*.parquet")
+
+
+def _moved_fields(folder: Path) -> Source:
+    (folder / "a.csv").write_bytes(CSV)
+    (folder / "b.csv").write_bytes(b"v,id\n1,2\n")
+    return _csv(folder)
+
+
+def _renamed_fields(folder: Path) -> Source:
+    (folder / "a.csv").write_bytes(b"ID,V\n1,2\n")
+    (folder / "b.csv").write_bytes(b"ID,W\n1,2\n")
+    return _csv(folder)
+
+
+def _all_rejected(folder: Path) -> Source:
+    (folder / "a.csv").write_bytes(CSV.replace(b",", b",x"))
+    return Csv(folder / "a.csv", {"id": "int", "v": "int"}, header=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (_truncated_gzip, r"a\.csv\.gz is damaged or was not written to its end"),
+        (_flipped_gzip, r"a\.csv\.gz is damaged or was not written to its end"),
+        (_truncated_parquet, r"a\.parquet"),
+        (_stray, r"b\.parquet"),
+        (_other_parquet, r"b\.parquet"),
+        (_moved_fields, r"b\.csv begins with the fields v, id, but the schema has id, v"),
+        (_renamed_fields, r"b\.csv begins with the fields ID, W, but .*a\.csv with ID, V"),
+        (_all_rejected, r"no row is left of 5001: most broke the rule"),
+    ],
+)
+def test_files_that_cannot_be_relied_on(make: Callable[[Path], Source], sentence: str, tmp_path: Path) -> None:
+    recipe = Recipe(make(tmp_path), {"id": "id"})
+    with pytest.raises(DataError, match=sentence) as caught:
+        prepare(recipe, tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(PacelineError):
+        read_manifest(tmp_path / "out")
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.csv").write_bytes(CSV)
+    recipe, whole = Recipe(_csv(tmp_path), {"id": "id"}), os.fsync
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MachineError, match="is full; make room"):
+        prepare(recipe, tmp_path / "out")
+    with pytest.raises(MachineError, match="is full; make room"):
+        ingest(recipe, tmp_path / "s", [tmp_path / "a.csv"])
+    monkeypatch.setattr(os, "fsync", whole)
+    assert prepare(recipe, tmp_path / "out").account.kept == 5000
+    assert ingest(recipe, tmp_path / "s", [tmp_path / "a.csv"]).kept == 5000
