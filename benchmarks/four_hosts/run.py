@@ -90,7 +90,7 @@ def one_process(seconds: float) -> Measured:
 def four_hosts(line: str, plan: str, seconds: float) -> Measured:
     """Measure a plan on hosts that are connected by such lines."""
     shape, mtu = LINES[line]
-    in_step, passes = plan in IN_STEP, int(seconds * 1000 / PASS)
+    in_step, passes = name_of(plan) in map(name_of, IN_STEP), int(seconds * 1000 / PASS)
     # An update of a plan in step is a pass of each worker, one of a server a pass of one of them.
     updates, batch = (passes, HOSTS * SHARE) if in_step else (HOSTS * passes, SHARE)
     name = f"pf{os.getpid() % 997}"
@@ -98,6 +98,11 @@ def four_hosts(line: str, plan: str, seconds: float) -> Measured:
         words = [*train(plan, Path(folder), updates), "--trusted-network"]
         finish([start(words, rank, host, hosts[0], batch) for rank, host in enumerate(hosts)])
         return read(line, plan, Path(folder), sum(sent(host) for host in hosts))
+
+
+def name_of(plan: str) -> str:
+    """Return a plan without its options, of which a codec may be one."""
+    return plan.partition(":")[0]
 
 
 def train(plan: str, folder: Path, updates: int) -> list[str]:

@@ -42,7 +42,8 @@ def job(**changes: Any) -> pl.Job:
 
 
 @pytest.mark.parametrize(
-    "plan", ["downpour", "downpour:shards=3", "backup", "backup:backups=0", "gossip:mode=asynchronous"]
+    "plan",
+    ["downpour", "downpour:shards=3", "downpour:codec=topk", "backup", "backup:backups=0", "gossip:mode=asynchronous"],
 )
 def test_the_others_survive_a_death_in_mid_update_with_the_lock_held(tmp_path: Path, plan: str) -> None:
     when = tmp_path / "die"

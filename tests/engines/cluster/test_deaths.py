@@ -69,6 +69,19 @@ def test_a_worker_is_killed(tmp_path: Path, plan: str) -> None:
     _check(tmp_path, ran, plan, 3)
 
 
+def test_a_worker_is_killed_under_a_codec_that_owes(tmp_path: Path) -> None:
+    """What the dead worker owed is lost with it; the others exchange again from what they owed before."""
+    ran, workers = _held(tmp_path, 3, "ring:codec=onebit")
+    os.kill(workers[0], signal.SIGKILL)
+    ran.release()
+    alive = [told(each)[0] for each in ran.end() if not each.code]
+    assert len({each["summary"]["parameters_sha256"] for each in alive}) == 1
+    (run,) = (tmp_path / "runs").iterdir()
+    assert len(Trace.open(run / "trace.arrow").of_kind(Kind.DEATH)) == 1
+    assert read_record(run).summary is not None
+    assert pl.replay(run).matches
+
+
 def test_a_worker_dies_while_it_applies_a_sum_that_others_may_lack(tmp_path: Path) -> None:
     (tmp_path / "die").touch()
     ran = nodes(tmp_path, 3, ["ring"])
