@@ -51,7 +51,8 @@ def choose(asked: str, way: Way, study: Study) -> tuple[str, Trials, float]:
         assert isinstance(way.objective, JobObjective)
         trials = Stacked(way.objective, way.report, way.terms, fastest_stack)
     else:
-        trials = Processes(way.objective, way.report, way.terms, way.cores, way.timeout)
+        ahead = not study.proposals.learns
+        trials = Processes(way.objective, way.report, way.terms, way.cores, way.timeout, ahead)
     return name, trials, time.perf_counter() - begin
 
 
