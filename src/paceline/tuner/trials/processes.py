@@ -3,7 +3,7 @@
 There is no server and no database: each worker has a pipe to the tuner, which answers its reports. A worker that dies
 is replaced, and its leg begins again; if it dies with the same leg several times, that trial has failed, and no other.
 
-Trials that take less than a few milliseconds travel in batches, so that a worker does not wait for the tuner after each.
+Trials of less than a few milliseconds travel in batches, so that a worker does not wait for the tuner after each.
 When a worker dies with a batch, its legs are sent one by one, which shows the one that is to blame.
 """
 
