@@ -71,6 +71,10 @@ def test_json_has_what_other_programs_need() -> None:
     assert (row["path"], row["line"], row["rule"], row["function"]) == ("bad.py", 9, "PC101", "f")
 
 
+def test_json_is_one_object_by_its_own_option_too() -> None:
+    assert json.loads(run("--json", "bad.py").stdout) == json.loads(run("--format", "json", "bad.py").stdout)
+
+
 def test_sarif_has_a_flow_per_thread() -> None:
     log = json.loads(run("--format", "sarif", "bad.py").stdout)
     assert log["version"] == "2.1.0"

@@ -363,6 +363,10 @@ ClusterFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="A cluster.toml: nodes, links, prices.", show_default="this machine"),
 ]
+LinkText = Annotated[
+    str | None,
+    typer.Option("--link", metavar="RATE,LATENCY", help="Machines like this one, with such a network: 100Mbit,1ms."),
+]
 Goal = Annotated[str, typer.Option(help="What is to be least: time, cost or memory.")]
 Level = Annotated[
     str, typer.Option(help="profiled: measure a few steps of this model; calibrated: use the card alone.")

@@ -153,6 +153,16 @@ class Linked:
         }
         return self._joined(own, sync)
 
+    @cached_property
+    def collectives(self) -> dict[Node, dict[str, Path]]:
+        """Function -> the collectives of all ranks that it leads to."""
+        own: dict[Node, dict[str, Path]] = {
+            node: {name: (Step(*node, line, name),) for name, line in reversed(b.collectives)}
+            for node, b in self.functions.items()
+            if b.collectives
+        }
+        return self._joined(own, self.functions)
+
     def _joined(self, known: dict[Node, dict[str, Path]], among: Iterable[Node]) -> dict[Node, dict[str, Path]]:
         """Join what callees do into their callers until nothing changes."""
         within = set(among)
