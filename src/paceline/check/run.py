@@ -12,13 +12,16 @@ from paceline.check.across.rules import findings_across
 from paceline.check.baseline import read_baseline
 from paceline.check.cache import Cache
 from paceline.check.engine import UNREADABLE, is_relevant
-from paceline.check.feedback import rank, read_verdicts
+from paceline.check.feedback import read_verdicts, weigh
 from paceline.check.files import Skipped, choose_files
 from paceline.check.findings import Finding
 from paceline.check.options import Options
 from paceline.check.parallel import Source, check_sources
 from paceline.check.source import Unreadable, read
 from paceline.check.suppress import UNUSED, without_suppressed
+
+#: A finding to which its own rule gives less is reported only where everything is, with a least confidence of 0.
+DOUBTED = 0.5
 
 
 @dataclass
@@ -59,9 +62,13 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
     report = Report(files=len(chosen.files), skipped=sorted(chosen.skipped))
     known = read_baseline(Path(options.baseline)) if options.baseline else set()
     found = [f for f in _findings(chosen.files, options, report) if options.includes(f.rule)]
+    verdicts = read_verdicts(Path(options.feedback)) if options.feedback else []
+    if options.min_confidence:
+        found = [finding for finding in found if finding.confidence >= DOUBTED]
+    weigh(found, verdicts)
     found.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
-    if options.feedback:
-        found = rank(found, read_verdicts(Path(options.feedback)))
+    if verdicts:
+        found.sort(key=lambda f: -f.confidence)
     found = [finding for finding in found if finding.confidence >= options.min_confidence]
     report.findings = [finding for finding in found if finding.fingerprint not in known]
     report.known = len(found) - len(report.findings)

@@ -232,6 +232,8 @@ class Facts:
         """Every root of the file, in no particular order."""
         module = self.module
         for fn in module.functions:
+            if self._serves(fn):
+                yield Root("thread", fn, fn.line, True)
             if fn.name == "__del__":
                 yield Root("del", fn, fn.line, True)
             for call in fn.calls:
@@ -249,8 +251,18 @@ class Facts:
                 )
                 alone = bool(made) and all(joined_at_once(c, f) for f, c in made)
                 yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone)
+            if any(base.endswith("Servicer") for base in cls.bases) and "grpc" in module.imports:
+                yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if m.name[:1].isupper())
             if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
                 yield Root("process", cls.methods["run"], cls.node.lineno, False)
+
+    def _serves(self, fn: Function) -> bool:
+        """Whether a server of web pages runs this function, each request in a thread."""
+        if fn.asynchronous or fn.cls is not None or not getattr(fn.node, "decorator_list", ()):
+            return False
+        calls = [d.func for d in fn.node.decorator_list if isinstance(d, ast.Call)]  # type: ignore[union-attr]
+        routed = any(isinstance(f, ast.Attribute) and f.attr in ROUTES for f in calls)
+        return routed and any(origin.split(".")[0] in SERVERS for origin in self.module.imports.values())
 
     def _started_by(self, call: ast.Call, fn: Function) -> Iterator[Root]:
         """The root that a call starts, if any."""
@@ -374,6 +386,9 @@ STARTS: dict[str, tuple[str, str, int]] = {
     "register": ("exit", "func", 0),
     "register_at_fork": ("fork", "after_in_child", 0),
 }
+# Web frameworks that run each request in a thread, and the decorators of their functions.
+SERVERS = {"flask", "fastapi", "starlette", "bottle"}
+ROUTES = {"route", "get", "post", "put", "patch", "delete"}
 STARTS_IN_MODULE = {
     "register": "atexit",
     "register_at_fork": "os",

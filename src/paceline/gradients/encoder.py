@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.core.chance import mix
 from paceline.core.codecs import Codec
 from paceline.core.rules import Memory
+from paceline.gradients.loops import Loops
 from paceline.gradients.message import Message, MessageShape, matrix
 from paceline.gradients.replica import Replica
 from paceline.parameters.layout import Layout, trainable
@@ -28,7 +29,7 @@ class GradientEncoder:
     """Writes the messages of one worker; `numbers` says which of the replica's parameters each shard has."""
 
     def __init__(self, codec: Codec, layout: Layout, numbers: Sequence[Sequence[int]], seed: int) -> None:
-        self.codec, self.seed, self.numbers = codec, seed, numbers
+        self.codec, self.seed, self.numbers, self._loops = codec, seed, numbers, Loops(codec, layout.dtype)
         self.shapes = [MessageShape(codec, shard, layout.dtype) for shard in layout.shards]
         #: What the worker owes, and what codecs remember, for each parameter of the replica; part of a checkpoint.
         self.residuals: list[Memory] = [{} for _ in range(sum(map(len, numbers)))]
@@ -104,7 +105,7 @@ class GradientEncoder:
             torch.add(old["owed"], gradient, out=total)
         else:
             total.copy_(gradient)
-        self.codec.encode(matrix(total), fields, chance, remembered)
+        self._loops.encode(matrix(total), fields, chance, remembered)
         return good
 
     def through(
@@ -159,7 +160,7 @@ class GradientDecoder:
     """
 
     def __init__(self, shape: MessageShape, seed: int) -> None:
-        self.shape, self.seed = shape, seed
+        self.shape, self.seed, self._loops = shape, seed, Loops(shape.codec, shape.dtype)
         self._scratch = torch.zeros(max(_sizes(shape), default=0), dtype=shape.dtype)
 
     def add(self, message: Message, into: Sequence[Tensor], first: bool, update: int) -> None:
@@ -168,7 +169,7 @@ class GradientDecoder:
         for place, fields in zip(shape.coded, message.all_fields(), strict=True):
             target = into[place]
             out = target if first else self._scratch[: target.numel()].view(target.shape)
-            codec.decode(fields, matrix(out), chance_of(codec, self.seed, update, 0, place))
+            self._loops.decode(fields, matrix(out), chance_of(codec, self.seed, update, 0, place))
             if not first:
                 target.add_(out)
 

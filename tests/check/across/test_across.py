@@ -84,6 +84,14 @@ def test_a_coroutine_calls_what_blocks_in_another_file_through_a_re_export() -> 
     assert not across({**BLOCKING, "app.py": HANDLER.replace("fetch(name)", "await to_thread(fetch, name)")})
 
 
+def test_one_rank_calls_a_function_of_another_file_with_a_barrier() -> None:
+    saving = "import torch.distributed as dist\n\n\ndef save(model):\n    model.write()\n    dist.barrier()\n"
+    job = "import torch\nfrom saving import save\n\n\ndef main(model, rank):\n    if rank == 0:\n        save(model)\n"
+    assert across({"saving.py": saving, "job.py": job}) == [("PC501", "job.py", 7)]
+    assert not across({"saving.py": saving, "job.py": job + "    else:\n        save(model)\n"})
+    assert not across({"saving.py": saving, "job.py": job.replace("rank == 0", "model.large")})
+
+
 def test_a_lock_of_a_base_class_in_another_file_is_one_lock() -> None:
     base = "import threading\n\n\nclass Base:\n    def __init__(self):\n        self._lock = threading.Lock()\n"
     sub = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from paceline.check.catalogue import LOCKS
@@ -44,6 +45,8 @@ class Behaviour(NamedTuple):
     takes: tuple[Take, ...]
     blocks: tuple[tuple[str, str, int], ...]  # function of a library, what it waits for, line
     calls: tuple[Call, ...]
+    collectives: tuple[tuple[str, int], ...] = ()  # name and line
+    one_rank: tuple[tuple[Call, str], ...] = ()  # calls that only one side of a test of the rank makes, and the test
 
 
 class Interface(NamedTuple):
@@ -55,6 +58,10 @@ class Interface(NamedTuple):
     imports: dict[str, str] = {}  # noqa: RUF012
 
 
+# Called once by each process, behind a test of whether that has happened: not followed into other files.
+_ONCE = {"init_process_group", "init_device_mesh", "new_group", "new_subgroups", "DistributedDataParallel"}
+
+
 def read_interface(row: Any) -> Interface:
     """An interface as JSON has it."""
     behaviours = tuple(
@@ -63,11 +70,17 @@ def read_interface(row: Any) -> Interface:
             asynchronous,
             tuple(Take(t[0], t[1], t[2], _pairs(t[3])) for t in takes),
             tuple((b[0], b[1], b[2]) for b in blocks),
-            tuple(Call(c[0], c[1], c[2], c[3], c[4], _pairs(c[5])) for c in calls),
+            tuple(_call(c) for c in calls),
+            tuple((c[0], c[1]) for c in collectives),
+            tuple((_call(c[0]), c[1]) for c in one_rank),
         )
-        for name, asynchronous, takes, blocks, calls in row[0]
+        for name, asynchronous, takes, blocks, calls, collectives, one_rank in row[0]
     )
     return Interface(behaviours, row[1], tuple(row[2]), row[3])
+
+
+def _call(row: list[Any]) -> Call:
+    return Call(row[0], row[1], row[2], row[3], row[4], _pairs(row[5]))
 
 
 def _pairs(rows: Iterable[list[Any]]) -> tuple[tuple[str, int], ...]:
@@ -96,9 +109,25 @@ def _behaviour(fn: Function, facts: Facts) -> Behaviour | None:
                 awaited = isinstance(parent(at), ast.Await)
                 calls[Call(target, at.lineno, at.col_offset + 1, text_of(at), awaited, _held(held))] = None
     blocks = tuple((name, block.waits, block.steps[-1][1].lineno) for name, block in facts.own_blocks(fn).items())
-    if not takes and not calls and not blocks:
+    own = tuple((name, line) for name, line in facts.sequences.own(fn) if name not in _ONCE)
+    if not takes and not calls and not blocks and not own:
         return None
-    return Behaviour(fn.qualname, fn.asynchronous, tuple(takes), blocks, tuple(calls))
+    one_rank = tuple(_on_one_rank(fn, list(calls), facts)) if calls and fn.tests else ()
+    return Behaviour(fn.qualname, fn.asynchronous, tuple(takes), blocks, tuple(calls), own, one_rank)
+
+
+def _on_one_rank(fn: Function, calls: list[Call], facts: Facts) -> Iterator[tuple[Call, str]]:
+    """The calls of other files that one side of a test of the rank makes, and that the function makes nowhere else."""
+    often = Counter(call.target for call in calls)
+    outside = [call for call in calls if not call.target.startswith(":") and often[call.target] == 1]
+    for test in fn.tests if outside else ():
+        asked = facts.sequences.conditions(test.test, fn) if isinstance(test, ast.If) else []
+        if len(asked) != 1 or asked[0].local or asked[0].group or not isinstance(test, ast.If):
+            continue
+        for side in (test.body, test.orelse):
+            for call in outside if side else ():
+                if side[0].lineno <= call.line <= (side[-1].end_lineno or 0):
+                    yield call, ast.unparse(test.test)
 
 
 def _counts(resource: Resource) -> bool:

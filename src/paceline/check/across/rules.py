@@ -32,7 +32,7 @@ class Edge(NamedTuple):
 def findings_across(interfaces: Mapping[str, Interface]) -> list[Finding]:
     """What is found in the files together, in the order of paths and lines."""
     linked = Linked(interfaces)
-    found = [*_orders(linked), *_blocking(linked)]
+    found = [*_orders(linked), *_blocking(linked), *_some_ranks(linked)]
     return sorted(found, key=lambda f: (f.path, f.line, f.column, f.rule, f.about))
 
 
@@ -129,6 +129,36 @@ def _blocking(linked: Linked) -> Iterator[Finding]:
                     f"use a counterpart for asyncio, or `await asyncio.to_thread({call.text.removesuffix('()')}, ...)`",
                     max(0.1, 0.76 - 0.06 * length),  # the longer the path, the likelier a condition is never met
                     what,
+                    node[0],
+                )
+
+
+def _some_ranks(linked: Linked) -> Iterator[Finding]:
+    """Functions of other files with collectives, called on one side of a test of the rank."""
+    for node, behaviour in linked.functions.items():
+        for call, test in behaviour.one_rank:
+            to = linked.target(call, node[0])
+            paths = sorted((len(p), n, p) for n, p in linked.collectives.get(to, {}).items()) if to is not None else []
+            for length, name, path in paths[:1]:
+                steps = (Step(*node, call.line, call.text), *path)
+                yield Finding(
+                    "PC501",
+                    call.line,
+                    call.column,
+                    node[1],
+                    f"{call.text}, which calls {name} ({path[-1].path}:{path[-1].line}), must be called by every rank, "
+                    f"but `if {test}` depends on the rank: the ranks that call it wait for the others",
+                    [
+                        *_told("rank 0", steps, f"calls {name}, and waits for all ranks"),
+                        Told("rank 1", call.line, f"takes the other branch, without {name}"),
+                    ],
+                    [
+                        Wait("rank 0", f"called {name}", f"call {name}", "rank 1"),
+                        Wait("rank 1", f"skipped {name}", "reach the next collective", "rank 0"),
+                    ],
+                    f"call {name} on every rank, and let the condition guard only the work of one rank",
+                    max(0.1, 0.76 - 0.06 * length),
+                    name,
                     node[0],
                 )
 
