@@ -97,7 +97,7 @@ def compare(jobs: list[Job], tolerance: float) -> None:
         alone = SteppedTraining(each)
         alone.advance(7)
         assert alone.advance(agenda.updates) == pytest.approx(losses[place], rel=tolerance)
-        # Outputs, not parameters: the bias of keys has no effect, and Adam makes steps from the rounding of its gradient.
+        # Outputs, not parameters: the bias of keys has no effect, and Adam steps by the rounding of its gradient.
         mine, other = (module(source.tensors[0]).detach() for module in (alone.module, moved.module(place)))
         assert (mine - other).abs().max() <= tolerance * mine.abs().max()
 

@@ -1,7 +1,7 @@
 """Tunings whose processes are killed at random moments, and what has to hold of them afterwards.
 
-`python -m paceline.testing.killed_tunings FOLDER SEARCH` begins the tuning in a folder, or goes on with it. `disturb`
-runs it again and again, kills the tuner or one of its workers meanwhile, and returns when it is over. `faults` reads
+`python -m paceline.testing.killed_tunings FOLDER SEARCH` begins the tuning in a folder, or continues it. `disturb` runs
+it again and again, kills the tuner or one of its workers meanwhile, and returns when it is over. `faults` reads
 the journal: each configuration was evaluated exactly once, and what was decided is what an undisturbed tuning decides.
 """
 
