@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from paceline.core.collectives.proof import prove
 from paceline.errors import PacelineError
 from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import RECIPES, Plan, make
 
 #: Options of plans that are tried besides their defaults.
@@ -23,7 +24,8 @@ VARIANTS: dict[str, tuple[dict[str, object], ...]] = {
     "gpipe": ({}, {"micro_batches": 2}),
     "one_f_one_b": ({}, {"micro_batches": 8}),
 }
-NOT_CHOSEN = ("ceiling", "table", "sandblaster", "parallel_sgd")  # measures, a user's own, another mathematics
+#: A measure, a user's own tables, another mathematics.
+NOT_CHOSEN = ("ceiling", "table", "per_layer", "sandblaster", "parallel_sgd")
 LEARNING = ("same", "any")
 
 
@@ -41,7 +43,7 @@ class Candidate:
 def same_learning(plan: Plan) -> bool:
     """Whether every update is the gradient of the whole batch, from the newest parameters."""
     traits = plan.traits
-    if plan.name in ("sequential", "ddp") or isinstance(plan.method, AllReduce):
+    if plan.name in ("sequential", "ddp") or isinstance(plan.method, AllReduce | SplitLayers):
         return True
     return traits.devices == "stages" and getattr(plan.method, "flushes", False)
 
