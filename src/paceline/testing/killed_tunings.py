@@ -171,7 +171,7 @@ def faults(folder: Path, search: str) -> list[str]:
 
 
 def _calm(search: str) -> list[Row]:
-    """Return the rows of a tuning that nobody disturbs."""
+    """Return the rows of an undisturbed tuning."""
     kept: list[Row] = []
 
     class Kept(Journal):
