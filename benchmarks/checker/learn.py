@@ -22,8 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from sklearn.feature_extraction import DictVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
 
 from paceline.check.engine import RELEVANT, check_text
 from paceline.check.findings import Finding
@@ -45,7 +47,7 @@ WAYS = ("plain", "rule counts", "logistic")
 
 class Example(NamedTuple):
     project: str
-    features: list[float]
+    features: dict[str, float]
     plain: float
     true: bool
     rule: str
@@ -168,7 +170,7 @@ def ranker(examples: list[Example]) -> dict[str, object]:
     scores: dict[str, dict[str, list[float]]] = {}
     for project, mine in by_project.items():
         others = [e for e in examples if e.project != project]
-        model = LogisticRegression(C=1.0, class_weight="balanced", max_iter=2_000)
+        model = make_pipeline(DictVectorizer(), LogisticRegression(C=1.0, class_weight="balanced", max_iter=2_000))
         model.fit([e.features for e in others], [e.true for e in others])
         seen: dict[str, list[bool]] = defaultdict(list)
         for e in others:

@@ -2,7 +2,7 @@
 
     python benchmarks/four_hosts/run.py [--lines "1 Gbit/s"] [--plans ring,downpour] [--seconds 8]
 
-Goes on where an earlier call has stopped; `--again` begins anew.
+Continues where an earlier call has stopped; `--again` begins anew.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of a run, if nothing were exchanged")
     parser.add_argument("--again", action="store_true", help="begin a new runs.jsonl")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # so that no host is left
     if not possible():
         raise SystemExit("this process may not make network namespaces: run it as root, or in a container that may")
     kept = FOLDER / "runs.jsonl"
@@ -121,7 +123,11 @@ def start(words: Sequence[str], rank: int, host: Host, head: Host, batch: int) -
 
 def finish(nodes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Wait until all nodes have ended."""
-    said = [node.communicate(timeout=400)[1] for node in nodes]
+    try:
+        said = [node.communicate(timeout=400)[1] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
     failed = [text.decode() for node, text in zip(nodes, said, strict=True) if node.returncode]
     if failed:
         raise SystemExit(failed[0])

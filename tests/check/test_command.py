@@ -71,6 +71,10 @@ def test_json_has_what_other_programs_need() -> None:
     assert (row["path"], row["line"], row["rule"], row["function"]) == ("bad.py", 9, "PC101", "f")
 
 
+def test_json_is_one_object_by_its_own_option_too() -> None:
+    assert json.loads(run("--json", "bad.py").stdout) == json.loads(run("--format", "json", "bad.py").stdout)
+
+
 def test_sarif_has_a_flow_per_thread() -> None:
     log = json.loads(run("--format", "sarif", "bad.py").stdout)
     assert log["version"] == "2.1.0"
@@ -85,7 +89,7 @@ def test_sarif_has_a_flow_per_thread() -> None:
 
 def test_github_escapes_what_it_must() -> None:
     (line,) = run("--format", "github", "bad.py").stdout.splitlines()
-    assert line.startswith("::error file=bad.py,line=9,col=14,title=PC101::")
+    assert line.startswith("::warning file=bad.py,line=9,col=14,title=PC101::")
     assert "%0A" in line
 
 

@@ -1,53 +1,59 @@
-"""Verdicts: counts from the first one, and a ranker where there are enough and it predicts better."""
+"""The learned confidence: what the shipped weights and a user's verdicts make of findings."""
 
 from __future__ import annotations
 
 import random
+import textwrap
 
-from paceline.check import feedback
-from paceline.check.feedback import Label, Verdict, by_ranker, by_rule, log_loss, rank
+import pytest
+
+from paceline.check.engine import check_text
+from paceline.check.feedback import Verdict, weigh
 from paceline.check.findings import Finding, Step
-from paceline.check.ranker import features, fit, score
+from paceline.check.options import Options
+from paceline.check.ranker import features, fit, probability, shipped
+from paceline.check.rules import RULES
 
 
-def found(number: int, calls: int, rule: str = "PC101") -> Finding:
+def found(number: int, calls: int = 0, rule: str = "PC101") -> Finding:
     story = [Step("thread A", number + n, f"f calls g{n}") for n in range(calls)]
     return Finding(rule, number, 0, f"f{number}", "both wait", story, about=str(number), path="a.py")
 
 
-def judged(findings: list[Finding], true: list[bool]) -> list[Verdict]:
-    return [Verdict(f.fingerprint, t, "") for f, t in zip(findings, true, strict=True)]
+def weighed(findings: list[Finding], verdicts: list[Verdict]) -> list[float]:
+    weigh(findings, verdicts)
+    return [finding.confidence for finding in findings]
 
 
-def test_a_ranker_takes_over_where_the_rule_tells_nothing() -> None:
+def test_verdicts_move_the_rule_that_they_are_about_and_more_of_them_move_it_further() -> None:
+    before = weighed([found(1), found(2, rule="PC503")], [])
+    few = weighed([found(1), found(2, rule="PC503")], [Verdict("gone", False, "PC101")] * 2)
+    many = weighed([found(1), found(2, rule="PC503")], [Verdict("gone", False, "PC101")] * 20)
+    assert before[0] > few[0] > many[0]
+    assert before[1] - many[1] < (before[0] - many[0]) / 2
+
+
+def test_features_are_learned_where_the_rule_tells_nothing() -> None:
     findings = [found(n, calls=n % 2 * 3) for n in range(60)]
-    known = findings[:50]
-    order = rank(findings, judged(known, [len(f.story) == 0 for f in known]))
-    unseen = {f.fingerprint for f in findings[50:]}
-    last = [len(f.story) == 0 for f in order if f.fingerprint in unseen]
-    assert last == sorted(last, reverse=True)  # those without calls first: learned from the verdicts of others
-    assert order[0].confidence > 0.8 > 0.2 > order[-1].confidence
+    verdicts = [Verdict(f.fingerprint, not f.story, "") for f in findings[:50]]
+    unseen = weighed(findings, verdicts)[50:]
+    assert min(unseen[::2]) > max(unseen[1::2])
 
 
-def test_counts_stay_where_the_rule_says_it_all_and_features_are_noise() -> None:
-    chance = random.Random(3)
-    findings = [found(n, chance.randrange(4), chance.choice(["PC101", "PC102"])) for n in range(80)]
-    true = [f.rule == "PC102" for f in findings]
-    labels = [Label(f, t) for f, t in zip(findings, true, strict=True)]
-    assert log_loss(labels, by_rule) < log_loss(labels, by_ranker)
-    expected = sorted((by_rule(labels)(found(0, 0, f.rule)) for f in findings), reverse=True)
-    assert [f.confidence for f in rank(findings, judged(findings, true))] == expected
-
-
-def test_few_marks_only_count() -> None:
-    findings = [found(n, calls=n % 2 * 3) for n in range(feedback.ENOUGH - 1)]
-    order = rank(findings, judged(findings, [len(f.story) == 0 for f in findings]))
-    assert len({f.confidence for f in order}) == 1  # one rule, one count
+def test_no_verdict_is_the_shipped_model() -> None:
+    weigh([finding := found(3)])
+    assert finding.confidence == probability(shipped(), features(found(3)))
 
 
 def test_the_fit_finds_the_side_of_a_line() -> None:
     chance = random.Random(0)
-    rows = [[chance.uniform(-1, 1), chance.uniform(-1, 1)] for _ in range(200)]
-    weights = fit(rows, [a > b for a, b in rows])
-    assert sum((score(weights, row) > 0.5) == (row[0] > row[1]) for row in rows) > 190
-    assert len(features(found(1, 2))) == 13
+    rows = [{"a": chance.uniform(-1, 1), "b": chance.uniform(-1, 1)} for _ in range(200)]
+    weights = fit(rows, [row["a"] > row["b"] for row in rows], {})
+    assert sum((probability(weights, row) > 0.5) == (row["a"] > row["b"]) for row in rows) > 190
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_the_example_of_every_rule_is_shown_by_default(code: str) -> None:
+    findings = check_text("example.py", textwrap.dedent(RULES[code].bad))
+    weigh(findings)
+    assert max(f.confidence for f in findings if f.rule == code) >= Options().min_confidence

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.check import parallel
+from paceline.check.engine import Examined
 from paceline.check.files import LARGEST, choose_files
 from paceline.check.findings import Finding
 from paceline.check.formats import FORMATS
@@ -94,14 +95,14 @@ def test_each_file_is_chosen_once(tree: Path) -> None:
     assert [file.name for file in choose_files([tree, tree / "a.py"]).files] == ["a.py", "z.py"]
 
 
-def fail_in_a(path: str, text: str) -> list[Finding]:
+def fail_in_a(path: str, text: str) -> Examined:
     if path == "a.py":
         raise KeyError("x")
-    return [Finding("PC101", 1, 1, "f", "m", path=path)]
+    return Examined([Finding("PC101", 1, 1, "f", "m", path=path)])
 
 
 def test_a_fault_of_the_checker_is_no_finding_and_hides_none(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "check_text", fail_in_a)
+    monkeypatch.setattr(parallel, "examine", fail_in_a)
     report = check(tree)
     assert [f.path for f in report.findings] == ["z.py"]
     assert [failed.path for failed in report.failed] == ["a.py"]

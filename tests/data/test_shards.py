@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,14 @@ from torch import nn
 
 import paceline
 from paceline.data.mix import Mix, schedule
+from paceline.data.order import Order
 from paceline.data.shards import Shards
 from paceline.errors import DataError
 from paceline.shards.manifest import Account, Column, Manifest, Split
 from paceline.shards.verify import damaged
 from paceline.shards.writing import ShardWriter
+from paceline.testing.conformance import no_update_lost
+from paceline.testing.killing import DiesInMidUpdate
 
 
 def write_folder(folder: Path, rows: int, first: int = 0) -> Path:
@@ -148,3 +153,19 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
             Shards(folder, **options)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"no manifest\.json"):
         Shards(tmp_path)
+
+
+@pytest.mark.parametrize("plan", ["downpour", "backup"])
+def test_after_a_death_every_sample_has_been_applied_once_per_epoch(plan: str, tmp_path: Path) -> None:
+    data, when = Shards(write_folder(tmp_path / "a", 5000)), tmp_path / "die"
+    when.touch()
+    job = _job(data, epochs=2)
+    job = replace(job, optimizer=partial(DiesInMidUpdate, lr=0.01, when=str(when), spared=7))
+    run = paceline.train(job, plan, workers=3, folder=tmp_path / "runs")
+    assert len(run.summary()["deaths"]) == 1
+    no_update_lost(run)
+    for epoch in range(2):
+        order = Order(5000, job.seed, job.shuffle).span(epoch, 0, 5000)
+        assert sorted(data.batch(order, epoch)[1].tolist()) == list(range(5000))
+    assert run.path is not None
+    assert paceline.replay(run.path).matches

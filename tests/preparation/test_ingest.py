@@ -104,12 +104,12 @@ def test_inputs_take_turns_and_a_source_that_stops_or_fails_is_named_while_the_o
 
     inputs: Any = {"a": lines(0, 500), "b": stopped, "c": broken(), "d": [b"x,1"] * 100}
     with pytest.raises(DataError, match="c cannot be read: the line is dead"):
-        ingest(RECIPE, tmp_path / "s", inputs, rows=100, patience=0.05, on_event=note)
+        ingest(RECIPE, tmp_path / "s", inputs, rows=100, patience=1.0, on_event=note)
     sealed = SealedList(tmp_path / "s")
     assert [shard.source for shard in sealed.shards] == ["a", "b", "c", "d", "a", "a", "a", "a", "b"]
     notes = {each.source: each.what for each in sealed.notes}
     assert notes == {
-        "b": "has brought nothing for 0.05 s",
+        "b": "has brought nothing for 1 s",
         "c": "cannot be read: the line is dead",
         "d": "is noisy: 100 of 100 rows are rejected, most as 'id is not an int'",
     }

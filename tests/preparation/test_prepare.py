@@ -89,7 +89,7 @@ def test_of_rows_with_one_key_one_is_kept_and_a_split_depends_on_the_key_alone(t
     recipe = Recipe(
         Csv(tmp_path / "a.csv", {"id": "int", "v": "int"}),
         columns={"id": "id"},
-        key=["id"],
+        key="id",
         splits={"train": 0.8, "test": 0.2},
     )
     manifest = prepare(recipe, tmp_path / "out")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.api.calibrate import calibrate
+from paceline.api.coding import codings
 from paceline.api.measuring import Measured, Say, measure_for
 from paceline.core.collectives.ring import Ring
 from paceline.engines.setup import set_up
@@ -21,7 +22,7 @@ from paceline.planner.candidates import LEARNING, Candidate, candidates, numbers
 from paceline.planner.card import Card, default_file
 from paceline.planner.choosing import GOALS, Choice
 from paceline.planner.choosing import choose as rank
-from paceline.planner.cluster import Cluster
+from paceline.planner.cluster import Cluster, Node, links_of
 from paceline.planner.costs import Calibrated, Costs, Profile, Profiled, anchored, meeting, single
 from paceline.planner.methods import Facts, NotMeasured, known, predict
 from paceline.planner.model_cost import cost_of
@@ -59,8 +60,10 @@ class Planner:
             return None
 
     def predictions(self, workers: Sequence[int], learning: str) -> list[Prediction]:
-        """Predict all candidates."""
-        found = (self.predict(each) for each in candidates(workers, self.card.cores, learning, "fused" in self.costs))
+        """Predict all candidates; with codecs where their costs are known."""
+        fused, codecs = "fused" in self.costs, tuple(self.facts.codecs)
+        tried = candidates(workers, self.card.cores, learning, fused, codecs=codecs)
+        found = (self.predict(each) for each in tried)
         return [each for each in found if each is not None]
 
 
@@ -81,22 +84,23 @@ def open_card(card: str | Path | Card | None, say: Say = lambda line: None) -> C
     return calibrate(say=say)
 
 
-def facts_of(job: Job) -> tuple[Facts, int]:
-    """Return what the planner knows of a job, and its updates in an epoch."""
+def facts_of(job: Job, coded: bool = False) -> tuple[Facts, int]:
+    """Return what the planner knows of a job, and its updates in an epoch; with `coded` the costs of codecs, too."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         setup = set_up(job.untested().with_(compute="autograd"), make("sequential"), "virtual", 1)
     served = setup.layout.bytes
     payload = Payload.length(setup.layout) * setup.layout.bytes_per_number
     batch = min(job.batch_size * job.accumulate_grad_batches, len(setup.source))
-    return Facts(batch, payload, served), -(-len(setup.source) // (job.batch_size * job.accumulate_grad_batches))
+    known = codings(setup.layout) if coded else {}
+    return Facts(batch, payload, served, known), -(-len(setup.source) // (job.batch_size * job.accumulate_grad_batches))
 
 
 def planner_for(
-    job: Job, card: Card, level: str = "profiled", fused: bool = True, say: Say = lambda line: None
+    job: Job, card: Card, level: str = "profiled", fused: bool = True, say: Say = lambda line: None, coded: bool = False
 ) -> Planner:
     """Make predictions for a job possible: count its operations, and profile it if the level asks for that."""
-    facts, updates = facts_of(job)
+    facts, updates = facts_of(job, coded)
     base = Calibrated(card, lambda samples: cost_of(job, samples))
     base.cost(min(facts.batch, job.batch_size))
     costs: dict[str, Costs] = {"autograd": base}
@@ -191,7 +195,7 @@ def _anchor(job: Job, costs: Profiled, facts: Facts, workers: int) -> None:
 def choose(
     job: Job, cluster: str | Path | None = None, goal: str = "time", *, level: str = "profiled",
     learning: str = "same", workers: int | None = None, card: str | Path | Card | None = None,
-    prices: str | Path | None = None,
+    prices: str | Path | None = None, link: str | None = None,
     say: Say = lambda line: None, command: str = "",
 ) -> Choice:  # fmt: skip
     """Predict every plan for a job, and choose one.
@@ -207,14 +211,20 @@ def choose(
         cluster: A cluster.toml that describes other machines, with one worker on each. Predictions then use the cards
             of those machines alone.
         prices: A CSV file with prices of the cluster's machines.
+        link: The network between as many machines like this one as there are workers (default 4), as in
+            `"100Mbit,1ms"`. With `learning="any"` codecs are considered, too.
     """
+    if link is not None and cluster is not None:
+        raise UsageError("give either cluster=, whose file has the network in it, or link=")
     for name, value, allowed in (("goal", goal, GOALS), ("level", level, LEVELS), ("learning", learning, LEARNING)):
         if value not in allowed:
             raise UsageError(f"{name}={value!r}; {suggest(value, allowed)}")
     if workers is not None and workers < 1:
         raise UsageError(f"workers={workers}: give at least 1")
-    if cluster is not None:
-        choice = _on_cluster(job, cluster_of(cluster, prices), goal, learning, workers)
+    links = links_of(link) if link is not None else None
+    if links is not None or cluster is not None:
+        there = Cluster((Node(open_card(card, say), workers or 4),), links) if links else cluster_of(cluster, prices)
+        choice = _on_cluster(job, there, goal, learning, workers)
         found_there = with_command(choice, command)
         several = choice.best.plan.workers > 1
         return (
@@ -229,16 +239,17 @@ def choose(
     return with_command(choice, command)
 
 
-def cluster_of(cluster: str | Path | Cluster, prices: str | Path | None = None) -> Cluster:
+def cluster_of(cluster: str | Path | Cluster | None, prices: str | Path | None = None) -> Cluster:
     """Return a cluster, from its file where that is given."""
     if isinstance(cluster, Cluster):
         return cluster
+    assert cluster is not None
     return clusters.read(Path(cluster), read_prices(Path(prices)) if prices is not None else None)
 
 
 def _on_cluster(job: Job, cluster: Cluster, goal: str, learning: str, workers: int | None) -> Choice:
     """Choose for other machines: closed forms rank, and the simulator judges the best of them."""
-    planner = planner_for(job, cluster.card(), "calibrated")
+    planner = planner_for(job, cluster.card(), "calibrated", coded=learning == "any")
     counts = [n for n in numbers_of_workers(cluster.machines, workers) if n <= cluster.machines]
     if cluster.machines == 1 or workers == 1:
         counts = []

@@ -14,8 +14,11 @@ from torch.optim.lr_scheduler import LinearLR
 
 from paceline.api.train import train
 from paceline.compression import bounds as reading
+from paceline.compression.cortex import CortexM4
 from paceline.compression.here import Here
+from paceline.compression.onnx_file import check
 from paceline.compression.points import Bounds, choose
+from paceline.compression.precision import Precisions, precisions
 from paceline.compression.reading import graph_of
 from paceline.compression.result import Compression
 from paceline.compression.samples import Samples, divide, test_samples
@@ -27,8 +30,9 @@ from paceline.jobs.job import Job
 from paceline.runs.record import read_record
 from paceline.runs.run import Run
 
-TARGETS: dict[str, Callable[[], Target]] = {"here": Here}
+TARGETS: dict[str, Callable[[], Target]] = {"here": Here, "cortex-m4": CortexM4}
 EPOCHS = 5  # of retraining, at least
+CHECKED = 500  # samples by which an ONNX file is checked
 
 
 def compress(
@@ -48,16 +52,20 @@ def compress(
 ) -> Compression:
     """Search for the fastest form of a trained network within bounds, by measurements, and return all that was found.
 
-    run       a finished run, or its folder
-    within    points of accuracy that may be lost; 0.5: from 88.0% to 87.5%
-    latency   of a call with one sample: "5us"; microseconds as a number. On a Cortex-M4: instructions, as in "110k"
-    size      of code and constants: "16KB"; bytes as a number
-    target    "here": this machine; "cortex-m4": counted in QEMU
-    plan      by which narrowed networks are retrained, with `workers`; default: sequential
-    epochs    of each retraining; default: twice those of the job, at least 5
-    widths    the parts of its channels that the network is tried with
-    job       needed only where the run's folder could not keep it
-    say       is called with a line about what is being done
+    Args:
+        run: A finished run or its folder.
+        within: Points of accuracy that may be lost on validation data; 0.5: from 88.0% to 87.5%.
+        latency: The bound on a call with one sample, as `"5us"` or a number of microseconds; on a Cortex-M4 the
+            instructions, as `"110k"`.
+        size: The bound on code and constants, as `"16KB"` or a number of bytes.
+        target: `"here"` for this machine, or `"cortex-m4"`, whose instructions are counted in QEMU.
+        plan: The plan by which narrowed networks are retrained. Default: one process.
+        workers: The number of its workers.
+        epochs: Epochs of each retraining. Default: twice those of the job, and at least 5.
+        widths: The shares of its channels with which the network is tried.
+        seed: Selects the training samples that are kept for validation.
+        job: The job, where the run's folder could not keep it.
+        say: A function that is called with lines of text about the progress.
     """
     begun = time.monotonic()
     made = _target(target)
@@ -73,7 +81,7 @@ def compress(
     again = _retraining(job.with_(data=division.training), plan, workers, epochs)
     with threads(1):
         found = search(module, division, again, made, say, widths)
-        return _chosen(found, job, made.name, bounds, module, test, begun)
+        return _chosen(found, job, made.name, bounds, module, test, division.validation, begun)
 
 
 def _target(name: str) -> Target:
@@ -119,14 +127,43 @@ def _retraining(
 
 
 def _chosen(
-    found: Found, job: Job, target: str, bounds: Bounds, module: nn.Module, test: Samples | None, begun: float
+    found: Found,
+    job: Job,
+    target: str,
+    bounds: Bounds,
+    module: nn.Module,
+    test: Samples | None,
+    validation: Samples,
+    begun: float,
 ) -> Compression:
     """Return the result; only now are the test data looked at."""
     point = choose(found.points, bounds, found.trained)
-    made = None if point is None else found.candidates[found.points.index(point)].module
+    candidate = None if point is None else found.candidates[found.points.index(point)]
+    made = None if candidate is None else candidate.module
     on_test = accuracy(made, test) if made is not None and test is not None else None
     return Compression(
         job.name, target, bounds, found.points, point, found.trained,
         trained_on_test=accuracy(module, test) if test is not None else None, on_test=on_test, model=made,
-        seconds=time.monotonic() - begun,
+        network=None if candidate is None else candidate.network, whole=None if candidate is None else candidate.whole,
+        samples=validation.x[:CHECKED], seconds=time.monotonic() - begun,
     )  # fmt: skip
+
+
+def compare_precisions(
+    run: Run | str | Path, within: float = 0.5, latency: str | float | None = None, size: str | int | None = None, *,
+    seed: int = 0, job: Job | None = None,
+) -> Precisions:  # fmt: skip
+    """Measure a trained model of any kind in float32, bfloat16 and int8, by PyTorch's own means."""
+    bounds = Bounds(within, reading.latency(latency), reading.size(size))
+    job, module = _opened(run, job)
+    with threads(1):
+        return precisions(job.name, module.eval(), divide(job, seed).validation, bounds)
+
+
+def checked_onnx(found: Compression) -> bytes:
+    """Return the chosen network as ONNX, after ONNX Runtime has found the same labels as its module."""
+    assert found.model is not None
+    assert found.samples is not None
+    content = found.onnx()
+    check(content, found.model, found.samples)
+    return content

@@ -43,6 +43,7 @@ from paceline.links.rendezvous import Rendezvous
 from paceline.links.store_order import require_store_order
 from paceline.parameters.layout import lay_out, trainable
 from paceline.parameters.sparse_tables import check_optimizer
+from paceline.plans.codecs import refuse_tables
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.server import CentreServer
 from paceline.plans.plan import Plan
@@ -218,6 +219,7 @@ class _Block:
                 "downpour or ssp, where only touched rows travel, or sparse=False"
             )
         if sparse:
+            refuse_tables(plan.name, plan.options.get("codec"), sparse[0])
             check_optimizer(optimizer, model, sparse, plan.traits.optimizer_at_server)
         layout = lay_out(model, plan.shards, moving)
         plan = plan.fitted(len(layout.shards))

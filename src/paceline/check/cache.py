@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from paceline.check.across.interface import Interface, read_interface
 from paceline.check.findings import Finding, Step
 from paceline.narrative import Wait
 
@@ -19,29 +20,30 @@ FOLDER = ".paceline_cache"
 
 
 class Cache:
-    """Findings by the content of the file in which they were found."""
+    """Findings and interfaces by the content of the file that they belong to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / FOLDER
         #: False once a write has failed, so that a read-only folder is tried only once.
         self.writes = True
 
-    def get(self, text: str) -> list[Finding] | None:
-        """The findings of this text; None when they are not known."""
+    def get(self, text: str) -> tuple[list[Finding], Interface] | None:
+        """The findings and the interface of this text; None when they are not known."""
         try:
-            return [_finding(row) for row in json.loads((self.folder / _name(text)).read_text())]
+            rows, interface = json.loads((self.folder / _name(text)).read_text())
+            return [_finding(row) for row in rows], read_interface(interface)
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def put(self, text: str, findings: list[Finding]) -> None:
-        """Store the findings of this text, if the folder is writable."""
+    def put(self, text: str, findings: list[Finding], interface: Interface) -> None:
+        """Store the findings and the interface of this text, if the folder is writable."""
         if not self.writes:
             return
         try:
             if not self.folder.is_dir():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 (self.folder / ".gitignore").write_text("*\n")
-            (self.folder / _name(text)).write_text(json.dumps([_row(f) for f in findings]))
+            (self.folder / _name(text)).write_text(json.dumps([[_row(f) for f in findings], interface]))
         except OSError:
             self.writes = False
 

@@ -1,8 +1,10 @@
-"""Strongly connected components of a graph."""
+"""Strongly connected components of a graph, and the circles in them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+LONGEST = 4  # nodes of a circle that is reported
 
 
 def strongly_connected(following: Mapping[str, Sequence[str]]) -> list[set[str]]:
@@ -40,3 +42,28 @@ def strongly_connected(following: Mapping[str, Sequence[str]]) -> list[set[str]]
                 if len(group) > 1:
                     found.append(group)
     return found
+
+
+def shortest_circles(following: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
+    """The shortest circle through each node of a component, each set of nodes once."""
+    reported: set[frozenset[str]] = set()
+    for group in strongly_connected(following):
+        for start in sorted(group):
+            path = _back_to(start, following, group)
+            if path is not None and frozenset(path) not in reported:
+                reported.add(frozenset(path))
+                yield path
+
+
+def _back_to(start: str, following: Mapping[str, Sequence[str]], group: set[str]) -> list[str] | None:
+    """The shortest path from a node back to itself, by breadth-first search."""
+    todo, seen = [[start]], {start}
+    while todo:
+        path = todo.pop(0)
+        for name in sorted(following.get(path[-1], ())):
+            if name == start and len(path) > 1:
+                return path
+            if name in group and name not in seen and len(path) < LONGEST:
+                seen.add(name)
+                todo.append([*path, name])
+    return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
+from paceline.check.across.interface import Interface, interface_of
 from paceline.check.findings import Finding
 from paceline.check.module import Module
 from paceline.check.rules import RULES
@@ -23,17 +24,38 @@ DEPTH = 6_000  # recursion limit for nested syntax; the parser itself gives up b
 # A file with none of these words has nothing to do with threads, processes or ranks, and is not parsed at all.
 RELEVANT = re.compile(
     r"thread|async |multiprocess|asyncio|concurrent|[Qq]ueue|[Ll]ock|mutex|fork|Popen|signal|__del__|weakref"
-    r"|gc\.callbacks|torch|mpi4py|MPI|dist\.|accelerat|horovod|deepspeed|[Rr]ank|exists|paceline: ignore"
+    r"|gc\.callbacks|torch|mpi4py|MPI|dist\.|accelerat|horovod|deepspeed|[Rr]ank|exists|sleep|requests|urlopen|flask|grpc"
+    r"|paceline: ignore"
 )
+
+
+class Examined(NamedTuple):
+    """What is found in one file, and what it says to the others."""
+
+    findings: list[Finding]
+    interface: Interface = Interface()
+
+
+def is_relevant(path: str, text: str) -> bool:
+    """Whether a file is parsed at all: it has to do with threads, or may re-export what does."""
+    return RELEVANT.search(text) is not None or path.endswith("__init__.py")
 
 
 def check_text(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values())) -> list[Finding]:
     """The findings of one file in the order of its lines, without those that a comment suppresses."""
-    if not RELEVANT.search(text):
-        return []
+    return examine(path, text, rules).findings
+
+
+def examine(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values())) -> Examined:
+    """The findings of one file, as `check_text` returns them, and its interface."""
+    if not is_relevant(path, text):
+        return Examined([])
+    interface = Interface()
     try:
         with _deep_recursion():
-            found = _findings(parse(text), text, rules)
+            facts = Facts(Module(parse(text)))
+            found = _findings(facts, text, rules)
+            interface = interface_of(facts)
     except Unreadable as error:
         found = [Finding(UNREADABLE, error.line, 1, "<module>", str(error), remedy="nothing in this file was checked")]
     except RecursionError:
@@ -45,11 +67,10 @@ def check_text(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values(
         finding.path = path
         finding.ordinal = same[finding.rule, finding.function, finding.about]
         same[finding.rule, finding.function, finding.about] += 1
-    return found
+    return Examined(found, interface)
 
 
-def _findings(tree: ast.Module, text: str, rules: Iterable[Rule]) -> list[Finding]:
-    facts = Facts(Module(tree))
+def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
     found: dict[tuple[str, int, int], Finding] = {}
     for rule in rules:
         if rule.needs and not any(word in text for word in rule.needs):

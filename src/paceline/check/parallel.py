@@ -10,7 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
-from paceline.check.engine import check_text
+from paceline.check.across.interface import Interface
+from paceline.check.engine import examine
 from paceline.check.findings import Finding
 
 FEW = 200  # files below which starting processes costs more than it saves
@@ -25,10 +26,11 @@ class Source(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The findings of one file, or what went wrong in the checker itself."""
+    """The findings of one file and its interface, or what went wrong in the checker itself."""
 
     findings: list[Finding]
     failure: str = ""
+    interface: Interface = Interface()
 
 
 def check_sources(sources: Sequence[Source], jobs: int) -> Iterator[Checked]:
@@ -63,7 +65,8 @@ def _check_batch(sources: Sequence[Source]) -> list[Checked]:
 
 def _check(source: Source) -> Checked:
     try:
-        return Checked(check_text(source.path, source.text))
+        found, interface = examine(source.path, source.text)
+        return Checked(found, "", interface)
     except Exception as error:  # a fault of the checker: named, and the other files go on
         return Checked([], f"{type(error).__name__}: {error}")
 

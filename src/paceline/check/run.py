@@ -7,15 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.check import libraries
+from paceline.check.across.interface import Interface
+from paceline.check.across.rules import findings_across
 from paceline.check.baseline import read_baseline
 from paceline.check.cache import Cache
-from paceline.check.engine import RELEVANT, UNREADABLE
-from paceline.check.feedback import rank, read_verdicts
+from paceline.check.engine import UNREADABLE, is_relevant
+from paceline.check.feedback import read_verdicts, weigh
 from paceline.check.files import Skipped, choose_files
 from paceline.check.findings import Finding
 from paceline.check.options import Options
 from paceline.check.parallel import Source, check_sources
 from paceline.check.source import Unreadable, read
+from paceline.check.suppress import UNUSED, without_suppressed
+
+#: A finding to which its own rule gives less is reported only where everything is, with a least confidence of 0.
+DOUBTED = 0.5
 
 
 @dataclass
@@ -56,9 +62,13 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
     report = Report(files=len(chosen.files), skipped=sorted(chosen.skipped))
     known = read_baseline(Path(options.baseline)) if options.baseline else set()
     found = [f for f in _findings(chosen.files, options, report) if options.includes(f.rule)]
+    verdicts = read_verdicts(Path(options.feedback)) if options.feedback else []
+    if options.min_confidence:
+        found = [finding for finding in found if finding.confidence >= DOUBTED]
+    weigh(found, verdicts)
     found.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
-    if options.feedback:
-        found = rank(found, read_verdicts(Path(options.feedback)))
+    if verdicts:
+        found.sort(key=lambda f: -f.confidence)
     found = [finding for finding in found if finding.confidence >= options.min_confidence]
     report.findings = [finding for finding in found if finding.fingerprint not in known]
     report.known = len(found) - len(report.findings)
@@ -71,6 +81,7 @@ def _findings(files: Iterable[Path], options: Options, report: Report) -> list[F
     cache = Cache(Path.cwd()) if options.cache and not options.libraries else None
     found: list[Finding] = []
     unknown: list[Source] = []
+    interfaces: dict[str, Interface] = {}
     for file in files:
         path = _display_path(file)
         try:
@@ -79,21 +90,38 @@ def _findings(files: Iterable[Path], options: Options, report: Report) -> list[F
             found.append(Finding(UNREADABLE, error.line, 1, "<module>", str(error), path=path))
             continue
         report.lines += text.count("\n") + 1
-        if not RELEVANT.search(text):
+        if not is_relevant(path, text):
             continue
         cached = cache.get(text) if cache is not None else None
         if cached is None:
             unknown.append(Source(path, text))
             continue
-        for finding in cached:
+        for finding in cached[0]:
             finding.path = path
-        found += cached
+        found += cached[0]
+        interfaces[path] = cached[1]
     for source, checked in zip(unknown, check_sources(unknown, 1 if options.libraries else options.jobs), strict=True):
         if checked.failure:
             report.failed.append(Skipped(source.path, checked.failure))
         elif cache is not None:
-            cache.put(source.text, checked.findings)
+            cache.put(source.text, checked.findings, checked.interface)
         found += checked.findings
+        interfaces[source.path] = checked.interface
+    return _with_those_across(found, interfaces)
+
+
+def _with_those_across(found: list[Finding], interfaces: dict[str, Interface]) -> list[Finding]:
+    """The findings of the files, and those of the files together that no comment suppresses."""
+    known = {(f.path, f.rule, f.line) for f in found}
+    for finding in findings_across(interfaces):
+        if (finding.path, finding.rule, finding.line) in known:
+            continue
+        kept = without_suppressed([finding], read(Path(finding.path)))
+        if finding in kept:
+            found.append(finding)
+        else:  # the comment is used after all
+            unused = (finding.path, finding.line)
+            found = [f for f in found if f.rule != UNUSED or (f.path, f.line) != unused]
     return found
 
 

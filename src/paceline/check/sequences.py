@@ -72,6 +72,11 @@ class Sequences:
         """The functions of this file that a function calls, other than as a collective."""
         return [callee for calls in self.index(fn).values() for _, found, callee in calls if callee and found is None]
 
+    def own(self, fn: Function) -> tuple[tuple[str, int], ...]:
+        """The collectives of all ranks that a function calls itself: name and line."""
+        found = (self.collective(call, fn) for call in fn.calls)
+        return tuple((c.name, c.call.lineno) for c in found if c is not None and not c.group)
+
     def operations(self, fn: Function) -> list[Item]:
         """Every collective of a function, whatever it depends on."""
         return [i for item in self.whole(fn).items for i in flattened(item)]

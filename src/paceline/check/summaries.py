@@ -66,7 +66,7 @@ class Facts:
             self._own_waits, self.runs, lambda fn, effect, wait: Wait(wait.effect, ((fn, effect.node), *wait.steps))
         )
         self._blocks = Propagated(
-            self._own_blocks, self.runs, lambda fn, effect, b: Block(b.waits, ((fn, effect.node), *b.steps))
+            self.own_blocks, self.runs, lambda fn, effect, b: Block(b.waits, ((fn, effect.node), *b.steps))
         )
         self._runs: dict[int, list[Effect]] = {}
         self._guards: dict[int, frozenset[str]] = {}
@@ -123,7 +123,8 @@ class Facts:
         through = self._blocks.of(effect.callee).items()
         return {what: Block(b.waits, ((fn, effect.node), *b.steps)) for what, b in through}
 
-    def _own_blocks(self, fn: Function) -> dict[str, Block]:
+    def own_blocks(self, fn: Function) -> dict[str, Block]:
+        """The blocking functions of libraries that a function calls itself."""
         found: dict[str, Block] = {}
         for effect in self.walker.effects(fn) if not fn.asynchronous else ():
             if effect.kind == "call" and effect.callee is None and (own := self._library_call(effect.node)):
@@ -231,6 +232,8 @@ class Facts:
         """Every root of the file, in no particular order."""
         module = self.module
         for fn in module.functions:
+            if self._serves(fn):
+                yield Root("thread", fn, fn.line, True)
             if fn.name == "__del__":
                 yield Root("del", fn, fn.line, True)
             for call in fn.calls:
@@ -248,8 +251,18 @@ class Facts:
                 )
                 alone = bool(made) and all(joined_at_once(c, f) for f, c in made)
                 yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone)
+            if any(base.endswith("Servicer") for base in cls.bases) and "grpc" in module.imports:
+                yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if m.name[:1].isupper())
             if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
                 yield Root("process", cls.methods["run"], cls.node.lineno, False)
+
+    def _serves(self, fn: Function) -> bool:
+        """Whether a server of web pages runs this function, each request in a thread."""
+        if fn.asynchronous or fn.cls is not None or not getattr(fn.node, "decorator_list", ()):
+            return False
+        calls = [d.func for d in fn.node.decorator_list if isinstance(d, ast.Call)]  # type: ignore[union-attr]
+        routed = any(isinstance(f, ast.Attribute) and f.attr in ROUTES for f in calls)
+        return routed and any(origin.split(".")[0] in SERVERS for origin in self.module.imports.values())
 
     def _started_by(self, call: ast.Call, fn: Function) -> Iterator[Root]:
         """The root that a call starts, if any."""
@@ -373,6 +386,9 @@ STARTS: dict[str, tuple[str, str, int]] = {
     "register": ("exit", "func", 0),
     "register_at_fork": ("fork", "after_in_child", 0),
 }
+# Web frameworks that run each request in a thread, and the decorators of their functions.
+SERVERS = {"flask", "fastapi", "starlette", "bottle"}
+ROUTES = {"route", "get", "post", "put", "patch", "delete"}
 STARTS_IN_MODULE = {
     "register": "atexit",
     "register_at_fork": "os",

@@ -8,6 +8,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.console import console
+from paceline.cli.output import print_json
 
 
 def check(
@@ -22,6 +23,7 @@ def check(
     cache: options.Cached = None,
     jobs: options.Jobs = None,
     explain: options.Explain = None,
+    json: options.Json = False,
 ) -> None:
     """Find deadlocks and races in PATHS before they run: locks, queues, asyncio, torch.distributed, mpi4py.
 
@@ -31,6 +33,7 @@ def check(
     """
     from paceline.check import baseline as known
     from paceline.check.formats import FORMATS
+    from paceline.check.formats.objects import as_object
     from paceline.check.options import parse_codes, read_options
     from paceline.check.page import explain_rule
     from paceline.check.run import check_paths
@@ -53,7 +56,9 @@ def check(
         known.write_baseline(write_baseline, report.findings)
         console.print(f"{len(report.findings)} findings written to {write_baseline}", markup=False)
         return
-    if text := FORMATS[form.value](report):
+    if json:
+        print_json(as_object(report))
+    elif text := FORMATS[form.value](report):
         typer.echo(text)
     console.print(report.summary(), markup=False)
     if report.exit_code:

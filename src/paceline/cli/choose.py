@@ -10,6 +10,7 @@ from paceline.cli.output import print_json
 def choose(
     job: options.JobArgument,
     cluster: options.ClusterFile = None,
+    link: options.LinkText = None,
     prices: options.PriceFile = None,
     goal: options.Goal = "time",
     level: options.Level = "profiled",
@@ -32,8 +33,8 @@ def choose(
     chosen = options.open_job(job, data_dir, batch_size=batch_size)
     again = options.again("train", job, batch_size=batch_size, data_dir=data_dir)
     found = run_choice(
-        chosen, cluster, goal, prices=prices, level=level, learning=learning, workers=workers, card=card, command=again,
-        say=saying(quiet),
+        chosen, cluster, goal, prices=prices, link=link, level=level, learning=learning, workers=workers, card=card,
+        command=again, say=saying(quiet),
     )  # fmt: skip
     if json:
         print_json(found.as_dict())

@@ -79,7 +79,7 @@ def split_plans(text: str) -> list[str]:
     """Split a list of plans: `ring,downpour:workers=2,shards=3` is two, since `shards=3` belongs to the one before."""
     plans: list[str] = []
     for word in filter(None, (part.strip() for part in text.split(","))):
-        if "=" in word and ":" not in word and plans:
+        if "=" in word and ":" not in word.partition("=")[0] and plans:
             plans[-1] += "," + word
         else:
             plans.append(word)

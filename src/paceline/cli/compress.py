@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
 from paceline.cli import compress_options as own
 from paceline.cli import options
 from paceline.cli.console import saying
 from paceline.cli.output import print_json, write_text
+from paceline.errors import UsageError
 
 
 def compress(
@@ -21,7 +24,9 @@ def compress(
     epochs: own.RetrainingEpochs = None,
     seed: own.CompressionSeed = 0,
     output: own.CFileOutput = None,
+    onnx: own.OnnxOutput = None,
     page: own.PageOutput = None,
+    precision_only: own.PrecisionOnly = False,
     force: options.Force = False,
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -32,11 +37,15 @@ def compress(
     is compiled, compared with its reference and timed with one sample at a time. The one within the bounds that takes
     the least time is chosen. If there is none, the frontier is printed and the exit code is 1.
     """
+    if precision_only:
+        _precisions(run, within, latency, size, seed, json, output or onnx or page)
+        return
+    from paceline.api.compress import checked_onnx
     from paceline.api.compress import compress as run_compression
     from paceline.cli.compression import show_compression
     from paceline.compression.page import page_of
 
-    options.refuse_existing(force, output=output, page=page)
+    options.refuse_existing(force, output=output, page=page, onnx=onnx)
     found = run_compression(
         run, within, latency, size, target=target, plan=plan, workers=workers, epochs=epochs, seed=seed,
         say=saying(quiet),
@@ -45,9 +54,29 @@ def compress(
         write_text(page_of(found), page, force)
     if output is not None and found.chosen is not None:
         write_text(found.chosen.file.text, output, force)
+    if onnx is not None and found.model is not None:
+        onnx.write_bytes(checked_onnx(found))
     if json:
         print_json({**found.as_dict(), "output": output if found.chosen else None})
     else:
         show_compression(found, output)
+    if found.chosen is None:
+        raise typer.Exit(1)
+
+
+def _precisions(
+    run: Path, within: float, latency: str | None, size: str | None, seed: int, json: bool, file: Path | None
+) -> None:
+    """Measure the model in PyTorch's own precisions."""
+    from paceline.api.compress import compare_precisions
+    from paceline.cli.compression import show_precisions
+
+    if file is not None:
+        raise UsageError(f"--precision-only measures, and writes no {file}; leave it out")
+    found = compare_precisions(run, within, latency, size, seed=seed)
+    if json:
+        print_json(found.as_dict())
+    else:
+        show_precisions(found)
     if found.chosen is None:
         raise typer.Exit(1)

@@ -43,3 +43,7 @@ RetrainingEpochs = Annotated[
     typer.Option("--epochs", min=1, help="Epochs of each retraining.", show_default="twice the job's, at least 5"),
 ]
 CompressionSeed = Annotated[int, typer.Option("--seed", help="Which training samples are kept for validation.")]
+PrecisionOnly = Annotated[
+    bool,
+    typer.Option("--precision-only", help="Measure any model in PyTorch's float32, bfloat16 and int8; write nothing."),
+]

@@ -11,6 +11,7 @@ from paceline.cli.console import console
 
 if TYPE_CHECKING:
     from paceline.compression.points import Point
+    from paceline.compression.precision import Precisions
     from paceline.compression.result import Compression
 
 
@@ -21,7 +22,7 @@ def show_compression(found: Compression, output: Path | None) -> None:
         title=f"The frontier of {found.job}, of {len(found.points)} points", title_justify="left", box=None,
         padding=(0, 1, 0, 0),
     )  # fmt: skip
-    columns = ("instructions", "stack+values") if there else ("p50 µs", "p99 µs")
+    columns = ("instructions", "memory") if there else ("p50 µs", "p99 µs")
     for name in ("", "width", "precision", "kernel"):
         table.add_column(name, no_wrap=True)
     for name in ("accuracy", "size", *columns, "outside"):
@@ -60,7 +61,7 @@ def sentences(found: Compression, output: Path | None) -> list[str]:
     if found.on_test is not None and found.lost is not None:
         kept = "within the bound" if found.kept_promise else f"MORE than the bound of {found.bounds.within:g}"
         lines.append(
-            f"on test data, which the search has not seen: {found.on_test:.2%}, {found.lost:+.2f} points lost, {kept}"
+            f"on test data, which the search has not seen: {found.on_test:.2%}, {-found.lost:+.2f} points, {kept}"
         )
     if output is not None:
         flags = " ".join(point.file.flags)
@@ -68,3 +69,22 @@ def sentences(found: Compression, output: Path | None) -> list[str]:
     else:
         lines.append("nothing was written; -o net.c writes the C file")
     return lines
+
+
+def show_precisions(found: Precisions) -> None:
+    """Print a model in PyTorch's own precisions."""
+    table = Table(title=f"{found.job} by PyTorch", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("")
+    table.add_column("precision", no_wrap=True)
+    for name in ("accuracy", "size", "p50 µs", "p99 µs", "outside"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for point in found.points:
+        table.add_row(
+            "*" if point == found.chosen else "", point.precision, f"{point.accuracy:.2%}", f"{point.size:,}",
+            f"{point.p50_us:.1f}", f"{point.p99_us:.1f}", ", ".join(found.faults(point)),
+        )  # fmt: skip
+    console.print(table)
+    for precision, why in found.refused.items():
+        console.print(f"{precision} is not possible: {why}", markup=False, soft_wrap=True)
+    if found.chosen is None:
+        console.print("no precision is within the bounds", markup=False)

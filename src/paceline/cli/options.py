@@ -230,7 +230,7 @@ CheckFormatOption = Annotated[CheckFormat, typer.Option("--format", help="Output
 Select = Annotated[str | None, typer.Option(help="Rules to run, by prefixes of their codes: PC1,PC501.")]
 Ignore = Annotated[str | None, typer.Option(help="Rules to skip, by prefixes of their codes.")]
 Confidence = Annotated[
-    float | None, typer.Option(help="Report no finding below this confidence; 0 reports all.", show_default="0.5")
+    float | None, typer.Option(help="Report no finding below this confidence; 0 reports all.", show_default="0.1")
 ]
 Baseline = Annotated[str | None, typer.Option(help="Report only findings that are not in this baseline file.")]
 WriteBaseline = Annotated[
@@ -362,6 +362,10 @@ CalibrationSeconds = Annotated[float, typer.Option(help="Seconds to measure for.
 ClusterFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="A cluster.toml: nodes, links, prices.", show_default="this machine"),
+]
+LinkText = Annotated[
+    str | None,
+    typer.Option("--link", metavar="RATE,LATENCY", help="Machines like this one, with such a network: 100Mbit,1ms."),
 ]
 Goal = Annotated[str, typer.Option(help="What is to be least: time, cost or memory.")]
 Level = Annotated[

@@ -4,7 +4,8 @@ network.py  reading.py    the network for inference as data, and how it is read 
 values.py  integers.py  reference.py     its ranges, its form in whole numbers, the module that computes them
 pruning.py                narrower models; samples.py: which data the search sees
 emission/                 C files; building.py compiles, loads, sizes and times them
-here.py                   a machine that networks are made for
+here.py  cortex.py        the machines that networks are made for
+onnx_file.py  precision.py    the same network as ONNX; any model in PyTorch's own precisions
 search.py  points.py  result.py  page.py     the search, its frontier, what `compress` returns, its page
 bounds.py                 bounds as users write them
 """

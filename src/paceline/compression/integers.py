@@ -101,6 +101,8 @@ class IntegerStep:
     weight: Tensor | None = None  # in the order of the float weight
     bias: tuple[int, ...] = ()
     bits: int = 8
+    #: What a weight of 1 stands for, of each output.
+    scales: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
@@ -119,6 +121,8 @@ class IntegerNetwork:
     precision: Precision
     steps: tuple[IntegerStep, ...]
     scales: Mapping[str, Scale]
+    #: What the bytes before an activation stand for, of steps with a table.
+    arguments: Mapping[str, Scale]
     #: What a result of 1 stands for, and the result that stands for nought.
     result: Scale
 
@@ -128,7 +132,8 @@ def integers(network: Network, found: Mapping[str, tuple[Range, Range]], precisi
     maker = _Maker(network, found, precision)
     steps = tuple(maker.step(step) for step in network.steps)
     last = steps[-1]
-    return IntegerNetwork(network, precision, steps, maker.scales, maker.wide if last.wide else maker.scales[last.name])
+    result = maker.wide if last.wide else maker.scales[last.name]
+    return IntegerNetwork(network, precision, steps, maker.scales, maker.arguments, result)
 
 
 class _Maker:
@@ -138,6 +143,7 @@ class _Maker:
         self.network, self.found, self.precision = network, found, precision
         self.powers = precision.shared_exponents
         self.scales = {INPUT: Scale.of(found[INPUT][0], self.powers)}
+        self.arguments: dict[str, Scale] = {}
         self.wide = Scale(1.0, 0)
 
     def step(self, step: Step) -> IntegerStep:
@@ -179,7 +185,9 @@ class _Maker:
         else:
             out = self._bytes(step, scale * given.scale)
         signed = whole.to(torch.int8).reshape(step.weight.shape)
-        return IntegerStep(step, out, wide, signed, tuple(int(b) for b in whole_bias.tolist()), bits)
+        return IntegerStep(
+            step, out, wide, signed, tuple(int(b) for b in whole_bias.tolist()), bits, tuple(scale.tolist())
+        )
 
     def _bytes(self, step: Affine | Window | Sum, units: Tensor, bits: int = FACTOR_BITS) -> Requantisation:
         """How sums in these units become the bytes of a step's value."""
@@ -191,7 +199,7 @@ class _Maker:
             return _requantisation(units / made.scale, made.zero, low, (), bits)
         if (limit := SATURATED.get(step.function)) is not None:
             before = Range(max(before.low, limit.low), min(before.high, limit.high))
-        argument = Scale.of(before, self.powers)
+        argument = self.arguments[step.name] = Scale.of(before, self.powers)
         return _requantisation(units / argument.scale, argument.zero, 0, _table(step.function, argument, made), bits)
 
     def _sum(self, step: Sum) -> IntegerStep:

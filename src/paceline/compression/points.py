@@ -18,15 +18,18 @@ class Bounds:
     latency: float | None = None
     size: int | None = None
 
-    def faults(self, point: Point, trained: float) -> list[str]:
-        """Return which bounds a point does not keep."""
-        latency = point.cost
+    def broken(self, accuracy: float, cost: float, size: int, trained: float) -> list[str]:
+        """Return which bounds are broken by these figures."""
         over = {
-            "accuracy": 100 * (trained - point.accuracy) > self.within + 1e-9,
-            "latency": self.latency is not None and latency > self.latency,
-            "size": self.size is not None and point.size > self.size,
+            "accuracy": 100 * (trained - accuracy) > self.within + 1e-9,
+            "latency": self.latency is not None and cost > self.latency,
+            "size": self.size is not None and size > self.size,
         }
         return [name for name, broken in over.items() if broken]
+
+    def faults(self, point: Point, trained: float) -> list[str]:
+        """Return which bounds a point does not keep."""
+        return self.broken(point.accuracy, point.cost, point.size, trained)
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Point:
     kernel: str
     #: The share of right answers on validation data.
     accuracy: float
-    #: Bytes of code and constants, and of values between layers.
+    #: Bytes of code and constants; and of values between layers, with the stack where that was measured.
     size: int
     memory: int
     file: CFile

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from paceline.compression.integers import IntegerNetwork
+from paceline.compression.network import Network
+from paceline.compression.onnx_file import onnx_model
 from paceline.compression.points import Bounds, Point, frontier
-from paceline.errors import RunFolderError
+from paceline.errors import RunFolderError, UsageError
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class Compression:
     on_test: float | None = None
     #: Computes in PyTorch what the C file computes; None if no network was chosen.
     model: nn.Module | None = None
+    #: The chosen network as data, and its whole numbers; None where it is in float32.
+    network: Network | None = None
+    whole: IntegerNetwork | None = None
+    #: Some samples of validation.
+    samples: Tensor | None = None
     seconds: float = 0.0
 
     @property
@@ -56,6 +64,12 @@ class Compression:
         draft = Path(f"{file}.new")
         draft.write_text(self.chosen.file.text)
         os.replace(draft, file)
+
+    def onnx(self) -> bytes:
+        """Return the chosen network as ONNX, with its quantisation; needs the package onnx."""
+        if self.network is None:
+            raise UsageError("there is no network within the bounds to write as ONNX")
+        return onnx_model(self.network, self.whole)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures, as `paceline compress --json` prints them."""

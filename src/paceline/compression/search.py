@@ -68,6 +68,8 @@ class Measured:
     size: int
     latency: Latency | None = None
     instructions: int | None = None
+    #: Bytes of the stack; 0 where they were not measured.
+    stack: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def search(
     measured = target.measure([one for _, one in made], samples)
     points = tuple(
         Point(
-            each.width, each.precision, one.kernel, each.accuracy, needs.size, one.file.memory, one.file,
+            each.width, each.precision, one.kernel, each.accuracy, needs.size, one.file.memory + needs.stack, one.file,
             needs.latency, needs.instructions,
         )
         for (each, one), needs in zip(made, measured, strict=True)

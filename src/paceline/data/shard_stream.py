@@ -22,14 +22,15 @@ LOOK, NOTE = 0.02, 0.5
 
 
 class Stream:
-    """The first `samples` samples of a stream that `paceline ingest` fills: a job's `data=`.
+    """The first samples of a stream that `paceline ingest` fills, as a job's `data`.
 
     Sample number n is the n-th that was sealed, whenever it is read, so a run is replayed and resumed as with any other
-    data, by any number of workers. A sample that has not come yet is waited for.
+    data, by any number of workers. A training waits for samples that have not come yet.
 
-    folder   the folder of the stream
-    samples  samples of an epoch; default: as many as there are now
-    timeout  seconds to wait for a sample; then the training fails, and names the sources that have stopped
+    Args:
+        folder: The folder of the stream.
+        samples: The number of samples of an epoch. Default: as many as there are now.
+        timeout: Seconds to wait for a sample. Then the training fails and names the sources that have stopped.
     """
 
     arranged = True

@@ -29,6 +29,7 @@ from paceline.links.store_order import require_store_order
 from paceline.parameters.epoch_schedule import EveryEpoch, follows_loss
 from paceline.parameters.layout import Layout, check_trainable, lay_out, sha256, trainable
 from paceline.parameters.sparse_tables import check_optimizer
+from paceline.plans.codecs import refuse_tables
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.alone import Alone
 from paceline.plans.methods.native import NativeDdp
@@ -316,6 +317,7 @@ def _refuse_data(job: Job, plan: Plan, source: Source) -> None:
 
 
 def _refuse_sparse(plan: Plan, tables: tuple[str, ...]) -> None:
+    refuse_tables(plan.name, plan.options.get("codec"), tables[0])
     if not plan.traits.takes_sparse:
         raise PlanError(
             f"parameter {tables[0]} gets a sparse gradient (an embedding with sparse=True?), and plan {plan.name} "

@@ -127,7 +127,8 @@ def _split(plan: Plan, split: SplitLayers) -> Proved:
     except PlanError as wrong:
         return Proved(str(plan), False, str(wrong).splitlines())
     says = [
-        f"a net of two convolutions and two dense layers, over {_many(program.workers, 'worker')}: "
+        f"a small net of {_many(len({n.layer for n in program.nodes.values() if n.layer}), 'layer')}, over "
+        f"{_many(program.workers, 'worker')}: "
         f"{_many(found.operations, 'operation')}, {_many(found.movements, 'movement')} in "
         f"{_many(found.exchanges, 'exchange')}",
         "no circle of waits: all workers come to the same movements in the same order",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.core.splits import WHOLE
 from paceline.core.splits.derivation import JOINT, PARAMETER, Program, Step
+from paceline.core.splits.experts import DISPATCH
 from paceline.core.splits.nodes import Node
 
 MOST = 8  # workers with a column
@@ -42,7 +43,11 @@ def draw_split(program: Program, replicas: int) -> list[str]:
 
 def _row(program: Program, node: Node, shown: int) -> list[str]:
     way = program.ways[node.name] or ("follows" if program.layouts[node.name].gives != WHOLE else "whole")
-    return [node.layer or node.name, way, *(_held(program, node, place) for place in range(shown))]
+    return [
+        node.name if node.kind == DISPATCH else node.layer or node.name,
+        way,
+        *(_held(program, node, place) for place in range(shown)),
+    ]
 
 
 def _held(program: Program, node: Node, place: int) -> str:

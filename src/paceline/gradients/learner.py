@@ -49,7 +49,7 @@ class Learner:
                 # Weighted as the gradients are, so that a plain sum over all workers is the mean over the batch.
                 mine = [b.to(self._dtype, copy=True).mul_(weight) for b in self._moving]
                 sums = [a.add_(b) for a, b in zip(sums, mine, strict=True)] if sums else mine
-        computed = GradientSum(replica.take(), sums, loss, total, samples)
+        computed = GradientSum(replica.take(), sums, loss, total, samples, chunks[0].number if chunks else 0)
         if on_nan == "stop" and not math.isfinite(loss):  # a gradient that is not finite makes the next loss so
             raise NotFinite(loss, chunks[0].update, [n for c in chunks for n in self.reader.order.indices(c).tolist()])
         if on_nan == "skip" and not computed.finite():

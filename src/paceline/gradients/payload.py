@@ -26,6 +26,8 @@ class GradientSum:
     loss: float
     weight: float
     samples: int
+    #: The number of the first chunk, which tells what this worker draws at random from what others do.
+    part: int = 0
 
     @property
     def mean(self) -> float:
@@ -36,7 +38,7 @@ class GradientSum:
         """Return the sums times a factor, in new memory: another worker may still read that of a payload."""
         gradients = [None if g is None else g * factor for g in self.gradients]
         buffers = [b * factor for b in self.buffers]
-        return GradientSum(gradients, buffers, self.loss * factor, self.weight * factor, self.samples)
+        return GradientSum(gradients, buffers, self.loss * factor, self.weight * factor, self.samples, self.part)
 
     def finite(self) -> bool:
         """Return whether the loss and all gradients are finite."""
@@ -46,7 +48,7 @@ class GradientSum:
     def left_out(self) -> GradientSum:
         """Return the same without weight, which adds nothing to any sum."""
         nothing: list[Tensor | None] = [None] * len(self.gradients)
-        return GradientSum(nothing, [torch.zeros_like(b) for b in self.buffers], 0.0, 0.0, self.samples)
+        return GradientSum(nothing, [torch.zeros_like(b) for b in self.buffers], 0.0, 0.0, self.samples, self.part)
 
 
 class Payload:

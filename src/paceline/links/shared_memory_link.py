@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from paceline.links import Link
 
 
+SPANS = 4096  # of which views are kept
+
+
 class SharedVectors:
     """The memory behind a link: `TURNS` vectors of every rank, and how often each rank has offered to each other.
 
@@ -45,6 +48,8 @@ class _Views(dict[Span, Tensor]):
         self.vectors = vectors
 
     def __missing__(self, span: Span) -> Tensor:
+        if len(self) > SPANS:  # spans that vary in length
+            self.clear()
         view = self[span] = self.vectors[span.turn][span.start : span.stop]
         return view
 

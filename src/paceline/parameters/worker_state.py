@@ -37,6 +37,14 @@ class WorkerState:
             found.append(tensor)
         return found
 
+    def only(self, kind: str) -> WorkerState:
+        """Return the tensors of this kind alone."""
+        return WorkerState({name: t for name, t in self.tensors.items() if name.partition(".")[0] == kind})
+
+    def without(self, kind: str) -> WorkerState:
+        """Return everything but the tensors of this kind."""
+        return WorkerState({n: t for n, t in self.tensors.items() if n.partition(".")[0] != kind}, self.facts)
+
     def remembered(self, kind: str, count: int) -> list[Memory]:
         """Return the entries of this kind for each of `count` parameters."""
         found: list[Memory] = [{} for _ in range(count)]

@@ -1,12 +1,13 @@
 """Candidates: every plan that Paceline can run for a job, with its numbers of workers and threads.
 
 same    plans that learn as one process does: they compute the gradient of the same batch
-any     also asynchronous servers, whose gradients are some updates old, and plans that average replicas; how well
-        these learn is for `compare` to say, or for --accuracy
+any     also asynchronous servers, whose gradients are some updates old, plans that average replicas, and codecs, which
+        leave something out of a gradient until later; how well these learn is for `compare` to say, or for --accuracy
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ VARIANTS: dict[str, tuple[dict[str, object], ...]] = {
     "one_f_one_b": ({}, {"micro_batches": 8}),
 }
 NOT_CHOSEN = ("ceiling", "table", "sandblaster", "parallel_sgd")  # measures, a user's own, another mathematics
+CODED = ("ring", "downpour")  # plans that are tried with codecs
 LEARNING = ("same", "any")
 
 
@@ -41,15 +43,22 @@ class Candidate:
 def same_learning(plan: Plan) -> bool:
     """Whether every update is the gradient of the whole batch, from the newest parameters."""
     traits = plan.traits
+    if plan.wire is not None:
+        return False
     if plan.name in ("sequential", "ddp") or isinstance(plan.method, AllReduce):
         return True
     return traits.devices == "stages" and getattr(plan.method, "flushes", False)
 
 
 def candidates(
-    workers: Sequence[int], cores: int, learning: str = "same", fused: bool = False, names: Sequence[str] = ()
+    workers: Sequence[int],
+    cores: int,
+    learning: str = "same",
+    fused: bool = False,
+    names: Sequence[str] = (),
+    codecs: Sequence[str] = (),
 ) -> Iterator[Candidate]:
-    """Yield what can be chosen; `workers` are the numbers to try besides one process."""
+    """Yield what can be chosen; `workers` are the numbers to try besides one process, `codecs` those besides dense."""
     for threads in sorted({1, cores}):
         yield Candidate(make("sequential", threads=threads) if threads > 1 else make("sequential"))
     if fused:
@@ -62,6 +71,9 @@ def candidates(
                 yield Candidate(plan)
                 if fused and isinstance(plan.method, AllReduce) and plan.name == "ring":
                     yield Candidate(plan, "fused")
+    if learning == "any":
+        for name, codec, count in itertools.product(CODED, codecs, workers):
+            yield Candidate(make(name, workers=count, codec=codec))
 
 
 def _of_recipe(name: str, workers: Sequence[int]) -> Iterator[Plan]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -132,6 +133,22 @@ class Cluster:
         if math.isfinite(failures.mtbf):
             world = world.with_failures(workers, failures.mtbf, failures.repair, seconds)
         return world
+
+
+RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def links_of(text: str) -> Links:
+    """Return the network that a text such as `100Mbit,1ms` describes: bits per second, and seconds of one way."""
+    found = re.fullmatch(r"([\d.]+)\s*([kmg]bit)\s*,\s*([\d.]+)\s*(us|ms|s)", text.strip().lower())
+    try:
+        rate, latency = float(found[1]) * RATES[found[2]], float(found[3]) * TIMES[found[4]]  # type: ignore[index]
+    except (TypeError, ValueError):
+        raise UsageError(f"link {text!r}: give rate and latency, as in 100Mbit,1ms or 1Gbit,0.2ms") from None
+    if rate <= 0:
+        raise UsageError(f"link {text!r}: its rate has to be above 0")
+    return Links(latency, rate / 8, far_latency=latency, uplink=rate / 8)
 
 
 def read(file: Path, table: Mapping[str, prices.Price] | None = None) -> Cluster:

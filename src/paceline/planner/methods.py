@@ -15,10 +15,11 @@ P workers, a batch of n samples. J(P) is the mean of the slowest of P workers ov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.core.codecs.sizes import estimate, exchanged
 from paceline.core.collectives import Collective
 from paceline.planner import fitting
 from paceline.planner.costs import Costs, Guess, meeting, single
@@ -35,6 +36,17 @@ from paceline.plans.plan import Plan
 
 
 @dataclass(frozen=True)
+class Coding:
+    """What a codec does to the gradient of a job."""
+
+    #: Bytes of a message; of codecs whose messages vary, about.
+    bytes: float
+    #: Seconds of one processor core to write a message, and to read one.
+    encode: float
+    decode: float
+
+
+@dataclass(frozen=True)
 class Facts:
     """What the planner knows of a job besides its cost."""
 
@@ -43,6 +55,8 @@ class Facts:
     payload: int
     #: Bytes of the parameters as a server keeps them.
     served: int
+    #: What is known of the codecs of this job's gradients, by their names in plans.
+    codecs: Mapping[str, Coding] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,10 +120,27 @@ def _all_reduce(plan: Plan, method: AllReduce, costs: Costs, facts: Facts) -> Fo
     c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
     u = costs.update(workers, plan.threads)
     wait = c.seconds * _slowest(costs, plan, workers)
-    m = meeting(costs, method.collective, workers, facts.payload)
+    coding = coding_of(plan, facts)
+    collective, size = exchanged(plan.wire, method.collective, workers, coding.bytes)
+    m = meeting(costs, collective, workers, size)
+    m = Guess(m.seconds + coding.encode + reads(plan) * coding.decode, m.error)
     between = costs.between("meeting", workers)
     terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
-    return Found(terms, _error(c, u, m, Guess(between + wait, 0.3)), sent(method.collective, workers, facts.payload))
+    return Found(terms, _error(c, u, m, Guess(between + wait, 0.3)), sent(collective, workers, size))
+
+
+def coding_of(plan: Plan, facts: Facts) -> Coding:
+    """Return what the codec does; of one that was not measured, its bytes as far as they follow from the model."""
+    dense = facts.payload if plan.traits.keeps_step else facts.served
+    if plan.wire is None:
+        return Coding(dense, 0.0, 0.0)
+    return facts.codecs.get(str(plan.options["codec"])) or Coding(estimate(plan.wire, dense), 0.0, 0.0)
+
+
+def reads(plan: Plan) -> int:
+    """Return how many messages are read for an update: one of each worker where they are gathered."""
+    gathered = plan.wire is not None and not plan.wire.adds and plan.traits.keeps_step
+    return plan.workers if gathered else 1
 
 
 def _local_steps(plan: Plan, method: LocalSteps, costs: Costs, facts: Facts) -> Found:
@@ -178,7 +209,12 @@ def queued(workers: int, think: float, serve: float) -> tuple[float, float]:
 def _server(plan: Plan, method: ParameterServer, costs: Costs, facts: Facts) -> Found:
     workers = plan.workers
     c = costs.compute(_share(plan, facts, 1), workers, plan.threads)
-    u, p = costs.update(workers, plan.threads), single(costs, "push", workers, facts.served)
+    coding = coding_of(plan, facts)
+    moved = coding.bytes + facts.served
+    # The price of a push is that of as many bytes both ways.
+    u, p = costs.update(workers, plan.threads), single(costs, "push", workers, moved / 2)
+    p = Guess(p.seconds + coding.decode, p.error)
+    c = Guess(c.seconds + coding.encode, c.error)
     between = costs.between("push", workers)
     rate, wait = queued(workers, c.seconds + between, u.seconds + p.seconds)
     # Shards are served side by side, each a part of a push.
@@ -186,7 +222,7 @@ def _server(plan: Plan, method: ParameterServer, costs: Costs, facts: Facts) -> 
     terms = Terms(c.seconds, u.seconds, p.seconds, wait, between)
     bound = max(1 / rate, terms.whole / workers) if method.shards == 1 else terms.whole / workers
     terms = terms.scaled(bound / terms.whole)
-    return Found(terms, _error(c, u, p, Guess(between + wait, 0.3)), 2 * facts.served / workers, workers - 1.0)
+    return Found(terms, _error(c, u, p, Guess(between + wait, 0.3)), moved / workers, workers - 1.0)
 
 
 def _gathering(plan: Plan, method: GatheringServer, costs: Costs, facts: Facts) -> Found:

@@ -10,7 +10,7 @@ from paceline.engines.virtual.rows import Totals
 from paceline.errors import WorkerDied
 from paceline.planner.cluster import Cluster
 from paceline.planner.costs import Costs
-from paceline.planner.methods import Facts
+from paceline.planner.methods import Facts, coding_of, reads
 from paceline.planner.prediction import Prediction
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
@@ -39,7 +39,8 @@ def run(plan: Plan, costs: Costs, facts: Facts, cluster: Cluster, updates: int, 
     """Simulate so many updates of a plan in this cluster, in time only."""
     samples = max(1, math.ceil(facts.batch / (plan.parts if plan.traits.keeps_step else 1)))
     compute = costs.compute(samples, 1, plan.threads).seconds / samples
-    update = costs.update(1, plan.threads).seconds
+    coding = coding_of(plan, facts)
+    update = costs.update(1, plan.threads).seconds + coding.encode + coding.decode * reads(plan)
     whole = updates * (compute * samples + update)
     world = cluster.world(plan.workers, compute, update, 10 * whole, seed)
     agenda = plan.agenda(facts.batch * updates, facts.batch)

@@ -25,7 +25,7 @@ from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
-from paceline.plans.recipe import SERVER, TEAM, THREADS, Kind, Recipe
+from paceline.plans.recipe import SERVER, SUMMED, TEAM, THREADS, Kind, Recipe
 
 MODES = Kind("synchronous", words=("synchronous", "asynchronous"))
 
@@ -63,17 +63,19 @@ DATA_PARALLEL: dict[str, Recipe] = {
     "sequential": Recipe(
         "one process; chunks=N is the oracle of N workers", Alone, {"chunks": Kind(1), "threads": THREADS}
     ),
-    "ring": Recipe("synchronous all-reduce around a ring", lambda: AllReduce(Ring()), TEAM),
-    "tree": Recipe("synchronous, up a tree and down again: short vectors", lambda: AllReduce(Tree()), TEAM),
+    "ring": Recipe("synchronous all-reduce around a ring", lambda: AllReduce(Ring()), SUMMED),
+    "tree": Recipe("synchronous, up a tree and down again: short vectors", lambda: AllReduce(Tree()), SUMMED),
     "halving_doubling": Recipe(
-        "synchronous, halves with distant partners first", lambda: AllReduce(HalvingDoubling()), TEAM
+        "synchronous, halves with distant partners first", lambda: AllReduce(HalvingDoubling()), SUMMED
     ),
     "hierarchical": Recipe(
         "synchronous, within groups, then between them",
         lambda groups: AllReduce(Hierarchical(groups)),
-        {**TEAM, "groups": Kind(2)},
+        {**SUMMED, "groups": Kind(2)},
     ),
-    "central": Recipe("synchronous parameter server: one place sums the gradients", lambda: AllReduce(Central()), TEAM),
+    "central": Recipe(
+        "synchronous parameter server: one place sums the gradients", lambda: AllReduce(Central()), SUMMED
+    ),
     "downpour": Recipe("asynchronous parameter server", lambda shards: ParameterServer(shards=shards), SERVER),
     "ssp": Recipe(
         "asynchronous, no worker more than `bound` batches ahead",

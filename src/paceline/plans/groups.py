@@ -17,7 +17,7 @@ GROUPS = {
     "The model cut into stages": (
         "layers", "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "pipedream", "spectrain", "table",
     ),
-    "Layers split among workers": ("tensor", "redundant", "zero", "cannon", "one_weird_trick", "per_layer"),
+    "Layers split among workers": ("tensor", "redundant", "experts", "zero", "cannon", "one_weird_trick", "per_layer"),
     "For comparison only": ("ceiling", "ddp"),
 }  # fmt: skip
 OTHERS = "Others"

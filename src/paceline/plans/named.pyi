@@ -20,6 +20,7 @@ __all__ = [
     "Diloco",
     "Downpour",
     "Easgd",
+    "Experts",
     "Gossip",
     "Gpipe",
     "HalvingDoubling",
@@ -57,6 +58,7 @@ def Ring(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
 ) -> Plan:
     """Plan `ring`: synchronous all-reduce around a ring."""
 
@@ -64,6 +66,7 @@ def Tree(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
 ) -> Plan:
     """Plan `tree`: synchronous, up a tree and down again: short vectors."""
 
@@ -71,6 +74,7 @@ def HalvingDoubling(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
 ) -> Plan:
     """Plan `halving_doubling`: synchronous, halves with distant partners first."""
 
@@ -78,6 +82,7 @@ def Hierarchical(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
     groups: int = 2,
 ) -> Plan:
     """Plan `hierarchical`: synchronous, within groups, then between them."""
@@ -86,6 +91,7 @@ def Central(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
 ) -> Plan:
     """Plan `central`: synchronous parameter server: one place sums the gradients."""
 
@@ -93,6 +99,7 @@ def Downpour(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
     shards: int = 1,
 ) -> Plan:
     """Plan `downpour`: asynchronous parameter server."""
@@ -101,6 +108,7 @@ def Ssp(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
     shards: int = 1,
     bound: int = 3,
 ) -> Plan:
@@ -118,6 +126,7 @@ def DcAsgd(  # noqa: N802
     *,
     workers: int = 2,
     threads: int = 1,
+    codec: str = "dense",
     shards: int = 1,
     mode: Literal["constant", "adaptive"] = "constant",
     lam: float | None = None,
@@ -316,6 +325,14 @@ def Zero(  # noqa: N802
     stage: int = 3,
 ) -> Plan:
     """Plan `zero`: replicas whose optimizer state, gradients and parameters lie in shares."""
+
+def Experts(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    data: int = 1,
+) -> Plan:
+    """Plan `experts`: experts of a mixture divided among workers, everything else by samples."""
 
 def Cannon(  # noqa: N802
     *,

@@ -13,10 +13,11 @@ from typing import Any
 
 from paceline.core.agenda import Agenda
 from paceline.core.codecs import Codec
-from paceline.core.codecs.dense import Dense
+from paceline.core.codecs.catalogue import DENSE
 from paceline.core.schedules.own import Own
 from paceline.errors import PlanError, suggest
 from paceline.plans.aliases import ALIASES, NEAREST, canonical
+from paceline.plans.codecs import codec_of, refuse_option
 from paceline.plans.data_parallel import DATA_PARALLEL, PEERS
 from paceline.plans.methods import Division, Method, Traits
 from paceline.plans.methods.pipeline import Pipeline
@@ -39,8 +40,8 @@ class Plan:
     chunks: int = 1
     #: Compute threads of each worker.
     threads: int = 1
-    #: The encoding of gradients on the wire.
-    codec: Codec = field(default_factory=Dense)
+    #: The codec of gradients on the wire; None: they travel as they are.
+    codec: Codec | None = None
     #: The options as the user gave them.
     options: dict[str, Option] = field(default_factory=dict)
 
@@ -72,9 +73,9 @@ class Plan:
         return self.method.shards if isinstance(self.method, ParameterServer) else 1
 
     @property
-    def wire(self) -> Codec:
-        """The encoding of what leaves a worker: the codec for a gradient, none for a replica."""
-        return self.codec if self.traits.sends_gradients else Dense()
+    def wire(self) -> Codec | None:
+        """The codec of the gradients that leave a worker; None if they leave it as they are, or if replicas do."""
+        return self.codec if self.traits.sends_gradients else None
 
     def fitted(self, shards: int) -> Plan:
         """Return the same plan with this number of shards, since each has at least one parameter."""
@@ -137,6 +138,8 @@ def _made(name: str, given: Mapping[str, Option], saved_table: str = "") -> Plan
     recipe = _recipe(name)
     for key, value in given.items():
         if key not in recipe.options:
+            if key == "codec":
+                raise refuse_option(name)
             raise PlanError(f"plan {name!r} has no option {key!r}; {suggest(key, recipe.options)}")
         if refusal := recipe.options[key].refusal(value):
             raise PlanError(f"plan {name!r}: {key}={value!r} {refusal}")
@@ -147,7 +150,8 @@ def _made(name: str, given: Mapping[str, Option], saved_table: str = "") -> Plan
         if isinstance(method.schedule, Own):
             workers = method.schedule.workers
         method.check_stages(name, workers)
-    return Plan(name, method, workers, chosen.get("chunks", 1), chosen["threads"], options=dict(given))
+    codec = codec_of(name, method, chosen.get("codec", DENSE))
+    return Plan(name, method, workers, chosen.get("chunks", 1), chosen["threads"], codec, options=dict(given))
 
 
 def _wanted(recipe: Recipe, chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,4 +58,5 @@ class Recipe:
 
 WORKERS, THREADS = Kind(2), Kind(1)
 TEAM = {"workers": WORKERS, "threads": THREADS}
-SERVER = {**TEAM, "shards": Kind(1)}
+SUMMED = {**TEAM, "codec": Kind("dense")}  # of plans whose workers exchange gradients
+SERVER = {**SUMMED, "shards": Kind(1)}

@@ -6,6 +6,7 @@ from math import isqrt
 
 from paceline.core.collectives.ring import Ring
 from paceline.core.splits.recipes.cannon import Cannon
+from paceline.core.splits.recipes.experts import Experts
 from paceline.core.splits.recipes.one_weird_trick import OneWeirdTrick
 from paceline.core.splits.recipes.per_layer import PerLayer
 from paceline.core.splits.recipes.redundant import Redundant
@@ -48,6 +49,11 @@ SPLIT: dict[str, Recipe] = {
         "replicas whose optimizer state, gradients and parameters lie in shares",
         lambda stage, data: SplitLayers(Zero(), Ring(), data, stage),
         {**REPLICAS, "stage": Kind(3, least=1, most=3)},
+    ),
+    "experts": Recipe(
+        "experts of a mixture divided among workers, everything else by samples",
+        lambda data: SplitLayers(Experts(), Ring(), data),
+        REPLICAS,
     ),
     "cannon": Recipe(
         "linear layers as products of blocks on a square grid of workers",

@@ -64,16 +64,20 @@ def ingest(
     patience: float = 30.0,
     on_event: OnEvent | None = None,
 ) -> Account:
-    """Add the rows of inputs to a stream until all have ended; return the account of the whole stream.
+    """Add the rows of inputs to a stream until all inputs have ended, and return the account of the whole stream.
 
-    recipe    with one source of lines, whose own files are not read
-    inputs    files and http addresses; or {name: iterable of lines, or function}. A line is bytes, text or, for
-              `JsonLines`, a dictionary. The lines of an iterable are all new; a function is called with how many lines
-              the stream has of it, and returns an iterable of those that come after them
-    rows      lines that are read for each shard
-    ahead     rows that may lie in the stream which no training has read or waits for, before this waits; None: any
-    patience  seconds to wait for so many lines: then a shard is made of those that came, and an input that brought none
-              is named as stopped, while the others go on
+    Args:
+        recipe: A recipe with one source of lines, whose own files are not read.
+        folder: The stream; it is created if it does not exist.
+        inputs: Files and http addresses, or `{name: lines}`. Lines are an iterable of bytes, text or, for `JsonLines`,
+            dictionaries, all of which are new; or a function that is called with the number of lines that the stream
+            has from it, and returns an iterable of those that follow.
+        rows: Lines that are read for each shard.
+        ahead: Rows that may be in the stream before any training has read or waits for them; at more, this function
+            waits. Default: any number.
+        patience: Seconds to wait for the lines of a shard. Then a shard is made of those that came, and an input that
+            brought none is reported as stopped while the others continue.
+        on_event: A function that is called with each sealed shard and each note about a source.
     """
     root = Path(folder)
     given = inputs if isinstance(inputs, Mapping) else {str(name): input_of(str(name)) for name in inputs}

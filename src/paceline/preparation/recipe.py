@@ -38,8 +38,8 @@ class Recipe:
         columns: `{name: expression}` of what a training reads, in the order in which it gets them. An expression is SQL
             over the fields, a list of such expressions (a vector), or `Words`.
         rules: `{name: predicate}`. Rows for which a predicate is not true are rejected under its name.
-        key: The fields that identify a row. One of several rows with the same key is kept. Without a key, equal rows
-            are all kept.
+        key: The field, or fields, that identify a row. One of several rows with the same key is kept. Without a key,
+            equal rows are all kept.
         splits: `{name: share}` of the rows. A row's split depends on its key and the seed alone.
         seed: Seeds the places of the rows.
         shard_rows: Rows per shard, a multiple of 4,096.
@@ -50,7 +50,7 @@ class Recipe:
     sources: Source | Sequence[Source]
     columns: Mapping[str, Expression]
     rules: Mapping[str, str] = field(default_factory=dict)
-    key: Sequence[str] = ()
+    key: str | Sequence[str] = ()
     splits: Mapping[str, float] = field(default_factory=lambda: {"train": 1.0})
     seed: int = 0
     shard_rows: int = 65536
@@ -61,6 +61,8 @@ class Recipe:
             object.__setattr__(self, "sources", tuple(self.sources))
         else:
             object.__setattr__(self, "sources", (self.sources,))
+        if isinstance(self.key, str):
+            object.__setattr__(self, "key", (self.key,))
         faults = list(self._faults())
         if faults:
             raise DataError("this recipe cannot be followed:\n" + "\n".join(f"  - {fault}" for fault in faults))

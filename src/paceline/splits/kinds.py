@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from paceline.jobs.experts import Experts, capacity_of
 from paceline.stages.tracing import Traced
 
 Facts = dict[str, object]
@@ -77,6 +78,8 @@ def _module(module: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> tuple[s
     kind = type(module)
     if kind is nn.MultiheadAttention:
         return _attention(module, args, kwargs)  # type: ignore[arg-type]
+    if isinstance(module, Experts):
+        return _experts(module, args, kwargs)
     if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or hasattr(module, "parametrizations"):
         return "any", {}
     if any(module._parameters.get(n) is not getattr(module, n) for n in module._parameters) or _hooked(module):
@@ -143,6 +146,13 @@ def _attention(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[s
     if not plain or not tensors or any(rest.values()) or kwargs.get("need_weights", True) or _hooked(module):
         return "any", {}
     return "attention", {"heads": (module.num_heads,)}
+
+
+def _experts(module: Experts, args: Any, kwargs: Any) -> tuple[str, Facts]:
+    if len(args) != 2 or kwargs or _hooked(module):
+        return "any", {}
+    capacity = capacity_of(tuple(args[1].shape), module.groups, module.capacity_factor)
+    return "experts", {"slots": (module.experts, module.groups, capacity, module.width)}
 
 
 def _getitem(args: Any, result: Any) -> tuple[str, Facts]:

@@ -12,9 +12,12 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
+from paceline.core.splits.experts import COMBINE, DISPATCH
+from paceline.core.splits.experts import COMPUTE as EXPERTS
 from paceline.core.splits.nodes import Layout, Node
 from paceline.core.splits.strips import DIM
 from paceline.gradients.randomness import reseed
+from paceline.jobs.experts import Routing, bounds_of, route
 from paceline.splits.slicing import window
 from paceline.stages.tracing import Traced
 
@@ -186,6 +189,30 @@ def _pointwise_strip(op: Operation, args: Any, kwargs: Any) -> Any:
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
+def _routing(op: Operation, probabilities: Tensor) -> tuple[Routing, int, int]:
+    """Route this worker's samples; return how many groups they are, too, and the capacity."""
+    _, groups, capacity, _ = op.node.numbers("slots")
+    shape = op.node.shapes[-1]
+    assert shape is not None
+    slots = op.layout.gives if op.node.kind == DISPATCH else op.layout.takes[0]
+    first, stop = slots.cuts[0].part(op.place)
+    starts = bounds_of(shape[0], groups)[first : stop + 1]
+    mine = tuple(start - starts[0] for start in starts)
+    return route(probabilities, mine, capacity), stop - first, capacity
+
+
+def _dispatch(op: Operation, args: Any, kwargs: Any) -> Tensor:
+    x, probabilities = args
+    dispatched: Tensor = op.module.dispatch(x, *_routing(op, probabilities))
+    return dispatched
+
+
+def _combine(op: Operation, args: Any, kwargs: Any) -> Tensor:
+    made, probabilities = args
+    combined: Tensor = op.module.combine(made, _routing(op, probabilities)[0], probabilities)
+    return combined
+
+
 def _reshape(op: Operation, args: Any, kwargs: Any) -> Tensor:
     assert op.node.shape is not None
     box = op.layout.gives.box(op.node.shape, op.place)
@@ -201,6 +228,9 @@ COMPUTE: dict[tuple[str, str], Callable[[Operation, Any, Any], Any]] = {
     ("attention", "heads"): _heads,
     ("dealt_blocks", "cannon"): lambda op, args, kwargs: args[0],
     ("block_product", "cannon"): _block_product,
+    (DISPATCH, "experts"): _dispatch,
+    (EXPERTS, "experts"): lambda op, args, kwargs: op.module.compute(*args),
+    (COMBINE, "experts"): _combine,
     ("convolution", "strips"): _strip,
     ("convolution_groups", "strips"): _strip,
     ("channelwise", "strips"): _strip,

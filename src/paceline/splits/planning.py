@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from paceline.core.splits.derivation import PARAMETER, Program, derive
 from paceline.core.splits.proof import prove_program
@@ -63,8 +64,31 @@ def split_blueprint(
         programs[tuple(tuple(t.shape) for t in tensors)] = program
     assert call is not None
     made = SplitBlueprint(call, exported, programs, shapes_of(module), moving, stage)
-    _rehearse(job, module, made, examples)
+    try:
+        _rehearse(job, module, made, examples)
+    except JobError as difference:
+        if any(p.dtype != torch.float32 for p in module.parameters()):
+            raise
+        _rehearse_in_float64(job, module, made, examples, difference)
     return made
+
+
+def _rehearse_in_float64(
+    job: Job, module: nn.Module, made: SplitBlueprint, examples: Sequence[Example], difference: JobError
+) -> None:
+    """Rehearse again with rounding that cannot matter; raise the difference that was found if there still is one.
+
+    In float32 a sum in another order may turn a number near zero, and ReLU or the choice of a maximum with it.
+    """
+    doubled = [(chunk, tree_map(_doubled, batch)) for chunk, batch in examples]
+    try:
+        _rehearse(job, copy.deepcopy(module).double(), made, doubled)
+    except (JobError, RuntimeError):  # or the loss has float32 numbers of its own
+        raise difference from None
+
+
+def _doubled(value: object) -> object:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _traced(twin: nn.Module, call: Call, tensors: Sequence[Tensor]) -> Traced:

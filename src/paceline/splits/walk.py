@@ -21,8 +21,7 @@ from torch import Tensor, fx
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_version
 from torch.utils._pytree import tree_map
 
-from paceline.core.splits import WHOLE, Placement
-from paceline.core.splits.cannon import KINDS
+from paceline.core.splits import WHOLE, Placement, cannon, experts
 from paceline.core.splits.derivation import JOINT, PARAMETER, Program, Step
 from paceline.core.splits.nodes import Layout, Node
 from paceline.gradients.replica import Replica
@@ -33,6 +32,7 @@ from paceline.splits.shares import Shares
 from paceline.stages.following import tensors_of
 from paceline.stages.tracing import KnownResult, Traced
 
+KINDS = (*cannon.KINDS, *experts.KINDS)  # operations that are no piece of the model's graph
 Key = tuple[str, Placement]
 Walk = Generator[Request, Tensor, float]
 

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from paceline.errors import JobError, users_code
 from paceline.gradients.randomness import draws
+from paceline.jobs.experts import Experts
 from paceline.jobs.job import Batch
 from paceline.stages.exporting import ExportedGraph, export_graph, graph_of
 from paceline.stages.following import CannotTrace, ModuleSnapshot, functions_whole, region
@@ -242,7 +243,8 @@ class _Tracer(fx.Tracer):
         return run, [self.root, *proxies]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return rule_of(m) is None and super().is_leaf_module(m, module_qualified_name)
+        own = isinstance(m, Experts)
+        return rule_of(m) is None and (own or super().is_leaf_module(m, module_qualified_name))
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         quiet = region()

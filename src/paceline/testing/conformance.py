@@ -85,6 +85,7 @@ PLANS = (
     Member("tensor", (2, 3)),
     Member("tensor:data=2", (4,)),
     Member("redundant", (2, 3)),
+    Member("experts", (2,)),
     Member("zero:stage=1", (3,)),
     Member("zero:stage=2", (2,)),
     Member("zero", (2, 5)),

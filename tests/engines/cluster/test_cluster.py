@@ -10,6 +10,7 @@ import torch
 import paceline as pl
 from paceline.engines import cluster
 from paceline.engines.cluster.roster import Roster
+from paceline.engines.replay.replay import replay
 from paceline.errors import PlanError, UsageError
 from paceline.links.tcp.doors import LOOPBACK, Address
 from paceline.plans.plan import RECIPES, Plan
@@ -32,7 +33,15 @@ def _same_bits(folder: Path, count: int, plans: list[str]) -> None:
 
 
 def test_the_same_bits_as_on_one_machine(tmp_path: Path) -> None:
-    _same_bits(tmp_path, 3, ["ring", "local_sgd:every=3", "gossip"])
+    _same_bits(tmp_path, 3, ["ring", "local_sgd:every=3", "gossip", "ring:codec=threshold:0.01", "tree:codec=half"])
+
+
+@pytest.mark.parametrize("plan", ["downpour:shards=2,codec=threshold:0.01", "dc_asgd:codec=int8"])
+def test_servers_on_other_nodes_read_coded_gradients(tmp_path: Path, plan: str) -> None:
+    """What each server applied is computed again from the pushes alone: the same bits."""
+    ranks = [told(each) for each in nodes(tmp_path, 2, [plan]).end()]
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert replay(folder).parameters_sha256 == ranks[0][0]["summary"]["parameters_sha256"]
 
 
 @pytest.mark.soak

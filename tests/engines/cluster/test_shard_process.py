@@ -85,7 +85,7 @@ def test_a_worker_is_shown_what_the_backup_has_and_nothing_newer() -> None:
     _get(server, hub, BACKUP, Replicated(VIEW, 2))
     expected = []
     for version, vector in enumerate(vectors, 1):
-        alone.apply(version, vector)
+        alone.apply(version, version - 1, vector)
         expected.append(bytes(alone.values))
     answers = [each for each in hub.posted if each[1] == pushed]
     assert [(peer, ints[-1]) for peer, _, ints, _ in answers] == [(peer_of(FIRST), 1), (peer_of(SECOND), 2)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from paceline.check.run import Report
 
 
-def as_json(report: Report) -> str:
+def as_object(report: Report) -> dict[str, Any]:
     """The report with the counts of files and lines."""
-    found = {
+    return {
         "findings": [finding.as_dict() for finding in report.findings],
         "files": report.files,
         "lines": report.lines,
@@ -17,4 +18,8 @@ def as_json(report: Report) -> str:
         "skipped": [skipped._asdict() for skipped in report.skipped],
         "failed": [failed._asdict() for failed in report.failed],
     }
-    return json.dumps(found, indent=1)
+
+
+def as_json(report: Report) -> str:
+    """The report as text."""
+    return json.dumps(as_object(report), indent=1)

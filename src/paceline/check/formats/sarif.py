@@ -61,7 +61,7 @@ def _version() -> str:
 def _result(finding: Finding) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": finding.rule,
-        "level": "error" if finding.confidence >= 0.8 else "warning",
+        "level": "error" if finding.confidence >= 0.5 else "warning",
         "message": {"text": f"{finding.message}\n{finding.explanation()}"},
         "locations": [_location(finding.path, finding.line, finding.column)],
         "partialFingerprints": {"paceline/v1": finding.fingerprint},

@@ -17,6 +17,7 @@ from paceline.check.findings import Finding, Step
 from paceline.check.names import dotted, enclosing, parent, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_caught, is_shared, own_locks
+from paceline.check.sharing import THREAD_WORDS, filled_at_once, removed_at_once
 from paceline.check.summaries import Facts
 
 
@@ -29,9 +30,53 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _vanishes(accesses, facts)
             yield from _removed(accesses, cls)
             yield from _filled(accesses, cls)
+    for accesses in _shared(facts):
+        yield from _at_once(accesses, facts)
     for accesses in accesses_of_globals(facts).values():
         yield from _filled(accesses, None)
     yield from _locked(facts)
+
+
+def _shared(facts: Facts) -> Iterator[list[Access]]:
+    """The accesses of every attribute and global of a file that starts threads."""
+    if facts.has_threads:
+        for cls in facts.module.classes.values():
+            yield from accesses_of_class(cls, facts).values()
+        yield from accesses_of_globals(facts).values()
+
+
+def _at_once(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+    """Checks of a key and uses of it in functions that threads run at the same time."""
+    for access, test in list(filled_at_once(accesses, facts))[:1]:
+        yield finding(
+            access.node,
+            access.fn,
+            f"{access.thing} is filled here after line {test.lineno} found no such key; several threads run "
+            f"{access.fn.qualname}, and two of them may find none and each store an object of its own",
+            [
+                Step("thread A", test.lineno, f"{access.fn.qualname} finds no such key"),
+                Step("thread B", test.lineno, "finds none either, and stores an object"),
+                Step("thread A", access.line, "stores another one: thread B keeps using the first"),
+            ],
+            "hold a lock over the check and the change, or use setdefault()",
+            access.thing,
+            0.6,
+        )
+    for access, test, other in list(removed_at_once(accesses, facts))[:1]:
+        yield finding(
+            access.node,
+            access.fn,
+            f"{access.thing} is asked for a key at line {test.lineno} and used here; {other.fn.qualname}, in another "
+            f"thread, may remove the key in between (line {other.line})",
+            [
+                Step("thread A", test.lineno, f"{access.fn.qualname} finds the key"),
+                Step("thread B", other.line, f"{other.fn.qualname} removes it"),
+                Step("thread A", access.line, "uses it: KeyError"),
+            ],
+            "use .get() or .pop(key, None) and check the result, or hold one lock over both",
+            access.thing,
+            0.6,
+        )
 
 
 def _locked(facts: Facts) -> Iterator[Finding]:
@@ -267,5 +312,5 @@ RULE = Rule(
             def stop(self):
                 self.buffer = None
     """,
-    needs=("threading", "Thread", "thread", "Lock"),
+    needs=THREAD_WORDS,
 )

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
-from paceline.check.components import strongly_connected
+from paceline.check.components import shortest_circles
 from paceline.check.declarations import Formal, Function, Resource
 from paceline.check.effects import has_timeout, runs_now
 from paceline.check.findings import Finding, Step
@@ -57,9 +58,8 @@ def find(facts: Facts) -> Iterator[Finding]:
     for name, others in following.items():
         if name in others:
             yield _report([edges[name, name]])
-    for group in strongly_connected(following):
-        circle = _circle(sorted(group), following)
-        used = [edges[pair] for pair in circle]
+    for circle in shortest_circles(following):
+        used = [edges[pair] for pair in pairwise([*circle, circle[0]])]
         queues = {put.queue.id for _, put, _ in used}
         if len(queues) == len(used) and any(_grows(actor, put) for actor, put, _ in used):
             yield _report(used)
@@ -155,21 +155,6 @@ def _conditions(use: Use) -> set[int]:
         found.add(id(at))
         at = enclosing(at, ast.If, ast.For, ast.AsyncFor, ast.While)
     return found
-
-
-def _circle(group: list[str], following: dict[str, list[str]]) -> list[tuple[str, str]]:
-    """The shortest circle through the first actor of a component."""
-    start = group[0]
-    todo, seen = [[start]], {start}
-    while todo:
-        path = todo.pop(0)
-        for name in following.get(path[-1], ()):
-            if name == start and len(path) > 1:
-                return list(zip(path, [*path[1:], start], strict=True))
-            if name in group and name not in seen:
-                seen.add(name)
-                todo.append([*path, name])
-    return []
 
 
 def _report(circle: list[tuple[Actor, Use, Use]]) -> Finding:

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 
 from paceline.check.declarations import Function
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted
+from paceline.check.names import dotted, short_name
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import BEGINNINGS, is_shared
+from paceline.check.sharing import THREAD_WORDS, overlap
 from paceline.check.summaries import Facts
 
 PLAIN = (
@@ -46,6 +47,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _starts(test, fn, facts)
             yield from _looks_once(test, fn, facts)
             yield from _single(test, fn, facts)
+            yield from _made_at_once(test, fn, facts)
 
 
 def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -90,6 +92,21 @@ def _looks_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
             name,
             0.75,
         )
+
+
+def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+    """An attribute or global that several threads create on first use."""
+    name = absent(test.test)
+    own = fn.cls is not None and name.startswith(fn.self_name + ".") and name.count(".") == 1
+    if not name or not (own or name in fn.globals) or not overlap(fn, fn, facts):
+        return
+    for statement in test.body:
+        if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
+            made = isinstance(statement.value, ast.Call) and short_name(statement.value.func)[:1].isupper()
+            if made and not facts.held_at(statement, fn):
+                tested = f"`{ast.unparse(test.test)}`"
+                yield _report(statement, fn, f"{name} is created on first use by several threads", tested, name, 0.6)
+                return
 
 
 def absent(test: ast.expr) -> str:
@@ -182,5 +199,5 @@ RULE = Rule(
                         self.start()
                 return entry
     """,
-    needs=("thread", "Thread", "Lock"),
+    needs=THREAD_WORDS,
 )

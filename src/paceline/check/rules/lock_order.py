@@ -12,15 +12,13 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
-from paceline.check.components import strongly_connected
+from paceline.check.components import shortest_circles
 from paceline.check.effects import text_of
 from paceline.check.findings import Finding, Step
 from paceline.check.orders import WITNESSES, Edge, edges, of_instances
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.summaries import Facts, call_steps
 from paceline.narrative import Wait
-
-LONGEST = 4  # locks in a cycle
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -38,39 +36,13 @@ def find(facts: Facts) -> Iterator[Finding]:
             kept = ways.setdefault((first.id, second.id), [])
             if len(kept) < WITNESSES:
                 kept.append(edge)
-    for circle in _circles(ways):
-        chosen = _together([ways[pair] for pair in circle])
+    following: dict[str, list[str]] = {}
+    for one, other in ways:
+        following.setdefault(one, []).append(other)
+    for circle in shortest_circles(following):
+        chosen = _together([ways[pair] for pair in pairwise([*circle, circle[0]])])
         if chosen is not None:
             yield _report(chosen, ways)
-
-
-def _circles(edges: dict[tuple[str, str], list[Edge]]) -> Iterator[list[tuple[str, str]]]:
-    """The shortest cycle through each lock of a strongly connected component; each set of locks once."""
-    following: dict[str, list[str]] = {}
-    for first, second in edges:
-        following.setdefault(first, []).append(second)
-    reported: set[frozenset[str]] = set()
-    for group in strongly_connected(following):
-        for start in sorted(group):
-            path = _back_to(start, following, group)
-            if path is None or frozenset(path) in reported:
-                continue
-            reported.add(frozenset(path))
-            yield list(pairwise([*path, start]))
-
-
-def _back_to(start: str, following: dict[str, list[str]], group: set[str]) -> list[str] | None:
-    """The shortest path from a lock back to itself, by breadth-first search."""
-    todo, seen = [[start]], {start}
-    while todo:
-        path = todo.pop(0)
-        for name in sorted(following.get(path[-1], ())):
-            if name == start and len(path) > 1:
-                return path
-            if name in group and name not in seen and len(path) < LONGEST:
-                seen.add(name)
-                todo.append([*path, name])
-    return None
 
 
 def _together(ways: list[list[Edge]]) -> list[Edge] | None:

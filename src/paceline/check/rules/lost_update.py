@@ -14,9 +14,11 @@ from paceline.check.accesses import Access
 from paceline.check.catalogue import LOCKS
 from paceline.check.declarations import Class
 from paceline.check.findings import Finding, Step
-from paceline.check.names import dotted, parent, short_name
+from paceline.check.names import dotted, enclosing, parent, short_name
+from paceline.check.rules.lazy_start import absent
 from paceline.check.rules.rule import Rule, finding
 from paceline.check.shared_state import accesses_of_class, accesses_of_globals, is_shared
+from paceline.check.sharing import THREAD_WORDS, filled_at_once
 from paceline.check.summaries import Facts
 
 
@@ -77,8 +79,9 @@ def _global(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     inside = [a for a in accesses if a.changes and facts.threads_of(a.fn)]
     if not inside:
         return
+    filled = {id(access.node) for access, _ in filled_at_once(accesses, facts)}  # reported as PC401
     for access in inside:
-        if access.locks:
+        if access.locks or id(access.node) in filled or _on_first_use(access):
             continue
         reads = access.kind == "update" or any(
             a.fn is access.fn and not a.changes and a.line <= access.line for a in accesses
@@ -98,6 +101,12 @@ def _global(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         if plain and access.kind == "write" and not _flag(access):
             yield _report(access, None, plain[0].fn.qualname)
             return
+
+
+def _on_first_use(access: Access) -> bool:
+    """Whether this is created where it was found to be missing, which PC405 reports."""
+    test = enclosing(access.node, ast.If)
+    return isinstance(test, ast.If) and absent(test.test) == access.thing
 
 
 def _others(access: Access, inside: list[Access], facts: Facts) -> str:
@@ -183,5 +192,5 @@ RULE = Rule(
                     self._last += 1
                     return self._last
     """,
-    needs=("thread", "Thread"),
+    needs=THREAD_WORDS,
 )

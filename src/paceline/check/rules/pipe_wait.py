@@ -171,7 +171,7 @@ def _report(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str
 
 def _order(made: ast.Call, fn: Function) -> int:
     """The index among the function's calls of that name, which changes less often than the line."""
-    return [c for c in fn.calls if dotted(c.func) == dotted(made.func)].index(made)
+    return sum(dotted(c.func) == dotted(made.func) and c.lineno < made.lineno for c in fn.calls)
 
 
 RULE = Rule(

@@ -47,7 +47,8 @@ def integer_file(network: IntegerNetwork, kernel: Kernel, samples: Tensor, about
     convert = CONVERT.format(place=writer.places[INPUT], into=_from_model(shape, "arena"), out=_to_model(last.shape))
     body = [
         _defines(numbers, floats), text("bytes.c"), f"\nstatic uint8_t arena[{writer.arena.size}];\n",
-        *writer.functions, "\n", *writer.arrays, SPLIT.format(run=run), text("bytes_input.c"), convert,
+        *writer.functions, "\n", *writer.arrays, SPLIT.format(run=run),
+        "\n#ifndef NET_BYTES_ONLY", text("bytes_input.c"), convert, "#endif\n",
         _byte_tests(network, samples), text("main.c"),
     ]  # fmt: skip
     return CFile(_head(about, kernel.flags) + "".join(body), kernel.flags, writer.arena.size, True)
@@ -79,7 +80,8 @@ def float_file(network: Network, samples: Tensor, about: Sequence[str] = ()) -> 
 HEAD = """/* {about}
  *
  * gcc -std=c99 {flags} net.c -o net && ./net      compares the results of {tests} samples with the recorded ones
- * -DNET_LIBRARY leaves `main` and these samples out. The values between layers are static: one call at a time.
+ * -DNET_LIBRARY leaves `main` and these samples out, -DNET_BYTES_ONLY leaves `net_run` out.
+ * The values between layers are static: one call at a time.
  */
 #include <stdint.h>
 #include <string.h>

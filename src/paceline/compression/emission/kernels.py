@@ -19,7 +19,7 @@ from paceline.compression.emission.writer import Windows, Writer, text
 from paceline.compression.integers import IntegerStep
 from paceline.compression.network import Window
 
-LANES = 16
+LANES, FOUR = 16, 4
 MOST_PIXELS = 8
 VECTORS = "#if defined(__AVX512VNNI__) && defined(__AVX512VBMI__) && defined(__AVX512BW__) && defined(__AVX512VL__)"
 DSP = "#if defined(__ARM_FEATURE_DSP)"
@@ -121,18 +121,29 @@ def _uses_vectors(writer: Writer, what: str) -> None:
     writer.uses(f"\n{VECTORS}{text(f'bytes_{what}_vectors.c')}#else{text(f'bytes_{what}_lanes.c')}#endif\n")
 
 
-def vectors_affine(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:
-    """Blocks of sixteen outputs; four bytes of the window are one word of a lane."""
+def _blocks(it: IntegerStep, found: Windows, lanes: int) -> list[int]:
+    """Weights in blocks of outputs; four bytes of the window are one word of a lane."""
     fours = 8 if it.bits == 4 else 4
     weight = parts(_signed(it), found)
-    weight = functional.pad(weight, (0, -found.length % fours, 0, 0, 0, 0, 0, -found.outputs % LANES))
+    weight = functional.pad(weight, (0, -found.length % fours, 0, 0, 0, 0, 0, -found.outputs % lanes))
     # [block, output, rows, columns, group, four] -> [block, rows, columns, group, output, four]
-    blocks = weight.reshape(-1, LANES, found.rows, found.columns, weight.shape[-1] // 4, 4).permute(0, 2, 3, 4, 1, 5)
+    blocks = weight.reshape(-1, lanes, found.rows, found.columns, weight.shape[-1] // 4, 4).permute(0, 2, 3, 4, 1, 5)
     if it.bits == 4:  # the lower halves are one group of four, the upper ones the next
-        twos = blocks.reshape(-1, 2, LANES * 4).permute(0, 2, 1).reshape(-1, 2)
-        numbers = [packed(first, second) for first, second in twos.tolist()]
-    else:
-        numbers = blocks.flatten().tolist()
+        twos = blocks.reshape(-1, 2, lanes * 4).permute(0, 2, 1).reshape(-1, 2)
+        return [packed(first, second) for first, second in twos.tolist()]
+    return [int(number) for number in blocks.flatten().tolist()]
+
+
+def cortex_affine(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:
+    """Blocks of four outputs."""
+    layer = _layer(writer, it, number, found, _blocks(it, found, FOUR))
+    writer.uses(text("bytes_affine_cortex.c"))
+    return f"affine_fours({layer}, {source}, {_targets(it, target)}, {it.bits});"
+
+
+def vectors_affine(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:
+    """Blocks of sixteen outputs."""
+    numbers = _blocks(it, found, LANES)
     layer = _layer(writer, it, number, found, numbers, LANES)
     _uses_vectors(writer, "affine")
     if it.wide or found.height * found.width == 1:
@@ -163,3 +174,6 @@ def vectors_window(writer: Writer, it: IntegerStep, number: int, found: Windows,
 SMALL = Kernel("small", "loops that all layers share", small_affine, small_window, ("-Os",))
 PLAIN = Kernel("plain", "the same loops, optimised", small_affine, small_window, ("-O3", "-march=native"))
 WIDE = Kernel("vectors", "AVX-512 with VNNI", vectors_affine, vectors_window, ("-O3", "-march=native"))
+M4 = ("-mcpu=cortex-m4", "-mthumb", "-DNET_BYTES_ONLY")
+CORTEX = Kernel("cortex", "two products at once", cortex_affine, small_window, ("-O3", *M4))
+CORTEX_SMALL = Kernel("small", "loops that all layers share", small_affine, small_window, ("-Os", *M4))

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
-from paceline.core.splits import COPIED, WHOLE, Placement, flat
-from paceline.core.splits.cannon import KINDS, PRODUCT, Cannon, steps
+from paceline.core.splits import COPIED, WHOLE, Placement, cannon, experts, flat
+from paceline.core.splits.cannon import PRODUCT
 from paceline.core.splits.catalogue import SPLITS
 from paceline.core.splits.following import follow
 from paceline.core.splits.movements import Movement, kind_of
@@ -31,6 +31,8 @@ from paceline.errors import PlanError
 
 #: Chooses the split of a layer from how what it takes was made; an empty word lets it follow.
 Choose = Callable[[Node, Sequence[Placement], int], str]
+#: Ways under which a layer becomes several operations.
+COMPOSED = {cannon.Cannon.name: cannon.steps, experts.Experts.name: experts.steps}
 PARAMETER = "@"  # before the name of a parameter, where it is a value of the program
 JOINT = "+"  # the value that gradients of several parameters are together, to be added up in one movement
 
@@ -173,7 +175,7 @@ class _Derivation:
         way = choose(node, found, self.workers)
         if way and (why := SPLITS[way].refusal(node, self.workers)):
             raise PlanError(f"{node.layer or node.name} cannot be split by {way}: {why}")
-        for each in steps(node, self.workers) if way == Cannon.name else (node,):
+        for each in COMPOSED[way](node, self.workers) if way in COMPOSED else (node,):
             layout = SPLITS[way].layout(each, self.workers) if way else follow(node, found, self.workers)
             self.compute(each, way, layout)
 
@@ -237,9 +239,10 @@ def derive(
         found.add(node, choose)
     for value in outputs:
         found.move(None, value, WHOLE)
-    blocks = {name: node for name, node in found.nodes.items() if node.kind in KINDS}
-    needs = {*needs, *(name for name, node in blocks.items() if node.kind == PRODUCT or node.takes[0] in needs)}
-    drops = drops or bool(blocks)
+    for name, node in found.nodes.items():
+        if "#" in name and (node.held or any(value in needs for value in node.takes)):
+            needs = {*needs, name}
+    drops = drops or any(node.kind in cannon.KINDS for node in found.nodes.values())
     return Program(
         workers, found.nodes, found.ways, found.layouts, found.stored, found.shapes, tuple(inputs), tuple(outputs),
         frozenset(needs), tuple(found.steps), drops,

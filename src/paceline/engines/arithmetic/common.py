@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,7 +10,6 @@ from torch import Tensor
 from paceline.data.source import Reader
 from paceline.engines.outcome import Snapshot
 from paceline.engines.setup import Setup
-from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.learner import Learner
 
 
@@ -34,7 +33,3 @@ def make_learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:
     replica = setup.placement.replica(0, setup.job, module.train(), setup.probe.moving)
     optimizer = setup.job.make_optimizer(module, replica.parameters)
     return Learner(replica, Reader(setup.source, setup.order(), 0, lambda _: None)), optimizer
-
-
-def make_encoders(setup: Setup, parameters: Sequence[Tensor]) -> list[GradientEncoder]:
-    return [GradientEncoder(setup.plan.wire, parameters) for _ in range(setup.plan.workers)]

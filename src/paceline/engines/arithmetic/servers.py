@@ -14,7 +14,7 @@ from paceline.engines.servers import ServerPort, WorkerSide
 from paceline.engines.servers.open_ports import gather_buffers, open_ports, put_version_0, restore, version_shapes
 from paceline.engines.servers.shard_memory import newest_values, private_memory
 from paceline.engines.setup import Setup
-from paceline.gradients.encoder import GradientEncoder
+from paceline.gradients.encoder import encoder_of
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import trainable
 from paceline.parameters.replicas import mean_of
@@ -44,10 +44,12 @@ class ServerArithmetic:
         for worker in range(plan.workers):
             if worker:
                 learner, optimizer = make_learner(setup)
-            side = WorkerSide(worker, plan, learner, optimizer, layout, lambda *row: None, lambda version, state: None)
+            encoder = encoder_of(plan.wire, layout, learner.replica)
+            side = WorkerSide(
+                worker, plan, learner, optimizer, layout, encoder, lambda *row: None, lambda version, state: None
+            )
             self.sides.append(side)
             self.ports.append(open_ports(side, self.memories, lambda number, shared: nullcontext(0), self.buffers))
-        self.encoders = [GradientEncoder(plan.wire, side.learner.replica.parameters) for side in self.sides]
         self.gradients: list[list[Tensor | None]] = [[] for _ in self.sides]
         #: What `hold` has kept of shards.
         self.held: dict[int, Tensor] = {}
@@ -67,7 +69,7 @@ class ServerArithmetic:
         task = chunks[0].update if chunks else -1  # a share of a small batch may be empty
         if chunks and self.setup.agenda.begins(task):
             port.begin_part()
-        computed = self.encoders[worker].sent(side.learner.compute(chunks))
+        computed = side.learner.compute(chunks)
         self.gradients[worker] = port.settle(task, computed)
         return computed
 

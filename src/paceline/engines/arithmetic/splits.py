@@ -16,7 +16,7 @@ from paceline.core.rules import Arrival
 from paceline.core.rules.plain import Plain
 from paceline.data.source import Reader
 from paceline.engines.arithmetic.common import Snapshots
-from paceline.engines.arithmetic.synchronous import execute
+from paceline.engines.arithmetic.execute import execute
 from paceline.engines.setup import Setup
 from paceline.errors import NotFinite
 from paceline.gradients.learner import Learner

@@ -11,10 +11,12 @@ from torch import Tensor
 from paceline.core.agenda import Chunk
 from paceline.core.cluster.epochs import Epochs
 from paceline.core.cluster.shares import fitting
-from paceline.core.collectives import Collective, Part, segment_cuts
+from paceline.core.collectives import Collective
 from paceline.core.rules import Arrival
 from paceline.core.rules.plain import Plain
-from paceline.engines.arithmetic.common import Snapshots, make_encoders, make_learner
+from paceline.engines.arithmetic.coded import CodedPayloads
+from paceline.engines.arithmetic.common import Snapshots, make_learner
+from paceline.engines.arithmetic.execute import execute
 from paceline.engines.setup import Setup
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.parameters.replicas import AveragingReplica, mean_of, weighted_sum
@@ -32,22 +34,31 @@ class SharedParameters:
         self.epochs = epochs
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         self.learner, optimizer = make_learner(setup)
-        parameters = self.learner.replica.parameters
         self.store = self.learner.replica.local_store(optimizer, Plain())
-        self.payloads = Payloads(setup, method.collective) if method.collective is not None else None
-        self.encoders = make_encoders(setup, parameters)
+        self.payloads: Payloads | CodedPayloads | None = None
+        if method.collective is not None:
+            coded = setup.plan.wire is not None
+            self.payloads = (
+                CodedPayloads(setup, method.collective, self.learner) if coded else Payloads(setup, method.collective)
+            )
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
         """Compute one worker's share of an update; all shares start from the same buffers."""
         start = [b.clone() for b in self.learner.replica.moving]
-        computed = self.encoders[worker].sent(self.learner.compute(chunks))
+        computed = self.learner.compute(chunks)
+        if isinstance(self.payloads, CodedPayloads):
+            self.payloads.write(worker, computed, chunks[0].update if chunks else 0)
         for buffer, value in zip(self.learner.replica.moving, start, strict=True):
             buffer.copy_(value)
         return computed
 
     def apply(self, update: int, shares: list[GradientSum]) -> None:
         """Add the shares of all ranks up, then let the optimizer apply the whole batch's gradient."""
-        whole = shares[0] if self.payloads is None else self.payloads.sum(shares)
+        whole = shares[0]
+        if isinstance(self.payloads, CodedPayloads):
+            whole = self.payloads.sum(update, self.epochs.shares.ranks(update), shares)
+        elif self.payloads is not None:
+            whole = self.payloads.sum(shares)
         Plain().update(self.store, Arrival(self.learner.settle(whole)))
         self.store.schedule.hear(whole.mean)
 
@@ -124,12 +135,11 @@ class CoordinatedWorkers:
         self.payloads = Payloads(setup, method.collective)
         self.numbers = [torch.zeros(1, dtype=torch.float64) for _ in self.slices]
         self.doing, self.first = 0, list[GradientSum]()
-        self.encoders = make_encoders(setup, self.slices[0].learner.replica.parameters)
         self.on_exchange: OnExchange = lambda update, size, losses: None
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
         self.slices[worker].rewind()
-        return self.encoders[worker].sent(self.slices[worker].learner.compute(chunks))
+        return self.slices[worker].learner.compute(chunks)
 
     def apply(self, update: int, shares: list[GradientSum]) -> None:
         self.doing, self.first = update, shares
@@ -222,19 +232,3 @@ class Payloads:
     def _write(self, shares: list[GradientSum]) -> None:
         for payload, share in zip(self.payloads, shares, strict=False):  # a group may have lost workers
             payload.write(share)
-
-
-def execute(collective: Collective, flats: list[Tensor]) -> None:
-    """Run a collective's table over vectors of one process."""
-    workers = len(flats)
-    cuts = segment_cuts(len(flats[0]), collective.segments(workers), flats[0].element_size())
-
-    def piece(part: Part, worker: int) -> Tensor:
-        return flats[worker][cuts[part.first] : cuts[part.stop]]
-
-    for row in zip(*(collective.steps(worker, workers) for worker in range(workers)), strict=True):
-        taken = [None if s.receive is None else piece(s.receive, s.receive.other).clone() for s in row]
-        for worker, (step, received) in enumerate(zip(row, taken, strict=True)):
-            if step.receive is not None and received is not None:
-                mine = piece(step.receive, worker)
-                mine.add_(received) if step.reduce else mine.copy_(received)

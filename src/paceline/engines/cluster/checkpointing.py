@@ -15,6 +15,7 @@ from paceline.engines.local.checkpointing import MARGIN, Writer, model_of
 from paceline.engines.setup import Setup
 from paceline.engines.signals import Signals
 from paceline.parameters.worker_state import WorkerState
+from paceline.plans.plan import Plan
 
 
 class FarCheckpoints:
@@ -61,7 +62,7 @@ class FarCheckpoints:
         self.writer.close()
 
     def _complete(self, states: dict[int, WorkerState], alive: Collection[int]) -> bool:
-        if self.setup.plan.traits.agrees:
+        if self.setup.plan.traits.agrees and not owes(self.setup.plan):
             return any(state.tensors for state in states.values())
         return all(rank in states for rank in alive)
 
@@ -71,11 +72,12 @@ class FarCheckpoints:
         self._states = {later: found for later, found in self._states.items() if later > update}
         self._last, self._taken_at = update, time.monotonic()
         self.signals.requested, self._margin = False, MARGIN
-        some = next(states[rank] for rank in sorted(states) if states[rank].tensors)
+        some = next(states[rank] for rank in sorted(states) if "values.0" in states[rank].tensors)
         missing = WorkerState() if self.setup.plan.traits.agrees else some
         own = {rank: states.get(rank, missing) for rank in range(self.setup.plan.workers)}
-        if self.setup.plan.traits.agrees:
-            own = {rank: some if rank == 0 else WorkerState() for rank in own}
+        if self.setup.plan.traits.agrees:  # one has what all have; what it owes is each worker's own
+            own = {rank: state.only("owed") for rank, state in own.items()}
+            own[0] = some.without("owed") | own[0]
         holders = {f"worker.{rank}": state for rank, state in own.items()}
         return Checkpoint(update, time.perf_counter_ns() - self.origin, self.request.lives, None, holders)
 
@@ -84,7 +86,13 @@ class FarCheckpoints:
         checkpoints.write(self.request.run, checkpoint, model_of(self.setup, checkpoint))
 
 
+def owes(plan: Plan) -> bool:
+    """Whether each worker keeps something of its own between two gradients, though all hold the same parameters."""
+    codec = plan.wire
+    return codec is not None and (codec.feedback or bool(codec.remembers((2, 2))))
+
+
 def state_for(start: Checkpoint, rank: int, agrees: bool) -> WorkerState:
     """Return the state that a worker begins with in a resumed run."""
     own = start.holders.get(f"worker.{rank}", WorkerState())
-    return start.holders["worker.0"] | own if agrees else own
+    return start.holders["worker.0"].without("owed") | own if agrees else own

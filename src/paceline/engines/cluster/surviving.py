@@ -10,11 +10,16 @@ import torch
 from paceline.core.agenda import Agenda, Chunk
 from paceline.core.cluster.group import Regroup
 from paceline.core.cluster.shares import fitting
+from paceline.core.codecs import Codec
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.engines.cluster.seat import Seat
+from paceline.engines.local.coded_sums import CodedSums, frames_of
 from paceline.engines.local.collectives import Means, NeighbourMixing, PayloadReduction, Reduction, Sums
 from paceline.errors import PeerLost
+from paceline.gradients.coded_frame import CodedFrame
+from paceline.gradients.encoder import GradientEncoder
+from paceline.gradients.message import MessageShape
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.links import TURNS
 from paceline.links.tcp.link import TcpLink
@@ -31,13 +36,18 @@ Again = Callable[[int, GradientSum], GradientSum]
 class SurvivingGroup:
     """`Group` of ranks over TCP."""
 
-    def __init__(self, seat: Seat, agenda: Agenda, layout: Layout) -> None:
+    def __init__(self, seat: Seat, agenda: Agenda, layout: Layout, codec: Codec | None = None) -> None:
         self.seat, self.agenda, self.layout = seat, agenda, layout
+        self.encoder: GradientEncoder | None = None
         #: How a gradient is computed again; replicas that are averaged are what they are.
         self.again: Again = lambda update, computed: computed
         length, dtype = Payload.length(layout), layout.dtype
+        if codec is not None:
+            length = CodedFrame.size(MessageShape(codec, layout.shards[0], dtype), layout)
+            dtype = torch.uint8
         seat.vectors = [torch.zeros(length, dtype=dtype) for _ in range(TURNS)]
-        self.payloads = [Payload(layout, vector) for vector in seat.vectors]
+        self.payloads = [Payload(layout, vector) for vector in seat.vectors] if codec is None else []
+        self.frames: list[CodedFrame] = []
 
     @property
     def leads(self) -> bool:
@@ -53,13 +63,18 @@ class SurvivingGroup:
     def coming(self, update: int) -> list[Chunk]:
         return [chunk for part in self.seat.parts(update) for chunk in self.agenda.mine(update, part)]
 
-    def sums(self, collective: Collective) -> SurvivingSums:
+    def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> SurvivingSums:
+        if encoder is not None:
+            self.encoder, self.frames = encoder, frames_of(self.seat.vectors, encoder, self.layout)
+            self.payloads = [frame.payload for frame in self.frames]
         return SurvivingSums(self, lambda link, ranks: self._reduction(link, collective, ranks), self.again)
 
     def mixing(self, graph: Neighbours) -> SurvivingMeans:
         return SurvivingMeans(self, lambda link, ranks: NeighbourMixing(link, graph, ranks, self.layout, self.payloads))
 
-    def _reduction(self, link: TcpLink, collective: Collective, ranks: int) -> PayloadReduction:
+    def _reduction(self, link: TcpLink, collective: Collective, ranks: int) -> Sums:
+        if self.encoder is not None:
+            return CodedSums(link, fitting(collective, ranks), ranks, self.frames, self.encoder)
         return PayloadReduction(Reduction(link, fitting(collective, ranks), ranks), self.payloads)
 
 
@@ -72,7 +87,7 @@ class _Exchange(Protocol):
 class SurvivingSums:
     """`Sums` that are made again when the group changes."""
 
-    def __init__(self, group: SurvivingGroup, over: Callable[[TcpLink, int], PayloadReduction], again: Again) -> None:
+    def __init__(self, group: SurvivingGroup, over: Callable[[TcpLink, int], Sums], again: Again) -> None:
         self.group, self.seat, self._over, self._again = group, group.seat, over, again
         #: The collective over the current link.
         self._sums = over(*current(group.seat))
@@ -83,7 +98,9 @@ class SurvivingSums:
         while (found := attempt(self.seat, number, computed, self._sums.all_reduce)) is None:
             group, more = joined(self.seat)
             self._sums, waited = self._over(*current(self.seat)), waited + more
-            if group.number > number:  # taken from a rank that had it
+            if group.number > number:  # taken from a rank that had it, and so had this one's message
+                if self.group.encoder is not None:
+                    self.group.encoder.settle()
                 return self.group.payloads[number % TURNS].read(computed.samples), waited, 0
             computed = self._again(number, computed)
         total, more, sent = found

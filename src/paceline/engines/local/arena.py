@@ -34,6 +34,8 @@ from paceline.engines.local.channels import mail_of
 from paceline.engines.local.worker_context import KEPT, REQUESTED, WorkerMemory
 from paceline.engines.servers.open_ports import put_version_0, restore, version_shapes
 from paceline.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
+from paceline.gradients.coded_frame import CodedFrame
+from paceline.gradients.message import MessageShape
 from paceline.gradients.payload import Payload
 from paceline.links import Link
 from paceline.links.doorbell import Doorbell
@@ -83,6 +85,8 @@ class ArenaShape:
     mail: tuple[MailShape, ...] = ()
     #: Numbers of a payload.
     payload: int = 0
+    #: Bytes of a frame under a codec, which then takes the place of a payload.
+    frame: int = 0
     #: The most bytes that a worker with parts of layers sends in one exchange.
     parts: int = 0
 
@@ -111,7 +115,14 @@ class ArenaShape:
             return ArenaShape(workers, layout, "parts", plan.results, payload=payload, parts=split.bytes_sent(layout))
         if isinstance(method, Alone | NativeDdp):
             return ArenaShape(workers, layout, "alone", plan.results)
-        return ArenaShape(workers, layout, "collective", plan.results, payload=Payload.length(layout))
+        payload = Payload.length(layout)
+        frame = CodedFrame.size(MessageShape(plan.wire, layout.shards[0], layout.dtype), layout) if plan.wire else 0
+        return ArenaShape(workers, layout, "collective", plan.results, payload=payload, frame=frame)
+
+    @property
+    def vector(self) -> tuple[int, torch.dtype]:
+        """The numbers and the dtype of what a collective exchanges."""
+        return (self.frame, torch.uint8) if self.frame else (self.payload, self.layout.dtype)
 
 
 class Arena:
@@ -131,10 +142,9 @@ class Arena:
         self.traces = [TraceRing(memory.take(TraceRing.size())) for _ in range(workers)]
         self.desk = DeskMemory(shape.desk, DoubleBuffer(memory, shape.desk.ints)) if shape.desk else None
         self.shards = [self._shard(number) for number in range(len(shape.layout.shards))] if shape.desk else []
-        length, dtype = shape.payload, shape.layout.dtype
-        #: The vectors that collectives add up: whole payloads, and one number per worker.
+        #: The vectors that collectives add up: whole payloads or frames, and one number per worker.
         self.payloads, self.numbers = [
-            SharedVectors(memory, workers, count, kind) for count, kind in ((length, dtype), (1, torch.float64))
+            SharedVectors(memory, workers, count, kind) for count, kind in (shape.vector, (1, torch.float64))
         ]
         self.parts = SharedVectors(memory, workers, shape.parts, torch.uint8)
         kept = sum(shard.machine.slots for shard in self.shards)
@@ -267,6 +277,6 @@ def _size(shape: ArenaShape) -> int:
             size += machine.slots * (Payload.length(shape.layout) * number + 64)
     size += shape.results * (shape.layout.bytes + 64)
     size += sum(mail.size for mail in shape.mail)
-    size += SharedVectors.size(workers, shape.payload, shape.layout.dtype)
+    size += SharedVectors.size(workers, *shape.vector)
     size += SharedVectors.size(workers, 1, torch.float64) + SharedVectors.size(workers, shape.parts, torch.uint8)
     return size + 64 * 1024

@@ -64,7 +64,7 @@ class CheckpointCoordinator:
     def _fill_buffers(self, start: Checkpoint) -> None:
         """Give each worker the state that the worker of its number had, or that all had where all hold the same."""
         tag = start.cut.versions[0] if start.cut else start.updates
-        common = start.holders["worker.0"] if self.setup.plan.traits.agrees else WorkerState()
+        common = start.holders["worker.0"].without("owed") if self.setup.plan.traits.agrees else WorkerState()
         for number, state_buffer in enumerate(self.state_buffers):
             if f"worker.{number}" in start.holders:
                 state_buffer.next.write(tag, common | start.holders[f"worker.{number}"])

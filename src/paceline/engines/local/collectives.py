@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.core.collectives import Collective, Part, Step, segment_cuts
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.gradients.payload import GradientSum, Payload
+from paceline.gradients.segments import Segments
 from paceline.links import TURNS, Link, Span
 from paceline.parameters.replicas import weighted_sum
 
@@ -43,7 +44,7 @@ class _Move(NamedTuple):
     peer: int
     taken: Span
     #: Adds the received part to this worker's own, or replaces it; None where nothing is received.
-    combine: Callable[[Tensor], Tensor] | None
+    combine: Callable[[Tensor], object] | None
 
 
 class Move(NamedTuple):
@@ -62,14 +63,14 @@ class Reduction:
 
     The vectors of a link are used alternately. No worker writes for collective n + 2 before every worker has
     contributed to n + 1, and so has finished n. The caller numbers the collectives; reductions over several links may
-    share the numbers if their table is the same.
+    share the numbers if their table is the same. `segments` says how vectors of bytes are cut and added.
     """
 
-    def __init__(self, link: Link, collective: Collective, workers: int) -> None:
-        self.link = link
+    def __init__(self, link: Link, collective: Collective, workers: int, segments: Segments | None = None) -> None:
+        self.link, self._segments = link, segments
         steps = list(collective.steps(link.rank, workers))
         length, size = len(link.vectors[0]), link.vectors[0].element_size()
-        cuts = segment_cuts(length, collective.segments(workers), size)
+        cuts = segments.cuts if segments else segment_cuts(length, collective.segments(workers), size)
         self._steps, self._cuts = steps, cuts
         self._walks = [[self._move(step, turn, cuts) for step in steps] for turn in range(TURNS)]
         self.bytes = sum((cuts[s.send.stop] - cuts[s.send.first]) * size for s in steps if s.send)
@@ -103,7 +104,11 @@ class Reduction:
         send, receive = step.send, step.receive
         into = span(receive)
         mine = self.link.vectors[turn][into.start : into.stop]
-        combine = (mine.add_ if step.reduce else mine.copy_) if receive else None
+        combine: Callable[[Tensor], object] | None = None
+        if receive is not None:
+            combine = mine.add_ if step.reduce else mine.copy_
+            if step.reduce and self._segments is not None:
+                combine = self._segments.adder(self.link.vectors[turn], receive.first, receive.stop)
         return _Move(
             send.other if send else -1, span(send) if send else None, receive.other if receive else -1, into, combine
         )

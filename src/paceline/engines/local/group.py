@@ -14,11 +14,10 @@ from paceline.core.agenda import Agenda, Chunk
 from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.engines.local.arena import Arena
+from paceline.engines.local.coded_sums import CodedSums, frames_of
 from paceline.engines.local.collectives import Means, NeighbourMixing, PayloadReduction, Reduction, Sums, payloads_of
+from paceline.gradients.encoder import GradientEncoder
 from paceline.links.waiting import Waiter
-
-if TYPE_CHECKING:
-    from paceline.engines.local.process_group import GroupReduction
 
 
 class Group(Protocol):
@@ -38,8 +37,8 @@ class Group(Protocol):
     def coming(self, update: int) -> list[Chunk]:
         """Return the chunks of an update that this worker will compute, as far as it is known."""
 
-    def sums(self, collective: Collective) -> Sums:
-        """Make this worker's side of the collective that sums the vectors of all."""
+    def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> Sums:
+        """Make this worker's side of the collective that sums the vectors of all; an encoder writes messages."""
 
     def mixing(self, graph: Neighbours) -> Means:
         """Make this worker's side of the exchange with its neighbours on a graph."""
@@ -72,7 +71,7 @@ class FixedGroup:
     def coming(self, update: int) -> list[Chunk]:
         return self.agenda.mine(update, self.number)
 
-    def sums(self, collective: Collective) -> PayloadReduction | GroupReduction:
+    def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> Sums:
         workers, layout = self.arena.shape.workers, self.arena.shape.layout
         if self.library:
             from paceline.engines.local.process_group import GroupReduction  # imports torch.distributed: half a second
@@ -80,6 +79,8 @@ class FixedGroup:
             assert self.device is not None
             return GroupReduction(workers, layout, self.device)
         link = self.arena.link(self.arena.payloads, self.number, self.waiter)
+        if encoder is not None:
+            return CodedSums(link, collective, workers, frames_of(link.vectors, encoder, layout), encoder)
         return PayloadReduction(Reduction(link, collective, workers), payloads_of(link, layout))
 
     def mixing(self, graph: Neighbours) -> NeighbourMixing:

@@ -78,7 +78,7 @@ class LoopWorker:
         runner, due = self.runner, self.due
         self._follow_settings()
         runner.doing(due.update)
-        computed = runner.encoder.sent(self._computed())
+        computed = self._computed()
         runner.record(Kind.COMPUTE, due.update, -1, due.version, -1, self.since, now(), runner.waited, 1, 0, math.nan)
         runner.waited = 0
         try:

@@ -12,6 +12,7 @@ from paceline.core.collectives import Collective
 from paceline.core.collectives.neighbours import Neighbours
 from paceline.core.mesh import Mesh
 from paceline.engines.local.collectives import Means, PayloadReduction, Reduction, payloads_of
+from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.payload import GradientSum, Payload
 from paceline.links import Link, Span
 from paceline.parameters.layout import Layout
@@ -67,7 +68,7 @@ class MeshGroup:
     def coming(self, update: int) -> list[Chunk]:
         return [chunk for chunk in self.chunks(update) if chunk.samples]
 
-    def sums(self, collective: Collective) -> Sums:
+    def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> Sums:
         peers = self.mesh.group(self.number, DATA)
         if len(peers) == 1:
             return NoSum()

@@ -70,7 +70,7 @@ class ReplicaWorker:
                 break
 
     def compute(self, update: int, chunks: list[Chunk], version: int, again: bool = False) -> GradientSum:
-        """Compute the encoded gradient of these chunks; `again` where an update evaluates them once more."""
+        """Compute the gradient of these chunks; `again` where an update evaluates them once more."""
         return self.compute_more(update, chunks, version, sum(c.samples for c in chunks) if again else 0)
 
     def compute_more(self, update: int, chunks: list[Chunk], version: int, counted: int) -> GradientSum:
@@ -79,7 +79,7 @@ class ReplicaWorker:
         runner.doing(update // runner.agenda.shares)
         runner.due = GradientRequest(update, chunks, version)
         start = now()
-        computed = runner.encoder.sent(runner.learner.compute(chunks))
+        computed = runner.learner.compute(chunks)
         samples = max(0, computed.samples - counted)
         runner.record(Kind.COMPUTE, update, -1, version, -1, start, now(), runner.waited, samples, 0, computed.mean)
         runner.waited = 0

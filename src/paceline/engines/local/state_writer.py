@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.engines.local.worker_context import KEPT, REQUESTED, WorkerContext
-from paceline.parameters.worker_state import WorkerState, state_of_memories
+from paceline.parameters.worker_state import WorkerState
 
 
 class StateWriter:
@@ -38,7 +38,7 @@ class StateWriter:
         # The parent may still need the older state: another worker may not have written its part of that checkpoint.
         if slot.tag > self.checkpoints[KEPT]:
             self.runner.waiter.until(lambda: self.checkpoints[KEPT] >= slot.tag, lambda: "the parent", rung=False)
-        slot.write(due, worker_state() | self._residuals())
+        slot.write(due, worker_state() | self._owed())
         self._notify()
 
     def at_server(self, version: int, worker_state: Callable[[], WorkerState]) -> None:
@@ -59,5 +59,6 @@ class StateWriter:
         assert self.resume_point.notify is not None
         self.resume_point.notify()
 
-    def _residuals(self) -> WorkerState:
-        return state_of_memories("owed", self.runner.residuals)
+    def _owed(self) -> WorkerState:
+        encoder = self.runner.encoder
+        return encoder.state() if encoder is not None else WorkerState()

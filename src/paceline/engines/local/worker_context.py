@@ -9,9 +9,9 @@ from typing import Protocol
 from torch import Tensor
 
 from paceline.core.agenda import Agenda
-from paceline.core.rules import Memory
 from paceline.engines.local.process import memory
 from paceline.engines.local.state_buffers import ResumePoint
+from paceline.gradients.encoder import GradientEncoder
 from paceline.links.waiting import Waiter
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Columns, Kind, TraceRing
@@ -67,8 +67,8 @@ class WorkerContext:
         self.trace = shared.trace
         #: The peak of the worker's own memory in bytes; 0 until `measure_memory`.
         self.peak = 0
-        #: What the codec has left out so far of each parameter's gradients, and adds to the next one.
-        self.residuals: list[Memory] = []
+        #: Writes gradients as messages, and keeps what these leave out; None where gradients travel as they are.
+        self.encoder: GradientEncoder | None = None
 
     def measure_memory(self) -> None:
         """Measure the peak of memory without shared memory and the files of libraries.

@@ -25,6 +25,7 @@ from torch import Tensor
 from paceline.core.rules import Averaging, Rule
 from paceline.core.server.actions import Action
 from paceline.core.server.events import Pull, Push
+from paceline.gradients.encoder import GradientEncoder
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.layout import Layout
@@ -75,6 +76,8 @@ class WorkerSide:
     learner: Learner
     optimizer: Optimizer
     layout: Layout
+    #: Writes gradients as messages; None where they travel as they are.
+    encoder: GradientEncoder | None
     #: Writes a row of the trace.
     record: Callable[..., None]
     #: Writes the worker's own state for a checkpoint, with the version that it belongs to.

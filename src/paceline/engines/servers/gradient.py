@@ -25,7 +25,7 @@ class ShardUpdates:
     """The store of one shard as one worker sees it, and the versions that its gradients make there."""
 
     def __init__(self, side: WorkerSide, number: int, memory: ShardMemory, rule: Rule) -> None:
-        self.side, self.rule = side, rule
+        self.side, self.memory, self.rule = side, memory, rule
         replica = side.learner.replica
         named = dict(replica.module.named_parameters())
         mine = [named[span.name] for span in side.layout.shards[number].parameters]
@@ -65,20 +65,35 @@ class GradientExchange:
         self.store, self.first = self.updates.store, number == 0
         self.arrival: Arrival | None = None
         self.fetch = self.updates.fetch
+        self.side, self.number, self.encoder = side, number, side.encoder
 
     @property
     def bytes(self) -> int:
-        return self.store.bytes
+        if self.encoder is None:
+            return self.store.bytes
+        return self.encoder.pushed_bytes(self.number) + self.store.bytes // 2  # the other half is what is pulled
 
     def resume(self, resumed: bool, saved: WorkerState | None) -> None:
         if resumed and self.first:
             self.updates.take_buffers()
+        if self.encoder is not None and self.first:
+            if saved is not None:
+                self.encoder.restore(saved)
+            self.side.write_state(self.base(), self.worker_state)
+
+    def base(self) -> int:
+        """Return the version that this worker has."""
+        memory = self.updates.memory
+        return memory.machine.base(memory.integers.current, self.side.number)
 
     def begin_part(self) -> None:
         """Do nothing: the data are not divided into parts."""
 
     def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
-        return self.learner.settle(computed)
+        settled = self.learner.settle(computed)
+        if self.encoder is None:
+            return settled
+        return self.encoder.through(settled, computed.buffers, batch, computed.part)
 
     def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
         pulled = self.store.pulled(self.updates.rule)
@@ -87,11 +102,13 @@ class GradientExchange:
     def make(self, draft: State, version: int) -> None:
         assert self.arrival is not None
         self.updates.make(draft, version, self.arrival)
+        if self.encoder is not None and self.first:
+            self.side.write_state(version, self.worker_state)
         self.arrival = None  # frees the gradients, so that what the next step touches stays in the cache
 
     def values(self) -> list[Tensor]:
         return self.learner.replica.values()
 
     def worker_state(self) -> WorkerState:
-        """Return nothing: the whole state is in the shard."""
-        return WorkerState()
+        """Return what the codec owes; all else is in the shard."""
+        return self.encoder.state() if self.encoder is not None else WorkerState()

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.collectives import Collective, Round
+from paceline.core.collectives.gather import Gather
 from paceline.engines.virtual.world import World
 
 LARGE = 512  # workers from which on the closed form is used, which does not divide the waiting by steps
@@ -49,6 +50,8 @@ def exchange_all(collective: Collective, arrived: Floats, size: float, world: Wo
     They equal those that `core.collectives.advance` gives step by step.
     """
     workers = len(arrived)
+    if isinstance(collective, Gather):
+        return _gathered(arrived, size / workers, world)
     clocks: Floats = np.array(arrived, float)
     waited, sent = np.zeros(workers), np.zeros(workers, np.int64)
     piece = size / collective.segments(workers)
@@ -85,6 +88,19 @@ def _step_by_step(steps: int, source: Indices, clocks: Floats, waited: Floats, p
         begins = np.maximum(clocks, other + latency)
         clocks = np.maximum(clocks + travels, np.where(takes, begins + taken, 0.0))
     return clocks
+
+
+def _gathered(arrived: Floats, message: float, world: World) -> tuple[Floats, Floats, Indices]:
+    """Send all messages at once: the last to arrive is waited for once, and each link carries one after the other."""
+    workers, numbers = len(arrived), np.arange(len(arrived))
+    begins, travel = np.array(arrived, float), np.zeros(workers)
+    for away in range(1, workers):
+        source = (numbers - away) % workers
+        latency, bandwidth = world.links(source)
+        begins = np.maximum(begins, arrived[source] + latency)
+        travel += message / bandwidth
+    sent = np.full(workers, (workers - 1) * round(message), np.int64)
+    return begins + travel, np.maximum(begins - arrived - world.latency, 0.0), sent
 
 
 def _is_ring(made: Round) -> bool:

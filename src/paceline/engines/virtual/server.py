@@ -10,6 +10,7 @@ import math
 from typing import Protocol
 
 from paceline.core.agenda import Agenda
+from paceline.core.codecs.sizes import estimate
 from paceline.core.server.actions import Action, Apply, Held, Lease, Noted, Wait
 from paceline.core.server.desk import Desk
 from paceline.core.server.events import Compute, Death, Finish, Join, Pull, Push
@@ -41,8 +42,8 @@ class ServerModel(Protocol):
 class TimedServer:
     """The shards' machines without parameters: who waits and how old gradients are, not how well they learn."""
 
-    def __init__(self, plan: Plan, method: Server, piece: int) -> None:
-        self.machine, self.piece, self.versions = method.machine(plan.workers), piece, method.traits.versioned
+    def __init__(self, plan: Plan, method: Server, moved: int) -> None:
+        self.machine, self.moved, self.versions = method.machine(plan.workers), moved, method.traits.versioned
         self.states = [[0] * self.machine.ints for _ in range(plan.shards)]
         for state in self.states:
             self.machine.init(state)
@@ -58,7 +59,7 @@ class TimedServer:
         return Apply(-1, -1) if isinstance(action, Apply) and not self.versions else action
 
     def bytes(self, event: Push) -> int:
-        return 2 * self.piece
+        return self.moved
 
 
 def run_server(
@@ -76,10 +77,13 @@ class _Run:
         rows: Rows,
     ) -> None:  # fmt: skip
         self.plan, self.agenda, self.world, self.arithmetic = plan, agenda, world, arithmetic
+        pushed = estimate(plan.wire, size)
         self.clock, self.compute_times, self.rows = Clock(), ComputeTimes(world, plan.workers), rows
         #: Bytes of a shard's part of the parameters, on the wire.
-        self.piece = round(plan.wire.size(size) / plan.shards)
-        self.server: ServerModel = arithmetic or TimedServer(plan, method, self.piece)
+        self.piece = round(size / plan.shards)
+        #: Bytes of a gradient for one shard: about, where the codec's depend on the gradient.
+        self.pushed = round(pushed / plan.shards)
+        self.server: ServerModel = arithmetic or TimedServer(plan, method, self.pushed + self.piece)
         self.gathers, self.one_at_a_time = method.traits.gathers, method.traits.versioned
         self.desk = Desk(plan.workers, agenda.leases, method.gate)
         self.desk_state = [0] * self.desk.ints
@@ -121,7 +125,13 @@ class _Run:
         if isinstance(command, Compute):
             self.clock.at(now + self._compute(worker, command), self._next, worker)
         elif isinstance(command, Push):
-            self.clock.at(self._carried(worker.number, now, self.piece), self._arrive, worker, command, now)
+            self.clock.at(
+                self._carried(worker.number, now, self._size(worker.number, command.shard)),
+                self._arrive,
+                worker,
+                command,
+                now,
+            )
         elif isinstance(command, Pull):
             self.clock.at(now + self._delay(worker.number), self._pull, worker, command)
         elif command is not None:
@@ -141,6 +151,11 @@ class _Run:
         waiting, self.waiting = self.waiting, set()
         for number in sorted(waiting):
             self.clock.at(self.clock.now, self._next, self.workers[number])
+
+    def _size(self, worker: int, shard: int) -> int:
+        """The bytes of a worker's gradient for a shard."""
+        encoder = self.arithmetic.sides[worker].encoder if self.arithmetic is not None else None
+        return encoder.pushed_bytes(shard) if encoder is not None else self.pushed
 
     def _delay(self, worker: int) -> float:
         """The seconds of an empty message between a worker and the servers."""

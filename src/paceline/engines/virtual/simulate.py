@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.core.agenda import Agenda
+from paceline.core.codecs.sizes import estimate
+from paceline.engines.arithmetic.coded import CodedPayloads
 from paceline.engines.arithmetic.pipeline import StagedPipeline
 from paceline.engines.arithmetic.servers import ServerArithmetic
 from paceline.engines.arithmetic.splits import SplitArithmetic
-from paceline.engines.arithmetic.synchronous import SynchronousArithmetic, synchronous
+from paceline.engines.arithmetic.synchronous import SharedParameters, SynchronousArithmetic, synchronous
 from paceline.engines.outcome import Outcome
 from paceline.engines.setup import Setup
 from paceline.engines.threads import threads
@@ -56,6 +58,8 @@ def train(setup: Setup, world: World) -> Outcome:
         plan, layout = setup.plan, setup.layout
         arithmetic = _arithmetic(setup)
         size = Payload.length(layout) * layout.bytes_per_number if plan.traits.keeps_step else layout.bytes
+        if isinstance(arithmetic, SharedParameters) and isinstance(arithmetic.payloads, CodedPayloads):
+            size = arithmetic.payloads.frames[0].shape.fixed
         rows = TraceRows()
         RUNS[type(plan.method)](plan, plan.method, setup.agenda, world, size, arithmetic, rows)
         trace = rows.trace()
@@ -69,15 +73,20 @@ def simulate(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 22
     A coordinator is assumed to evaluate twice per update, and its vector algebra to take no time.
     """
     rows = TraceRows()
-    RUNS[type(plan.method)](plan, plan.method, agenda, world, parameter_bytes, None, rows)
+    RUNS[type(plan.method)](plan, plan.method, agenda, world, _size(plan, parameter_bytes), None, rows)
     return rows.trace()
 
 
 def simulate_totals(plan: Plan, agenda: Agenda, world: World, parameter_bytes: int = 220_200) -> Totals:
     """Simulate the plan in this world in time only, and keep no trace: for thousands of workers."""
     totals = Totals()
-    RUNS[type(plan.method)](plan, plan.method, agenda, world, parameter_bytes, None, totals)
+    RUNS[type(plan.method)](plan, plan.method, agenda, world, _size(plan, parameter_bytes), None, totals)
     return totals
+
+
+def _size(plan: Plan, parameter_bytes: int) -> int:
+    """Return about how many bytes a worker sends of so many bytes of parameters; servers tell pushes from pulls."""
+    return round(estimate(plan.wire, parameter_bytes)) if plan.traits.keeps_step else parameter_bytes
 
 
 def _arithmetic(setup: Setup) -> Arithmetic:

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.agenda import Agenda, Chunk
+from paceline.core.codecs.sizes import exchanged
 from paceline.core.collectives import Collective
+from paceline.engines.arithmetic.coded import CodedPayloads
 from paceline.engines.arithmetic.synchronous import CoordinatedWorkers, SynchronousArithmetic
 from paceline.engines.virtual.exchange import exchange, exchange_all
 from paceline.engines.virtual.rows import Rows
@@ -50,8 +52,10 @@ class _Run:
         rows: Rows,
     ) -> None:
         self.plan, self.agenda, self.world, self.sums = plan, agenda, world, sums
-        self.collective, self.averaging = method.collective, method.averaging
-        self.size = round(plan.wire.size(size))
+        self.collective, self.averaging, self.size = method.collective, method.averaging, size
+        if self.collective is not None:
+            self.collective, vector = exchanged(plan.wire, self.collective, plan.workers, size)
+            self.size = round(vector)
         self.compute_times, self.rows = ComputeTimes(world, plan.workers), rows
         #: When each worker is ready for what comes next, in seconds.
         self.ready = [0.0] * plan.workers
@@ -142,11 +146,19 @@ class _Run:
     def _exchange(self, collective: Collective, size: int, update: int) -> None:
         """Move every worker's clock to the end of the collective; one row each."""
         arrived = list(self.ready)
-        ends, waited, sent = exchange(collective, arrived, size, self.world)
+        messages = self._messages()
+        ends, waited, sent = exchange(collective, arrived, sum(messages) or size, self.world)
+        if messages:
+            sent = [(self.plan.workers - 1) * size for size in messages]
         self.ready[:] = ends
         for worker, begin in enumerate(arrived):
             times = nanoseconds(begin), nanoseconds(self.ready[worker]), nanoseconds(waited[worker])
             self.rows.add(Row(Kind.COLLECTIVE, worker, update, -1, update, -1, *times, 0, sent[worker], 0.0))
+
+    def _messages(self) -> list[int]:
+        """Return the bytes of each worker's message, where they follow from its gradient."""
+        codec, payloads = self.plan.wire, getattr(self.sums, "payloads", None)
+        return payloads.bytes if codec and codec.variable and isinstance(payloads, CodedPayloads) else []
 
 
 def _whole(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from paceline.links import Link
 
 ENDED = select.POLLRDHUP  # the other end sends nothing more
+EMPTY = torch.empty(0)
+SPANS = 4096  # of which views are kept
 FAREWELL = 0.2  # seconds that the closing of a link may take which was cancelled: the next group waits
 
 
@@ -49,7 +51,9 @@ class _Source:
         self.left = False
         #: The span that is taken now.
         self._span: Span | None = None
-        #: Buffers by their place in a row of takes without an offer between, and by their length in numbers.
+        #: Buffers by their place in a row of takes without an offer between; each has held the longest span so far.
+        self._longest: dict[int, Tensor] = {}
+        #: The same buffers, as far as spans of these lengths fill them.
         self._buffers: dict[tuple[int, int], tuple[Tensor, memoryview]] = {}
         self._buffer: tuple[Tensor, memoryview] | None = None
         #: How many offers this rank had made at the last take, and how many takes there were since then.
@@ -62,8 +66,12 @@ class _Source:
         self._offers, self._span = offers, span
         key = self._row, span.stop - span.start
         if (buffer := self._buffers.get(key)) is None:
-            tensor = torch.empty(key[1], dtype=self._dtype)
-            buffer = self._buffers[key] = tensor, raw(tensor)
+            if key[1] > (longest := self._longest.get(self._row, EMPTY)).numel():
+                longest = self._longest[self._row] = torch.empty(key[1], dtype=self._dtype)
+                self._buffers = {known: views for known, views in self._buffers.items() if known[0] != self._row}
+            if len(self._buffers) > SPANS:  # lengths that vary, as of coded gradients
+                self._buffers.clear()
+            buffer = self._buffers[key] = longest[: key[1]], raw(longest[: key[1]])
         self._buffer = buffer
 
     def taken(self, frame: Frame) -> Tensor:
@@ -152,6 +160,8 @@ class TcpLink:
         """
         self._offers += 1
         if (view := self._raws.get(span)) is None:
+            if len(self._raws) > SPANS:
+                self._raws.clear()
             view = self._raws[span] = raw(self.vectors[span.turn][span.start : span.stop])
         try:
             self._connections[to].post(SPAN, span, (view,), copy=False)

@@ -5,73 +5,67 @@ ALWAYS __m512i everywhere(const uint8_t *x) {
     return _mm512_set1_epi32(four);
 }
 
-/* Sums of `pixels` windows by `blocks` of outputs, all in registers. */
-ALWAYS void sums(const Layer *l, const uint8_t *x, int block, int pixels, int blocks, int bits, __m512i *sum) {
-    int groups = (l->length + 3) / 4, taken = bits == 4 ? (groups + 1) / 2 : groups;
+/* Sums of `pixels` windows by `blocks` of outputs, all in registers; `chains` of each hide the time of an addition. */
+ALWAYS void sums(const Layer *l, const uint8_t *x, int block, int pixels, int blocks, int chains, int bits,
+                 __m512i *sum) {
+    int groups = (l->length + 3) / 4, taken = bits == 4 ? (groups + 1) / 2 : groups, tiles = pixels * blocks;
     int size = l->rows * l->columns * taken * 64;
     const int8_t *weight = l->weight + block * size;
-    for (int s = 0; s < pixels * blocks; s++)
-        sum[s] = bits == 4 ? _mm512_setzero_si512() : _mm512_loadu_si512(l->bias + 16 * (block + s % blocks));
+    __m512i upper = _mm512_set1_epi8(-16);
+    for (int s = 0; s < chains * tiles; s++) sum[s] = _mm512_setzero_si512();
     for (int r = 0; r < l->rows; r++)
         for (int c = 0; c < l->columns; c++) {
             const uint8_t *at = x + r * l->row + c * l->column;
-            for (int k = 0; k < taken; k++, weight += 64) {
-                if (bits == 4) {
-                    __m512i upper = _mm512_set1_epi8(-16);
+            for (int begin = 0; begin < taken; begin += chains)
+#pragma GCC unroll 4
+                for (int chain = 0; chain < chains; chain++) {
+                    int k = begin + chain;
+                    if (k >= taken) break;
 #pragma GCC unroll 8
                     for (int b = 0; b < blocks; b++) {
-                        __m512i two = _mm512_loadu_si512(weight + b * size);
-                        __m512i first = _mm512_and_si512(_mm512_slli_epi16(two, 4), upper);
-                        __m512i second = _mm512_and_si512(two, upper);
+                        __m512i all = _mm512_loadu_si512(weight + k * 64 + b * size);
 #pragma GCC unroll 8
                         for (int p = 0; p < pixels; p++) {
-                            __m512i *to = sum + p * blocks + b;
-                            *to = _mm512_dpbusd_epi32(*to, everywhere(at + p * l->right + 8 * k), first);
-                            *to = _mm512_dpbusd_epi32(*to, everywhere(at + p * l->right + 8 * k + 4), second);
+                            __m512i *to = sum + chain * tiles + p * blocks + b;
+                            const uint8_t *from = at + p * l->right + k * (bits == 4 ? 8 : 4);
+                            if (bits == 4) { /* two weights in a byte, each with the factor 16 */
+                                __m512i first = _mm512_and_si512(_mm512_slli_epi16(all, 4), upper);
+                                *to = _mm512_dpbusd_epi32(*to, everywhere(from), first);
+                                *to = _mm512_dpbusd_epi32(*to, everywhere(from + 4), _mm512_and_si512(all, upper));
+                            } else
+                                *to = _mm512_dpbusd_epi32(*to, everywhere(from), all);
                         }
                     }
-                } else {
-#pragma GCC unroll 8
-                    for (int b = 0; b < blocks; b++) {
-                        __m512i four = _mm512_loadu_si512(weight + b * size);
-#pragma GCC unroll 8
-                        for (int p = 0; p < pixels; p++)
-                            sum[p * blocks + b] =
-                                _mm512_dpbusd_epi32(sum[p * blocks + b], everywhere(at + p * l->right + 4 * k), four);
-                    }
                 }
-            }
+            weight += taken * 64;
         }
-    if (bits == 4)
-        for (int s = 0; s < pixels * blocks; s++)
-            sum[s] = _mm512_add_epi32(_mm512_srai_epi32(sum[s], 4), /* products had the factor 16 */
-                                      _mm512_loadu_si512(l->bias + 16 * (block + s % blocks)));
+    for (int s = tiles; s < chains * tiles; s++) sum[s % tiles] = _mm512_add_epi32(sum[s % tiles], sum[s]);
+    for (int s = 0; s < tiles; s++) {
+        __m512i bias = _mm512_loadu_si512(l->bias + 16 * (block + s % blocks));
+        sum[s] = _mm512_add_epi32(bits == 4 ? _mm512_srai_epi32(sum[s], 4) : sum[s], bias);
+    }
 }
 
-/* One pixel, up to 64 outputs at once. */
+/* Up to four blocks of outputs of one pixel. */
+ALWAYS void affine_blocks(const Layer *l, const uint8_t *x, uint8_t *y, int32_t *scores, int block, int blocks,
+                          int bits) {
+    __m512i sum[8];
+    sums(l, x, block, 1, blocks, blocks == 1 ? 4 : 2, bits, sum);
+    if (!scores) put_bytes(l, 16 * block, 16, sum, blocks, y + 16 * block, 0);
+    if (scores)
+        for (int b = block; b < block + blocks; b++) {
+            int rest = l->outputs - 16 * b;
+            __mmask16 kept = (__mmask16)(rest >= 16 ? 0xFFFF : (1 << rest) - 1);
+            _mm512_mask_storeu_epi32(scores + 16 * b, kept, scaled_lanes(l, 16 * b, sum[b - block]));
+        }
+}
+
 ALWAYS void affine_row(const Layer *l, const uint8_t *x, uint8_t *y, int32_t *scores, int bits) {
     int all = (l->outputs + 15) / 16, block = 0;
-    for (; block + 4 <= all; block += 4) {
-        __m512i sum[4];
-        sums(l, x, block, 1, 4, bits, sum);
-        if (!scores) put_bytes(l, 16 * block, 16, sum, 4, y + 16 * block, 0);
-        if (scores)
-            for (int b = 0; b < 4; b++) {
-                int rest = l->outputs - 16 * (block + b);
-                _mm512_mask_storeu_epi32(scores + 16 * (block + b), (__mmask16)(rest >= 16 ? 0xFFFF : (1 << rest) - 1),
-                                         scaled_lanes(l, 16 * (block + b), sum[b]));
-            }
-    }
-    for (; block < all; block++) {
-        __m512i sum[1];
-        int rest = l->outputs - 16 * block;
-        __mmask16 kept = (__mmask16)(rest >= 16 ? 0xFFFF : (1 << rest) - 1);
-        sums(l, x, block, 1, 1, bits, sum);
-        if (scores)
-            _mm512_mask_storeu_epi32(scores + 16 * block, kept, scaled_lanes(l, 16 * block, sum[0]));
-        else
-            put_bytes(l, 16 * block, 0, sum, 1, y + 16 * block, 0);
-    }
+    for (; block + 4 <= all; block += 4) affine_blocks(l, x, y, scores, block, 4, bits);
+    if (all - block == 3) affine_blocks(l, x, y, scores, block, 3, bits);
+    if (all - block == 2) affine_blocks(l, x, y, scores, block, 2, bits);
+    if (all - block == 1) affine_blocks(l, x, y, scores, block, 1, bits);
 }
 
 /* An image, `pixels` of a line at once; the last ones are computed twice where they do not divide the line. */
@@ -81,7 +75,7 @@ ALWAYS void affine_image(const Layer *l, const uint8_t *x, uint8_t *y, int bits,
             for (int begin = 0; begin < l->width; begin += pixels) {
                 int q = begin + pixels <= l->width ? begin : l->width - pixels;
                 __m512i sum[8];
-                sums(l, x + p * l->down + q * l->right, block, pixels, 1, bits, sum);
+                sums(l, x + p * l->down + q * l->right, block, pixels, 1, 1, bits, sum);
                 for (int s = 0; s < pixels; s += 4)
                     put_bytes(l, 16 * block, 0, sum + s, pixels - s > 4 ? 4 : pixels - s,
                               y + (p * l->width + q + s) * l->outputs + 16 * block, l->outputs);

@@ -1,5 +1,5 @@
 
-#ifndef NET_LIBRARY
+#if !defined(NET_LIBRARY) && !defined(NET_NO_MAIN)
 #include <stdio.h>
 
 /* Computes the samples that are kept here, and compares the results with the recorded ones, but for rounding. */

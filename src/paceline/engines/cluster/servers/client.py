@@ -17,7 +17,7 @@ from paceline.core.cluster.messages import Message, Process, Pulled, Push, Pushe
 from paceline.core.cluster.outputs import Adopt, Compute, Finished, Output, Timing
 from paceline.core.cluster.worker import Stage, WorkerMachine
 from paceline.engines.cluster.servers.loop import MachineLoop
-from paceline.engines.cluster.servers.shard_state import GradientVector
+from paceline.engines.cluster.servers.shard_state import GradientVector, Vector, vector_pool
 from paceline.engines.cluster.servers.wire import kind_of
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.errors import WaitedTooLong
@@ -36,9 +36,7 @@ PUSHED, PULLED = kind_of(Pushed), kind_of(Pulled)
 class ShardReplica:
     """A worker's copy of one shard: the memory that its module computes with, and the vector that it pushes."""
 
-    def __init__(
-        self, layout: ShardLayout, dtype: torch.dtype, parameters: Sequence[Tensor], looks_back: bool, shards: int
-    ) -> None:
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype, parameters: Sequence[Tensor], vector: Vector) -> None:
         self.flat = torch.zeros(layout.length, dtype=dtype)
         self.views = layout.parameter_views(self.flat)
         self.buffers = layout.buffer_views(self.flat)
@@ -46,13 +44,11 @@ class ShardReplica:
             view.copy_(parameter.detach())
             parameter.data = view
         self.raw = self.flat.view(torch.uint8).numpy().data
-        self.vector = GradientVector(layout, dtype, looks_back, shards)
-        self.looks_back = looks_back
+        self.vector = vector
 
-    def write(self, gradients: Sequence[Tensor | None], moving: Sequence[Tensor], bases: Sequence[int]) -> None:
-        """Write what is pushed."""
-        self.vector.write(gradients, moving, bases)
-        if self.looks_back:
+    def look_back(self) -> None:
+        """Write what the gradient was computed from, if the rule wants it."""
+        if len(self.vector.before):
             self.vector.before.copy_(self.flat.view(torch.uint8))
 
 
@@ -70,9 +66,11 @@ class ServerClient:
         named = trainable(replica.module)
         numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
         owned = [[named[span.name] for span in shard.parameters] for shard in layout.shards]
+        looks_back, codec, seed = method.rule.looks_back, runner.plan.wire, runner.job.seed
+        pools = [vector_pool(shard, layout, looks_back, codec, seed) for shard in layout.shards]
         self.shards = [
-            ShardReplica(shard, layout.dtype, mine, method.rule.looks_back, len(layout.shards))
-            for shard, mine in zip(layout.shards, owned, strict=True)
+            ShardReplica(shard, layout.dtype, mine, pool.take())
+            for shard, mine, pool in zip(layout.shards, owned, pools, strict=True)
         ]
         #: For each shard, the numbers of its parameters in the replica.
         self.parameters = [[numbers[id(parameter)] for parameter in mine] for mine in owned]
@@ -91,7 +89,7 @@ class ServerClient:
                 computed = yield GradientRequest(task, agenda.task(task), self.machine.base[0])
                 if computed is None:
                     return
-                self._write(computed)
+                self._write(task, computed)
             self.loop.perform(self.machine.computed(monotonic()))
         runner.measure_memory()
 
@@ -121,12 +119,21 @@ class ServerClient:
             return "the desk"
         return f"the server of shard {min(machine.awaited, default=0)}"
 
-    def _write(self, computed: GradientSum) -> None:
-        """Write the vectors to push."""
-        gradients = self.runner.learner.settle(computed)
+    def _write(self, task: int, computed: GradientSum) -> None:
+        """Write the vectors to push for a task."""
+        gradients, encoder = self.runner.learner.settle(computed), self.runner.encoder
         moving = self.runner.replica.moving
-        for shard, numbers in zip(self.shards, self.parameters, strict=True):
-            shard.write([gradients[n] for n in numbers], moving, self.machine.base)
+        for number, (shard, numbers) in enumerate(zip(self.shards, self.parameters, strict=True)):
+            mine, vector = [gradients[n] for n in numbers], shard.vector
+            if isinstance(vector, GradientVector):
+                vector.write(mine, moving, self.machine.base)
+            else:
+                assert encoder is not None
+                vector.bases[:] = self.machine.base
+                encoder.write(number, mine, moving, (0.0, 0.0), vector.message, task, computed.part)
+            shard.look_back()
+        if encoder is not None:
+            encoder.settle()  # what is pushed is pushed until it has arrived
 
     def _place(self, peer: Peer, kind: int, ints: tuple[int, ...], size: int) -> memoryview | None:
         """Receive parameters where the module computes with them, if the machine is about to take them."""

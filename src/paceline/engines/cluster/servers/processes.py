@@ -36,6 +36,7 @@ from paceline.engines.local.read_ahead import ReadAhead
 from paceline.engines.local.replica_worker import ReplicaWorker
 from paceline.engines.local.worker import WorkerProcess
 from paceline.errors.failure import Position
+from paceline.gradients.encoder import GradientEncoder
 from paceline.links.memory import SharedTensors
 from paceline.links.tcp.doors import Address, Door, listen
 from paceline.links.tcp.handshake import Identity
@@ -58,7 +59,7 @@ class NoGroup:
     def coming(self, update: int) -> list[Chunk]:
         raise NotImplementedError
 
-    def sums(self, collective: Collective) -> Sums:
+    def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> Sums:
         raise NotImplementedError
 
     def mixing(self, graph: Neighbours) -> Means:
@@ -117,7 +118,7 @@ def run_server(ticket: ServerTicket, number: int, shard: int, box: list[bytes], 
     assert isinstance(method, ParameterServer)
     listener = listen(Address(ticket.host, 0), ticket.door)
     open_hub: Callable[[PeerPlace], Hub] = lambda place: ticket.hub(Process(Role.SERVER, number), place, listener)  # noqa: E731
-    make: Callable[[int], ShardState] = lambda which: ShardState(given.job, layout, which, method.rule)  # noqa: E731
+    make: Callable[[int], ShardState] = lambda which: ShardState(given.job, layout, which, method.rule, given.plan.wire)  # noqa: E731
     ShardProcess(number, shard, ticket.timing, open_hub, ticket.desk, ticket.host, make, len(layout.shards)).run()
 
 

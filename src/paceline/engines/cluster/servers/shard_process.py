@@ -23,8 +23,9 @@ from paceline.core.cluster.messages import (
 from paceline.core.cluster.outputs import Apply, Forget, Output, Restore, Timing
 from paceline.core.cluster.shard import ShardMachine
 from paceline.engines.cluster.servers.loop import MachineLoop
-from paceline.engines.cluster.servers.shard_state import GradientVector, History, ShardState
+from paceline.engines.cluster.servers.shard_state import History, ShardState, Vector
 from paceline.engines.cluster.servers.wire import Other, addresses_to_bytes, kind_of, peer_of
+from paceline.errors import FrameError
 from paceline.links.tcp.connection import Buffer
 from paceline.links.tcp.doors import Address
 from paceline.links.tcp.handshake import Peer
@@ -46,12 +47,12 @@ class ShardProcess:
         self.state: ShardState | None = make_state(shard) if shard != NONE else None
         self.history = History(shards)
         #: The gradients that the machine's log still needs, by version.
-        self.kept: dict[int, GradientVector] = {}
+        self.kept: dict[int, Vector] = {}
         #: What the machine has applied and the tensors have not. A primary makes a version when it is on all backups,
         #: so that no worker is shown one that a failure loses; a backup makes it after it has confirmed it.
-        self._unmade: deque[tuple[Apply, GradientVector]] = deque()
+        self._unmade: deque[tuple[Apply, Vector]] = deque()
         #: The vectors that gradients of peers are received in, until the machine has handled them.
-        self._arriving: list[tuple[Peer, GradientVector]] = []
+        self._arriving: list[tuple[Peer, Vector]] = []
         #: The copy that waits for its shard's state, which a thread builds: to make a user's model may take long.
         self._copy: Received | None = None
         self._building: Future[ShardState] | None = None
@@ -72,7 +73,9 @@ class ShardProcess:
             self.loop.take(event)
 
     def postpones(self, event: Received, message: Message) -> bool:
-        """Let a copy wait until there is a state to hold it; a later one replaces it."""
+        """Let a copy wait until there is a state to hold it; a later one replaces it. Refuse what is no gradient."""
+        if isinstance(message, Push | Replicate) and self.state is not None:
+            return self._refuses(event)
         if not isinstance(message, Copy) or (self.state is not None and self.state.number == message.shard):
             return False
         ended = self._building is not None and self._building.done()
@@ -83,6 +86,18 @@ class ShardProcess:
             self._building.add_done_callback(lambda built: self.hub.wake())
         self._copy = event
         return True
+
+    def _refuses(self, event: Received) -> bool:
+        """Leave a peer that has sent something that is no gradient of this shard, before the machine counts it."""
+        assert self.state is not None
+        try:
+            self.state.vectors.of(event.body)
+        except FrameError:
+            self.hub.disconnect(event.peer)
+            self._arriving = [each for each in self._arriving if each[0] != event.peer]
+            self._let_go()
+            return True
+        return False
 
     def bodies(self, message: Message, body: memoryview) -> Sequence[Buffer]:
         if isinstance(message, Pushed | Pulled):
@@ -118,8 +133,8 @@ class ShardProcess:
         while self._unmade and self._unmade[0][0].version <= version:
             output, vector = self._unmade.popleft()
             start = now()
-            self.state.apply(output.version, vector)
-            self.history.add(output, vector.bases, start, now())
+            self.state.apply(output.version, output.batch, vector)
+            self.history.add(output, vector, start, now())
         return self.state
 
     def handled(self, message: Message, body: memoryview) -> None:
@@ -128,8 +143,8 @@ class ShardProcess:
             return
         if not self.machine.primary:
             self._made(self.machine.version)
-        if isinstance(message, Push | Replicate) and len(body) == self.state.vectors.size:
-            self._arriving = [each for each in self._arriving if each[1].bytes.obj is not body.obj]
+        if isinstance(message, Push | Replicate):
+            self._arriving = [each for each in self._arriving if each[1].whole.obj is not body.obj]
         if isinstance(message, Push | Replicate | Replicated | Propose):
             self._let_go()
 
@@ -147,7 +162,7 @@ class ShardProcess:
             return None
         vector = self.state.vectors.take()
         self._arriving.append((peer, vector))
-        return vector.bytes
+        return vector.whole
 
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         if kind == Other.HISTORY and self.state is not None:

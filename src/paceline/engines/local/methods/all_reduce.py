@@ -3,7 +3,7 @@
 worker                                            its peers
 ──────                                            ─────────
 1 compute its chunks of the batch                 the same
-2 encode the gradient
+2 encode the gradient, if the plan has a codec
 3 write it into the payload of this update
 4 walk the collective's table ◀───────────────▶   the same table, their rows
 5 read the sum
@@ -27,7 +27,7 @@ from paceline.plans.methods.all_reduce import AllReduce
 def all_reduce(runner: PlanRunner, method: AllReduce) -> Walk:
     """Add gradients up in every update, then make the same step on every worker."""
     store, rule = runner.local_store(), Plain()
-    state, reduction = runner.resume(store), runner.group.sums(method.collective)
+    state, reduction = runner.resume(store), runner.group.sums(method.collective, runner.encoder)
     legs, ahead = legs_of(runner, store, reduction), runner.updates_ahead()
     while ahead:
         made = legs.make(ahead, store.updates) if legs else ahead[:0]
@@ -36,11 +36,11 @@ def all_reduce(runner: PlanRunner, method: AllReduce) -> Walk:
             store.schedule.hear(*legs.means)
         else:
             update, made = ahead[0], ahead[:1]
-            computed = yield GradientRequest(update, runner.group.chunks(update), update)  # 1, 2
+            computed = yield GradientRequest(update, runner.group.chunks(update), update)  # 1
             if computed is None:
                 break
             start = now()
-            whole, waited, sent = reduction.all_reduce(update, computed)  # 3, 4, 5
+            whole, waited, sent = reduction.all_reduce(update, computed)  # 2, 3, 4, 5
             runner.exchanged(update, start, waited, sent)
             start, base = now(), store.updates
             rule.update(store, Arrival(runner.learner.settle(whole)))  # 6, 7

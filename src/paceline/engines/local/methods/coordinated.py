@@ -15,7 +15,7 @@ from paceline.engines.local.collectives import PayloadReduction, Reduction, payl
 from paceline.engines.local.methods.runner import PlanRunner
 from paceline.gradients.payload import GradientSum
 from paceline.parameters.vector_slice import CommandExecutor, VectorSlice
-from paceline.parameters.worker_state import WorkerState, restore_memories
+from paceline.parameters.worker_state import WorkerState
 from paceline.plans.methods.coordinated import Coordinated
 
 
@@ -62,7 +62,6 @@ class CoordinatorClient:
             self.runner.replica.restore(found)
             self.slice.restore(found)
             self.executor.resume(found.facts["remembers"])
-            restore_memories(self.runner.encoder.residuals, found, "owed")
 
     def worker_state(self) -> WorkerState:
         coordinator = WorkerState(facts={"remembers": self.executor.remembers})

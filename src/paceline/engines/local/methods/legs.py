@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from paceline.core.agenda import Chunk
-from paceline.core.codecs.dense import Dense
 from paceline.engines.local.collectives import Sums
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner
 from paceline.engines.local.native_sum import NativeSum, native_sum
@@ -48,7 +47,7 @@ def legs_of(runner: PlanRunner, store: LocalStore, sums: Sums | None = None) -> 
         or runner.group.part is None
     ):
         return None
-    if reader is None or not isinstance(runner.plan.wire, Dense) or not isinstance(store.stepper, FusedStep):
+    if reader is None or runner.encoder is not None or not isinstance(store.stepper, FusedStep):
         return None
     tensors = readable(store.stepper.fused, job, reader.source)
     if not tensors:

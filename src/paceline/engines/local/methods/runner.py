@@ -15,14 +15,14 @@ from paceline.engines.local.group import Group
 from paceline.engines.local.state_buffers import ResumePoint
 from paceline.engines.local.state_writer import StateWriter
 from paceline.engines.local.worker_context import Host, WorkerContext, WorkerMemory
-from paceline.gradients.encoder import GradientEncoder
+from paceline.gradients.encoder import encoder_of
 from paceline.gradients.learner import Learner
 from paceline.gradients.payload import GradientSum
 from paceline.links.waiting import Waiter
 from paceline.parameters.layout import Layout
 from paceline.parameters.optimizers import Optimizer
 from paceline.parameters.store import LocalStore, restore_store, state_of_store
-from paceline.parameters.worker_state import WorkerState, restore_memories
+from paceline.parameters.worker_state import WorkerState
 from paceline.plans.plan import Plan
 from paceline.runs.trace import Kind
 
@@ -50,8 +50,7 @@ class PlanRunner(WorkerContext):
         super().__init__(number, shared, waiter, plan, agenda, resume, host)
         self.layout, self.group = layout, group
         self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
-        self.encoder = GradientEncoder(plan.wire, self.replica.parameters)
-        self.residuals = self.encoder.residuals
+        self.encoder = encoder_of(plan.wire, layout, self.replica)
         self.state_writer = StateWriter(self)
         #: The gradient that is being computed, or was computed last.
         self.due = GradientRequest(-1, [], -1)
@@ -72,7 +71,8 @@ class PlanRunner(WorkerContext):
         if (found := self.state_writer.found) is not None:
             self.replica.restore(found)
             restore_store(store, found)
-            restore_memories(self.encoder.residuals, found, "owed")
+            if self.encoder is not None:
+                self.encoder.restore(found)
         agrees, group = self.plan.traits.agrees, self.group
 
         def state() -> WorkerState:

@@ -47,8 +47,8 @@ class ServerClient:
     def __init__(self, runner: PlanRunner, arena: Arena, gathers: bool) -> None:
         self.runner, self.arena, self.gathers = runner, arena, gathers
         side = WorkerSide(
-            runner.number, runner.plan, runner.learner, runner.optimizer, runner.layout, runner.record,
-            runner.state_writer.at_server,
+            runner.number, runner.plan, runner.learner, runner.optimizer, runner.layout, runner.encoder,
+            runner.record, runner.state_writer.at_server,
         )  # fmt: skip
         self.ports = open_ports(side, arena.shards, self._shard_lock, arena.slots)
         self.worker = Worker(runner.number, len(self.ports), gathers)

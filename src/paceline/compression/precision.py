@@ -1,0 +1,146 @@
+"""Any model in float32, bfloat16 and int8 by PyTorch's own means: accuracy, bytes and the time of a call."""
+
+from __future__ import annotations
+
+import copy
+import io
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.compression.building import Latency
+from paceline.compression.points import Bounds
+from paceline.compression.samples import Samples
+from paceline.compression.search import accuracy
+
+CALLS, WARM = 300, 30
+
+
+class InBfloat16(nn.Module):
+    """A model whose parameters and arithmetic are bfloat16; its input and its result are float32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).to(torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.model(x.to(torch.bfloat16))
+        return scores.float()
+
+
+class InInt8(nn.Module):
+    """A model whose dense and recurrent layers have weights of 8 bits; other layers stay as they are."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch moves this elsewhere
+            self.model = torch.ao.quantization.quantize_dynamic(
+                copy.deepcopy(model), {nn.Linear, nn.LSTM, nn.GRU}, dtype=torch.qint8
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # it reads the weights of dense layers, which are packed here
+        try:
+            scores: Tensor = self.model(x)
+            return scores
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+
+
+FORMS: dict[str, Callable[[nn.Module], nn.Module]] = {"float32": copy.deepcopy, "bfloat16": InBfloat16, "int8": InInt8}
+
+
+@dataclass(frozen=True)
+class PrecisionPoint:
+    """A model in one precision."""
+
+    precision: str
+    accuracy: float
+    #: Bytes of its saved state.
+    size: int
+    p50_us: float
+    p99_us: float
+
+
+@dataclass(frozen=True)
+class Precisions:
+    """A model in all precisions; `chosen` is the fastest within the bounds."""
+
+    job: str
+    bounds: Bounds
+    points: tuple[PrecisionPoint, ...]
+    #: Precisions that the model cannot have, and why.
+    refused: dict[str, str]
+    models: dict[str, nn.Module]
+
+    @property
+    def trained(self) -> float:
+        """The accuracy in float32."""
+        return self.points[0].accuracy
+
+    def faults(self, point: PrecisionPoint) -> list[str]:
+        """Return which bounds a point does not keep."""
+        return self.bounds.broken(point.accuracy, point.p50_us, point.size, self.trained)
+
+    @property
+    def chosen(self) -> PrecisionPoint | None:
+        within = [point for point in self.points if not self.faults(point)]
+        return min(within, key=lambda point: point.p50_us, default=None)
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The chosen model."""
+        return self.models[self.chosen.precision] if self.chosen is not None else None
+
+    def as_dict(self) -> dict[str, Any]:
+        chosen = self.chosen
+        return {
+            "job": self.job,
+            "within": self.bounds.within,
+            "chosen": chosen and asdict(chosen),
+            "points": [asdict(point) for point in self.points],
+            "refused": self.refused,
+        }
+
+
+def precisions(name: str, model: nn.Module, validation: Samples, bounds: Bounds) -> Precisions:
+    """Measure a model in all precisions, timed in turns."""
+    models, shares, refused = dict[str, nn.Module](), dict[str, float](), dict[str, str]()
+    for precision, form in FORMS.items():
+        try:
+            made = form(model).eval()
+            shares[precision] = accuracy(made, validation)
+            models[precision] = made
+        except (RuntimeError, TypeError, AttributeError) as error:  # an operation that PyTorch lacks there
+            refused[precision] = f"{type(error).__name__}: {error}".splitlines()[0]
+    times = _times(models, validation.x)
+    points = tuple(
+        PrecisionPoint(each, shares[each], _size(models[each]), times[each].p50, times[each].p99) for each in models
+    )
+    return Precisions(name, bounds, points, refused, models)
+
+
+@torch.no_grad()
+def _times(models: dict[str, nn.Module], x: Tensor) -> dict[str, Latency]:
+    taken: dict[str, list[float]] = {name: [] for name in models}
+    for call in range(WARM + CALLS):
+        sample = x[call % len(x)][None]
+        for name, model in models.items():
+            begun = time.perf_counter_ns()
+            model(sample)
+            taken[name].append((time.perf_counter_ns() - begun) / 1000)
+    ordered = {name: sorted(each[WARM:]) for name, each in taken.items()}
+    return {name: Latency(each[CALLS // 2], each[CALLS * 99 // 100]) for name, each in ordered.items()}
+
+
+def _size(model: nn.Module) -> int:
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    return buffer.tell()

@@ -1,0 +1,104 @@
+"""The sum of gradients under a codec: messages are summed by the table of the plan, or gathered and then summed.
+
+worker                                            its peers
+──────                                            ─────────
+1 write the message of gradient and owed
+2 messages add:    walk the table  ◀───────────▶  the same table
+  they do not: send the message    ◀───────────▶  theirs
+3 decode the sum, or decode all and sum them in the order of the ranks: the same bits for all
+4 what the message left out is owed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.collectives import Collective
+from paceline.engines.local.collectives import Reduction
+from paceline.gradients.coded_frame import CodedFrame
+from paceline.gradients.encoder import GradientEncoder
+from paceline.gradients.message import Message
+from paceline.gradients.payload import GradientSum
+from paceline.gradients.segments import Segments
+from paceline.links import TURNS, Link, Span
+from paceline.parameters.layout import Layout
+
+
+def frames_of(vectors: Sequence[Tensor], encoder: GradientEncoder, layout: Layout) -> list[CodedFrame]:
+    """Return the frames over a rank's own vectors of bytes."""
+    return [CodedFrame(encoder.shapes[0], layout, vector, encoder.seed) for vector in vectors]
+
+
+class CodedSums:
+    """`Sums` of messages over the vectors of a link."""
+
+    def __init__(
+        self, link: Link, collective: Collective, ranks: int, frames: Sequence[CodedFrame], encoder: GradientEncoder
+    ) -> None:
+        self.link, self.ranks, self.frames, self.encoder = link, ranks, frames, encoder
+        self._table: Reduction | None = None
+        if encoder.codec.adds:
+            self._segments = Segments(encoder.shapes[0], collective.segments(ranks))
+            self._table = Reduction(link, collective, ranks, self._segments)
+        #: The messages of the other ranks, by the memory that they were received in.
+        self._known: dict[tuple[int, int, int], Message] = {}
+
+    def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        """Run the collective of this number; return (the sum over all workers, nanoseconds waited, bytes sent)."""
+        frame, before = self.frames[number % TURNS], self.link.waited
+        frame.write(self.encoder, computed, number)
+        if self._table is not None:
+            self._segments.scatter(frame.message, frame.raw)
+            self._table.sum(number)
+            self._segments.gather(frame.raw, frame.message)
+            messages, sent = [frame.message], self._table.bytes
+        else:
+            messages = self._gathered(frame, number % TURNS)
+            sent = (self.ranks - 1) * frame.message.bytes
+        frame.add_up(messages, number)
+        self.encoder.settle()
+        return frame.payload.read(computed.samples), self.link.waited - before, sent
+
+    def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        raise NotImplementedError("replicas travel as they are")
+
+    def _gathered(self, frame: CodedFrame, turn: int) -> list[Message]:
+        """Send the own message to all, then take theirs; in the order of ranks."""
+        link, shape = self.link, frame.shape
+        others = [(link.rank + away) % self.ranks for away in range(1, self.ranks)]
+        whole = Span(turn, 0, shape.fixed)
+        spans = [whole, *_words(turn, shape.fixed, frame.message.sent_words)]
+        for other in others:
+            for span in spans:
+                link.offer(other, span)
+        found = {link.rank: frame.message}
+        for other in reversed(others):
+            fixed = link.take(other, whole)
+            if not shape.words:
+                found[other] = self._message(other, turn, fixed, shape.fixed)
+                continue
+            raw = torch.empty(shape.most, dtype=torch.uint8)
+            raw[: shape.fixed] = fixed
+            message = Message(shape, raw)
+            message.check_words(4 * message.sent_words)
+            for span in _words(turn, shape.fixed, message.sent_words):
+                raw[span.start : span.stop] = link.take(other, span)
+            found[other] = message
+        for other in others:
+            found[other].check()
+        return [found[rank] for rank in range(self.ranks)]
+
+    def _message(self, other: int, turn: int, raw: Tensor, size: int) -> Message:
+        """Return the message in this memory; its views are made once."""
+        key = other, turn, raw.data_ptr()
+        if (message := self._known.get(key)) is None:
+            message = self._known[key] = Message(self.frames[0].shape, raw[:size])
+        return message
+
+
+def _words(turn: int, start: int, words: int) -> list[Span]:
+    """Return the span of the words of a message, if it has any."""
+    return [Span(turn, start, start + 4 * words)] if words else []

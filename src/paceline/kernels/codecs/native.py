@@ -1,0 +1,84 @@
+"""Loops of codecs in native code, compiled once for this machine.
+
+Each has the bits of its codec in `core.codecs`, which is the way where there is no compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+
+from torch import Tensor
+
+from paceline.kernels.build import CannotCompile, NoCompiler, library
+
+#: Sums and products stay separate operations, as they are in PyTorch.
+EXACT = ("-ffp-contract=off",)
+
+
+@cache
+def native() -> ctypes.CDLL | None:
+    """The loops as one library; None where there is no compiler."""
+    try:
+        found, _, _ = library((files("paceline.kernels.codecs") / "codecs.cpp").read_text(), EXACT)
+    except (NoCompiler, CannotCompile):
+        return None
+    found.half_encode.restype = found.threshold_encode.restype = ctypes.c_long
+    return found
+
+
+def pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _sizes(matrix: Tensor) -> tuple[ctypes.c_long, ctypes.c_long]:
+    return ctypes.c_long(matrix.shape[0]), ctypes.c_long(matrix.shape[1])
+
+
+def _count(matrix: Tensor) -> ctypes.c_long:
+    return ctypes.c_long(matrix.numel())
+
+
+# Each writes the message of a matrix, leaves in it what the message leaves out, and says whether it could.
+
+
+def encode_half(loops: ctypes.CDLL, total: Tensor, fields: Sequence[Tensor]) -> bool:
+    return bool(loops.half_encode(pointer(total), pointer(fields[0]), _count(total)))
+
+
+def encode_bfloat16(loops: ctypes.CDLL, total: Tensor, fields: Sequence[Tensor]) -> bool:
+    loops.bfloat16_encode(pointer(total), pointer(fields[0]), _count(total))
+    return True
+
+
+def encode_int8(loops: ctypes.CDLL, total: Tensor, fields: Sequence[Tensor], lowest: int, highest: int) -> bool:
+    exponents, mantissas = fields
+    loops.int8_encode(pointer(total), pointer(exponents), pointer(mantissas), *_sizes(total), lowest, highest)
+    return True
+
+
+def encode_onebit(loops: ctypes.CDLL, total: Tensor, fields: Sequence[Tensor]) -> bool:
+    loops.onebit_encode(pointer(total), pointer(fields[0]), pointer(fields[1]), *_sizes(total))
+    return True
+
+
+def encode_threshold(loops: ctypes.CDLL, total: Tensor, fields: Sequence[Tensor], threshold: float) -> bool:
+    count, words = fields
+    count.fill_(loops.threshold_encode(pointer(total), pointer(words), _count(total), ctypes.c_float(threshold)))
+    return True
+
+
+def encode_topk(loops: ctypes.CDLL, total: Tensor, fields: Sequence[Tensor]) -> bool:
+    places, numbers = fields
+    loops.topk_encode(pointer(total), pointer(places), pointer(numbers), _count(total), ctypes.c_long(len(places)))
+    return True
+
+
+def decode_int8(loops: ctypes.CDLL, fields: Sequence[Tensor], out: Tensor) -> None:
+    loops.int8_decode(pointer(fields[0]), pointer(fields[1]), pointer(out), *_sizes(out))
+
+
+def decode_onebit(loops: ctypes.CDLL, fields: Sequence[Tensor], out: Tensor) -> None:
+    loops.onebit_decode(pointer(fields[0]), pointer(fields[1]), pointer(out), *_sizes(out))

@@ -1,0 +1,46 @@
+"""Which plans take a codec, which codecs go with them, and why the others do not."""
+
+from __future__ import annotations
+
+from paceline.core.codecs import Codec, catalogue
+from paceline.core.collectives.ring import Ring
+from paceline.errors import PlanError
+from paceline.plans.methods import Method
+from paceline.plans.methods.all_reduce import AllReduce
+
+TAKE = "ring, tree, halving_doubling, hierarchical, central, downpour, ssp and dc_asgd"
+#: Why a plan takes no codec; what is not named exchanges no gradients.
+REASONS = {
+    "backup": "a gradient that comes too late is computed again, so what a codec owes would be owed twice",
+    "hogwild": "its workers write into one memory, so that nothing travels which could be coded",
+    "sandblaster": "its line search compares losses along the very gradient, which a codec changes",
+    "ddp": "PyTorch's DDP has communication hooks of its own",
+}
+
+
+def refuse_option(plan: str) -> PlanError:
+    """Return the error of a plan that takes no codec."""
+    why = REASONS.get(plan, "what its workers exchange are not gradients")
+    return PlanError(f"plan {plan!r} takes no codec: {why}; plans with a codec are {TAKE}")
+
+
+def codec_of(plan: str, method: Method, text: str) -> Codec | None:
+    """Return the codec of a plan's option; None for dense. Raise `PlanError` if the plan's method cannot use it."""
+    codec = catalogue.parse(text)
+    if codec is None or codec.adds or not isinstance(method, AllReduce) or isinstance(method.collective, Ring):
+        return codec
+    added = " and ".join(name for name, row in catalogue.CODECS.items() if row.make().adds)
+    raise PlanError(
+        f"plan {plan!r}: messages of codec {text} cannot be summed on their way, as {plan} does; use "
+        f"ring:codec={text}, whose workers then send their messages to each other, or a codec whose messages can: "
+        f"{added}"
+    )
+
+
+def refuse_tables(plan: str, codec: object, parameter: str) -> None:
+    """Raise `PlanError` for a plan with a codec where this parameter's gradient is sparse."""
+    if codec not in (None, catalogue.DENSE):
+        raise PlanError(
+            f"parameter {parameter} gets a sparse gradient, of which only touched rows travel, and a codec writes "
+            f"whole tensors; use {plan} without codec={codec}, or sparse=False"
+        )

@@ -1,0 +1,112 @@
+"""A Cortex-M4 in QEMU, ONNX Runtime and PyTorch's own precisions."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.compression.cortex import GCC, QEMU, CortexM4
+from paceline.compression.integers import Precision, integers
+from paceline.compression.network import Network
+from paceline.compression.onnx_file import check, onnx_model
+from paceline.compression.points import Bounds
+from paceline.compression.precision import precisions
+from paceline.compression.reading import read
+from paceline.compression.reference import IntegerModel
+from paceline.compression.samples import Samples
+from paceline.compression.search import Made
+from paceline.compression.values import ranges
+from paceline.errors import MachineError, RunFailed
+from tests.compression.networks import drawn
+
+CROSS = shutil.which(GCC) is not None and shutil.which(QEMU) is not None
+
+
+def small(seed: int = 3) -> tuple[nn.Module, Network, torch.Tensor]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(6 * 16, 10),
+    ).eval()  # fmt: skip
+    x = torch.randn(200, 1, 8, 8)
+    return model, read(model, (1, 8, 8)), x
+
+
+@pytest.mark.skipif(not CROSS, reason="needs gcc-arm-none-eabi and qemu-system-arm")
+def test_a_cortex_computes_the_same_and_is_counted() -> None:
+    _, network, x = small()
+    made = []
+    for precision in (Precision(8), Precision(4)):
+        whole = integers(network, ranges(network, x), precision)
+        made += [Made(k, file, network, IntegerModel(whole)) for k, file in CortexM4().files(network, whole, x)]
+    found = CortexM4().measure(made, x)
+    by_small, by_cortex = found[0], found[1]
+    assert by_small.instructions is not None
+    assert by_cortex.instructions is not None
+    assert network.products() < by_cortex.instructions < by_small.instructions
+    assert all(0 < each.stack < 1000 for each in found)
+
+
+def test_a_machine_without_the_tools_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(MachineError, match=r"needs arm-none-eabi-gcc and qemu-system-arm.*apt-get install"):
+        CortexM4()
+
+
+@pytest.mark.parametrize("precision", [None, Precision(8), Precision(4, True)], ids=str)
+def test_onnx_runtime_finds_the_same_labels(precision: Precision | None) -> None:
+    pytest.importorskip("onnxruntime")
+    model, network, x = small()
+    whole = None if precision is None else integers(network, ranges(network, x), precision)
+    module = model if whole is None else IntegerModel(whole)
+    assert check(onnx_model(network, whole), module, x) >= 0.98
+
+
+def test_another_network_in_onnx_is_noticed() -> None:
+    pytest.importorskip("onnxruntime")
+    model, _, x = small()
+    _, other, _ = small(seed=4)
+    with pytest.raises(RunFailed, match="the same label for only"):
+        check(onnx_model(other), model, x)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(60))
+def test_sixty_random_networks_are_the_same_in_onnx(seed: int) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    case = drawn(seed)
+    network = read(case.model, tuple(case.x.shape[1:]))
+    session = onnxruntime.InferenceSession(onnx_model(network), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"input": case.x.numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(found), case.model(case.x), rtol=1e-3, atol=1e-4)
+
+
+class Attention(nn.Module):
+    """A model that has no form in C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.body(x).mean(1))
+        return scores
+
+
+def test_any_model_is_measured_in_pytorchs_own_precisions() -> None:
+    torch.manual_seed(0)
+    model = Attention().eval()
+    x = torch.randn(60, 5, 16)
+    with torch.no_grad():
+        samples = Samples(x, model(x).argmax(1))
+    found = precisions("attention", model, samples, Bounds(within=20.0))
+    assert [point.precision for point in found.points] == ["float32", "bfloat16", "int8"]
+    sizes = {point.precision: point.size for point in found.points}
+    assert sizes["bfloat16"] < sizes["float32"]
+    assert found.trained == 1.0
+    assert found.chosen is not None
+    assert found.model is found.models[found.chosen.precision]
+    assert precisions("attention", model, samples, Bounds(size=1)).chosen is None

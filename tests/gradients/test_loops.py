@@ -1,0 +1,44 @@
+"""Native loops and PyTorch's way have the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.core.codecs import Codec
+from paceline.core.codecs.catalogue import parse
+from paceline.gradients.loops import Loops
+from paceline.kernels.codecs import native
+
+SHAPES = [(1, 1), (3, 17), (64, 784), (7, 1000), (2, 16), (5, 31)]
+
+
+def room(codec: Codec, shape: tuple[int, int]) -> list[Tensor]:
+    fields = codec.fields(shape)
+    return [torch.zeros(f.length, dtype=torch.float32 if f.dtype == "own" else getattr(torch, f.dtype)) for f in fields]
+
+
+@pytest.mark.skipif(native.native() is None, reason="there is no compiler")
+@pytest.mark.parametrize("text", ["half", "bfloat16", "int8", "onebit", "threshold:1.5", "topk:0.1", "topk:1", "topk"])
+def test_native_loops_have_the_bits_of_the_codec(text: str) -> None:
+    codec = parse(text)
+    assert codec is not None
+    loops = Loops(codec, torch.float32)
+    for shape in SHAPES:
+        for gradient in (
+            torch.randn(shape),
+            torch.zeros(shape),
+            (4 * torch.randn(shape)).round() / 4,
+            1e30 * torch.randn(shape),
+        ):
+            (one, first), (two, second) = ((gradient.clone(), room(codec, shape)) for _ in range(2))
+            codec.encode(one, first, 1, None)
+            loops.encode(two, second, 1, None)
+            assert torch.equal(one, two)
+            for a, b in zip(first, second, strict=True):
+                assert torch.equal(a, b)
+            here, there = torch.empty(shape), torch.empty(shape)
+            codec.decode(first, here, 1)
+            loops.decode(second, there, 1)
+            assert torch.equal(here, there)
