@@ -124,7 +124,7 @@ class TraceRing:
         return self._sent, self._taken, self._raw
 
     def catch_up(self) -> None:
-        """Go on behind the rows that generated code has written."""
+        """Continue behind the rows that generated code has written."""
         self._head = self._sent[0]
 
     def write(self, *row: float) -> None:

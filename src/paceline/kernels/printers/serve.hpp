@@ -2,7 +2,7 @@
 
 // What `engines.servers.port` and `core.server` do in Python, over the same memory: locks, integers, versions, rows of the
 // trace. The machines' answers are those of `core.server.desk`, `shard` and `version_slots` as long as nothing unusual
-// happens; whatever is unusual ends the leg before it has changed anything, and Python goes on from there.
+// happens; whatever is unusual ends the leg before it has changed anything, and Python continues from there.
 #include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -123,7 +123,7 @@ static void record(
 
 // --- a push ---
 
-// The next version, made from the newest in a slot that nobody reads, and in padded memory, where this worker goes on with
+// The next version, made from the newest in a slot that nobody reads, and in padded memory, where this worker computes with
 // it: one pass over both.
 static void make_version(const Call& c, const Server& s, const Shard& shard, const char* from, char* to) {
     for (const Span* span = shard.spans; span < shard.spans + shard.parameters; span++) {

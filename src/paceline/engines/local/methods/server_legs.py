@@ -4,12 +4,12 @@
     ─────────────────────            ────                              ──────────────
     a batch is to be computed ─────▶ until something unusual
                                      happens, and for 20 ms ─────────▶ gradient, push with pull, finish and lease, ...
-    go on with this batch     ◀───── module and ports look at
+    continue with this batch  ◀───── module and ports look at
                                      the slots that were made last ◀── rows of the trace, versions, leases
 
 Unusual is whatever is not "pushed, finished, and here is the next batch": a gate that is shut, a batch that was lost
 with its worker, a snapshot or a checkpoint that is due, the last batches, another epoch. Generated code stops before it
-changes anything there, and the machines in Python go on.
+changes anything there, and the machines in Python answer.
 """
 
 from __future__ import annotations
@@ -115,11 +115,11 @@ class ServerLegs:
         self.network.make(self.call, served, self.order.span(epoch, 0, agenda.samples), agenda.batch_size)
         self._end()
         if served.made:
-            worker.go_on(served.batch, served.stage == Stage.FINISH)
+            worker.continue_with(served.batch, served.stage == Stage.FINISH)
         return bool(served.made)
 
     def _end(self) -> None:
-        """Let Python go on from where generated code is."""
+        """Let Python continue from where generated code is."""
         runner, served = self.runner, self.native.served
         runner.trace.catch_up()
         runner.waited = served.waited
@@ -134,7 +134,7 @@ class ServerLegs:
             self._fail()
 
     def _fail(self) -> None:
-        """Say why generated code could not go on."""
+        """Say why generated code could not continue."""
         runner, served = self.runner, self.native.served
         chunks = runner.agenda.task(served.batch)
         runner.doing(served.batch)
