@@ -88,7 +88,10 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
     (
         "planner",
-        {"planner", "core", "plans", "jobs", "data", "gradients", "parameters", "runs", "engines.virtual", "errors"},
+        {
+            "planner", "core", "plans", "jobs", "data", "gradients", "parameters", "stages.memory_estimate", "runs",
+            "engines.virtual", "errors",
+        },
         {"multiprocessing", "socket", "subprocess", "threading", "torch.distributed"},
     ),
     ("api.gloo_shim", {"backend"}, set()),
