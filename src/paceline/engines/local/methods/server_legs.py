@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from paceline.core.codecs.dense import Dense
 from paceline.core.rules.plain import Plain
 from paceline.engines.local.arena import Arena
 from paceline.engines.local.methods.runner import GradientRequest, PlanRunner
