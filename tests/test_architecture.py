@@ -106,7 +106,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("adapters", {"api", "plans", "errors"}, set()),
     ("check", {"check", "narrative", "errors"}, {"torch", "numpy", "importlib.util", "runpy", "pkgutil"}),
     ("watcher", {"watcher", "narrative", "runs.live", "errors"}, {"torch", "numpy"}),
-    ("testing", {"testing", "api", "engines", "core", "jobs", "plans", "runs"}, set()),
+    ("testing", {"testing", "api", "engines", "core", "jobs", "plans", "runs", "tuner"}, set()),
 ]  # fmt: skip
 HOMES = (
     "core (pure algorithms), compute (gradients), engines (processes and clocks), cli (nothing but the command line)"
