@@ -56,7 +56,7 @@ def server_legs(runner: PlanRunner, arena: Arena, ports: Sequence[ServerPort], d
         return None
     if job.accumulate_grad_batches > 1 or agenda.parts > 1 or runner.replica.moving:
         return None
-    if reader is None or not isinstance(runner.plan.wire, Dense) or not isinstance(gradients, FusedGradients):
+    if reader is None or runner.plan.codec is not None or not isinstance(gradients, FusedGradients):
         return None
     assert arena.desk is not None
     if bound_of(arena.desk.desk) is None or (step := served_step(runner.optimizer)) is None:
