@@ -59,7 +59,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         "engines",
         {
             "engines", "links", "core", "gradients", "parameters", "stages", "splits", "data", "jobs", "plans",
-            "runs", "kernels.exchange", "narrative", "errors",
+            "runs", "kernels.exchange", "kernels.serve", "kernels.served_steps", "narrative", "errors",
         },
         set(),
     ),
