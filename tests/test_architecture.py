@@ -59,7 +59,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
         "engines",
         {
             "engines", "links", "core", "gradients", "parameters", "stages", "splits", "data", "jobs", "plans",
-            "runs", "kernels.exchange", "narrative", "errors",
+            "runs", "kernels.exchange", "kernels.serve", "kernels.served_steps", "narrative", "errors",
         },
         set(),
     ),
@@ -88,7 +88,10 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("explain", {"explain", "core", "engines.virtual", "plans", "runs", "narrative", "errors"}, {"torch"}),
     (
         "planner",
-        {"planner", "core", "plans", "jobs", "data", "gradients", "parameters", "runs", "engines.virtual", "errors"},
+        {
+            "planner", "core", "plans", "jobs", "data", "gradients", "parameters", "stages.memory_estimate", "runs",
+            "engines.virtual", "errors",
+        },
         {"multiprocessing", "socket", "subprocess", "threading", "torch.distributed"},
     ),
     ("api.gloo_shim", {"backend"}, set()),
@@ -103,7 +106,7 @@ RULES: list[tuple[str, set[str], set[str]]] = [
     ("adapters", {"api", "plans", "errors"}, set()),
     ("check", {"check", "narrative", "errors"}, {"torch", "numpy", "importlib.util", "runpy", "pkgutil"}),
     ("watcher", {"watcher", "narrative", "runs.live", "errors"}, {"torch", "numpy"}),
-    ("testing", {"testing", "api", "engines", "core", "jobs", "plans", "runs"}, set()),
+    ("testing", {"testing", "api", "engines", "core", "jobs", "plans", "runs", "tuner"}, set()),
 ]  # fmt: skip
 HOMES = (
     "core (pure algorithms), compute (gradients), engines (processes and clocks), cli (nothing but the command line)"

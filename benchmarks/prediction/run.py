@@ -1,15 +1,18 @@
 """How far predictions are off: ten jobs that the card was not fitted on, nine plans each, in interleaved rounds.
 
-python benchmarks/prediction/run.py [JOB ...]      measure these jobs, and add them to result.json
+python benchmarks/prediction/run.py                measure the jobs that result.json lacks, one after another
+python benchmarks/prediction/run.py --minutes 5    the same, and begin no other job after so many minutes
+python benchmarks/prediction/run.py JOB ...        measure these jobs, again if they have been
 python benchmarks/prediction/run.py --sum-up       print the table of result.json
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import statistics
-import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -30,12 +33,10 @@ PLANS = (
 ROUNDS, SECONDS = 3, 0.2
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str, fused: bool) -> dict[str, Any]:
     """Predict all plans for a job at both levels, then measure them."""
     job, card = JOBS[name](), open_card(None)
-    planners = {
-        level: planner_for(job, card, level, fused="--fused" in sys.argv) for level in ("calibrated", "profiled")
-    }
+    planners = {level: planner_for(job, card, level, fused=fused) for level in ("calibrated", "profiled")}
     candidates = [Candidate(Plan.parse(plan)) for plan in PLANS]
     if "fused" in planners["profiled"].costs:
         candidates += [Candidate(Plan.parse(plan), "fused") for plan in ("sequential", "ring:workers=2")]
@@ -127,10 +128,20 @@ def _check(row: dict[str, Any]) -> Check:
 
 def main() -> None:
     kept = json.loads(RESULT.read_text())["results"] if RESULT.exists() else []
-    wanted = [name for name in sys.argv[1:] if not name.startswith("--")]
+    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given.add_argument("jobs", nargs="*", metavar="JOB")
+    given.add_argument("--minutes", type=float, default=math.inf)
+    given.add_argument("--sum-up", action="store_true")
+    given.add_argument("--fused", action="store_true", help="generated code, too")
+    options, start = given.parse_args(), time.monotonic()
+    if unknown := [name for name in options.jobs if name not in JOBS]:
+        given.error(f"there is no job {unknown[0]!r}; there are {', '.join(JOBS)}")
+    lacking = [name for name in JOBS if name not in {each["job"] for each in kept}]
     warnings.simplefilter("ignore")
-    for name in wanted or (() if "--sum-up" in sys.argv else JOBS):
-        kept = [each for each in kept if each["job"] != name] + [measure(name)]
+    for name in () if options.sum_up else options.jobs or lacking:
+        if time.monotonic() - start > 60 * options.minutes:
+            break
+        kept = [each for each in kept if each["job"] != name] + [measure(name, options.fused)]
         machine = this_machine()
         RESULT.write_text(json.dumps({"machine": vars(machine), "results": kept}, indent=1, default=str) + "\n")
         print(name, {level: round(found["error"], 3) for level, found in kept[-1]["levels"].items()}, flush=True)

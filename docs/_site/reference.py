@@ -20,6 +20,7 @@ GROUPS = {
     ),
     "While it runs": ("Callback", "EarlyStopping", "BestCheckpoint"),
     "Predict and choose": ("calibrate", "choose", "validate", "simulate"),
+    "After training": ("compress",),
     "Tune": ("tune", "Space", "Float", "Int", "Choice", "Trial"),
     "Data": (
         "Shards", "Mix", "Stream", "prepare", "ingest", "Recipe", "Words", "Csv", "JsonLines", "Lines", "Parquet",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.planner.choosing import choose, flips, speedups
+from paceline.planner.choosing import choose, flips
 from paceline.planner.prediction import Prediction, Terms
 from paceline.plans.plan import Plan
 
@@ -52,8 +52,3 @@ def test_the_front_holds_what_nothing_beats_in_everything() -> None:
     worse = _of("tree:workers=2", 7e-4, memory=1 << 21)
     found = choose([ONE, _of("ring:workers=2", 5e-4), worse], "time", 1 << 30)
     assert set(found.front) == {"sequential", "ring:workers=2"}
-
-
-def test_speedups_are_over_the_best_single_process() -> None:
-    found = choose([ONE, _of("sequential:threads=2", 8e-4), _of("ring:workers=2", 4e-4)], "time", 1 << 30)
-    assert speedups(found) == [(1, 1.0, "sequential:threads=2"), (2, 2.0, "ring:workers=2")]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.core.collectives.ring import Ring
 from paceline.engines.virtual import World, simulate
 from paceline.planner.candidates import candidates, numbers_of_workers, same_learning
-from paceline.planner.methods import PREDICT, Facts, known, predict, queued
+from paceline.planner.divisions import ModelDivision
+from paceline.planner.methods import PREDICT, Facts, NotMeasured, known, predict, queued
 from paceline.planner.pipelines import cut
 from paceline.plans.plan import RECIPES, Plan, make
 from paceline.runs.trace import Kind
@@ -61,17 +64,21 @@ def test_the_queue_agrees_with_the_virtual_engine() -> None:
 
 def test_every_plan_is_predicted_or_said_not_to_be() -> None:
     unknown = {name for name, recipe in RECIPES.items() if name != "table" and not known(make(name))}
-    assert unknown == {
-        "sandblaster",
-        "tensor",
-        "redundant",
-        "experts",
-        "zero",
-        "cannon",
-        "per_layer",
-        "one_weird_trick",
-    }
-    assert len(PREDICT) == 11
+    assert unknown == {"sandblaster"}
+    assert len(PREDICT) == 12
+
+
+def test_split_layers_share_what_is_split() -> None:
+    half = ModelDivision(1000.0, messages=4, segments=2, held=0.5, computed={"0": 0.5})
+    plan, facts = Plan.parse("tensor", 2), replace(FACTS, division=half)
+    found, whole = predict(plan, costs(), facts), predict(Plan.parse("sequential"), costs(), FACTS)
+    assert found.terms.compute == pytest.approx(whole.terms.compute / 2)
+    assert found.terms.update == pytest.approx(whole.terms.update / 2)
+    assert found.terms.exchange == pytest.approx(4 * 1e-5 + 1000 / 1e9)
+    assert found.bytes == 1000
+    assert found.memory < whole.memory
+    with pytest.raises(NotMeasured, match="on the machine"):
+        predict(plan, costs(), FACTS)
 
 
 def test_stages_share_the_model() -> None:

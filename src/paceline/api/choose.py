@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.api.calibrate import calibrate
 from paceline.api.coding import codings
+from paceline.api.dividing import Divider
 from paceline.api.measuring import Measured, Say, measure_for
 from paceline.core.collectives.ring import Ring
 from paceline.engines.setup import set_up
@@ -48,6 +49,8 @@ class Planner:
     updates_per_epoch: int
     #: By how gradients are computed: "autograd", and "fused" where the job can be.
     costs: dict[str, Costs]
+    #: How plans divide the model, where this machine would run them; None where no plan is to be tried.
+    divider: Divider | None = None
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Predict a candidate; None where the planner has no model of it."""
@@ -55,8 +58,9 @@ class Planner:
         if costs is None or not known(candidate.plan):
             return None
         try:
-            return predict(candidate.plan, costs, self.facts, candidate.compute)
-        except (NotMeasured, CannotCut):
+            division = self.divider.divide(candidate.plan) if self.divider is not None else None
+            return predict(candidate.plan, costs, replace(self.facts, division=division), candidate.compute)
+        except (NotMeasured, CannotCut, PacelineError):
             return None
 
     def predictions(self, workers: Sequence[int], learning: str) -> list[Prediction]:
@@ -97,9 +101,13 @@ def facts_of(job: Job, coded: bool = False) -> tuple[Facts, int]:
 
 
 def planner_for(
-    job: Job, card: Card, level: str = "profiled", fused: bool = True, say: Say = lambda line: None, coded: bool = False
-) -> Planner:
-    """Make predictions for a job possible: count its operations, and profile it if the level asks for that."""
+    job: Job, card: Card, level: str = "profiled", fused: bool = True, say: Say = lambda line: None,
+    coded: bool = False, here: bool = True,
+) -> Planner:  # fmt: skip
+    """Make predictions for a job possible: count its operations, and profile it if the level asks for that.
+
+    `here` is whether this machine will run the plans, and so divide the model for them.
+    """
     facts, updates = facts_of(job, coded)
     base = Calibrated(card, lambda samples: cost_of(job, samples))
     base.cost(min(facts.batch, job.batch_size))
@@ -110,7 +118,7 @@ def planner_for(
         costs["autograd"] = profiled(plain, base, facts)
         if fused and can_fuse(job):
             costs["fused"] = profiled(job.with_(compute="fused"), base, facts)
-    return Planner(job, card, facts, updates, costs)
+    return Planner(job, card, facts, updates, costs, Divider(job, level == "profiled") if here else None)
 
 
 def can_fuse(job: Job) -> bool:
@@ -165,7 +173,8 @@ def _profile(case: tuple[int, int, int], runs: Sequence[Measured]) -> Profile:
     busy, threads, samples = case
     compute = tuple(value for run in runs for value in run.compute)
     update = tuple(value for run in runs for value in run.update)
-    return Profile(busy, threads, samples, compute, update, statistics.median(run.between for run in runs))
+    between = statistics.median(run.between for run in runs)
+    return Profile(busy, threads, samples, compute, update, between, max(run.memory for run in runs))
 
 
 def _anchor(job: Job, costs: Profiled, facts: Facts, workers: int) -> None:
@@ -249,7 +258,7 @@ def cluster_of(cluster: str | Path | Cluster | None, prices: str | Path | None =
 
 def _on_cluster(job: Job, cluster: Cluster, goal: str, learning: str, workers: int | None) -> Choice:
     """Choose for other machines: closed forms rank, and the simulator judges the best of them."""
-    planner = planner_for(job, cluster.card(), "calibrated", coded=learning == "any")
+    planner = planner_for(job, cluster.card(), "calibrated", coded=learning == "any", here=False)
     counts = [n for n in numbers_of_workers(cluster.machines, workers) if n <= cluster.machines]
     if cluster.machines == 1 or workers == 1:
         counts = []

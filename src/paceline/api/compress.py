@@ -52,16 +52,20 @@ def compress(
 ) -> Compression:
     """Search for the fastest form of a trained network within bounds, by measurements, and return all that was found.
 
-    run       a finished run, or its folder
-    within    points of accuracy that may be lost; 0.5: from 88.0% to 87.5%
-    latency   of a call with one sample: "5us"; microseconds as a number. On a Cortex-M4: instructions, as in "110k"
-    size      of code and constants: "16KB"; bytes as a number
-    target    "here": this machine; "cortex-m4": counted in QEMU
-    plan      by which narrowed networks are retrained, with `workers`; default: sequential
-    epochs    of each retraining; default: twice those of the job, at least 5
-    widths    the parts of its channels that the network is tried with
-    job       needed only where the run's folder could not keep it
-    say       is called with a line about what is being done
+    Args:
+        run: A finished run or its folder.
+        within: Points of accuracy that may be lost on validation data; 0.5: from 88.0% to 87.5%.
+        latency: The bound on a call with one sample, as `"5us"` or a number of microseconds; on a Cortex-M4 the
+            instructions, as `"110k"`.
+        size: The bound on code and constants, as `"16KB"` or a number of bytes.
+        target: `"here"` for this machine, or `"cortex-m4"`, whose instructions are counted in QEMU.
+        plan: The plan by which narrowed networks are retrained. Default: one process.
+        workers: The number of its workers.
+        epochs: Epochs of each retraining. Default: twice those of the job, and at least 5.
+        widths: The shares of its channels with which the network is tried.
+        seed: Selects the training samples that are kept for validation.
+        job: The job, where the run's folder could not keep it.
+        say: A function that is called with lines of text about the progress.
     """
     begun = time.monotonic()
     made = _target(target)

@@ -14,6 +14,8 @@ from paceline.engines import local
 from paceline.engines.setup import set_up
 from paceline.errors import CrowdedWarning, JobWarning
 from paceline.jobs.job import Job
+from paceline.plans.methods.local_steps import Gossip, LocalSteps
+from paceline.plans.methods.server import CentreServer
 from paceline.plans.plan import Plan
 from paceline.runs.live import Heartbeat
 from paceline.runs.trace import Columns, Kind
@@ -49,7 +51,12 @@ class Measured:
 
 
 def measure(job: Job, plan: Plan, updates: int) -> Measured:
-    """Train so many updates by this plan on processes of this machine."""
+    """Train so many updates by this plan on processes of this machine.
+
+    A plan that averages replicas, or exchanges them with a centre, does so after the last update, too: its updates are
+    made whole periods, so that bytes are those of a long training.
+    """
+    updates = -(-updates // _period(plan)) * _period(plan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", JobWarning)
         warnings.simplefilter("ignore", CrowdedWarning)
@@ -61,6 +68,14 @@ def measure(job: Job, plan: Plan, updates: int) -> Measured:
             samples = setup.agenda.samples_per_update
             each = samples / found.samples_per_second if found else outcome.seconds / max(1, updates)
             return _measured(setup.plan, samples, updates, each, rows, max(outcome.peak_memory, default=0))
+
+
+def _period(plan: Plan) -> int:
+    """Return after how many updates a plan repeats what it exchanges."""
+    method = plan.method
+    if isinstance(method, LocalSteps | Gossip):
+        return max(1, method.averaging.every)
+    return max(1, method.exchange.every) * plan.workers if isinstance(method, CentreServer) else 1
 
 
 def measure_for(job: Job, plan: Plan, seconds: float, guess: float, measured: bool = True) -> Measured:

@@ -20,7 +20,9 @@ from paceline.api.tuning_setup import (
     probe,
     same_header,
 )
-from paceline.errors import TuningError
+from paceline.data.opening import open_source
+from paceline.errors import JobError, TuningError
+from paceline.gradients.fused_replica import check_fusible
 from paceline.jobs.job import Job
 from paceline.runs.json_files import write_json
 from paceline.tuner import journal as journals
@@ -161,12 +163,13 @@ def _tune(asked: Asked) -> Tuning:
 
 def _run(study: Study, way: Way, asked: Asked, path: Path | None, header: dict[str, Any]) -> Tuning:
     """Run the trials that are left."""
-    name, runner, start = choose(asked.trials, way, study)
-    spent = drive(study, runner, asked.seconds, asked.progress)
-    account = Account(spent.wall, spent.inside, spent.workers, spent.legs, start)
+    chosen = choose(asked.trials, way, study)
+    spent = drive(study, chosen.trials, asked.seconds, asked.progress)
+    account = Account(spent.wall, spent.inside, spent.workers, spent.legs, chosen.start)
     ordered = [study.trials[number] for number in sorted(study.trials)]
     return Tuning(
-        path, ordered, study.best, account, header["metric"], header["mode"], header["search"], name, asked.make
+        path, ordered, study.best, account, header["metric"], header["mode"], header["search"], chosen.name,
+        chosen.why, asked.make,
     )  # fmt: skip
 
 
@@ -209,7 +212,19 @@ def _write(path: Path, found: Tuning, header: dict[str, Any], asked: Asked, stud
     if found.best is not None and asked.make is not None:
         said = f"trial {found.best.number}, {found.metric} {found.best.value:.6g}"
         epochs = -(-header["max_t"] // header["steps_per_epoch"])
-        rest = {"data_dir": header["data_dir"], "compute": "fused" if found.way == "stacked" else None}
+        rest = {"data_dir": header["data_dir"], "compute": _compute_of(found)}
         write_best(path, asked.make, asked.origin, found.best.configuration, epochs, said, rest)
     write_json(path / "tuning.json", found.summary())
     write_page(path / "report.html", study, header, found.account)
+
+
+def _compute_of(found: Tuning) -> str | None:
+    """Return the field compute= with which the best job, trained by itself, has the numbers of its trial."""
+    if found.way != "stacked":
+        return None
+    job = found.best_job
+    try:
+        check_fusible(job, job.make_model(), open_source(job.data, job.seed))
+    except JobError:
+        return None  # it was stacked by torch.func
+    return "fused"

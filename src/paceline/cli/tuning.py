@@ -93,6 +93,8 @@ def show_tuning(found: Tuning) -> None:
         lines["best"] = (
             f"{found.metric} {number(found.best.value, 4)} by trial {found.best.number}: {_settings(found.best)}"
         )
+    if found.why:
+        lines["run as"] = f"{found.way}: {found.why}"
     lines["time"] = "; ".join(found.account.sentences())
     for trial, reason in list(summary["failures"].items())[:5]:
         lines[f"failed {trial}"] = reason

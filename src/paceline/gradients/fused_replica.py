@@ -18,12 +18,15 @@ from paceline.gradients.loss import split_batch
 from paceline.gradients.replica import Replica, take_gradients
 from paceline.jobs.job import Batch, Job
 from paceline.kernels import CannotFuse, Fused, NoCompiler, fuse, fuse_ranks
+from paceline.kernels.compiled import Call
 from paceline.kernels.cpu import Cpu
 from paceline.kernels.graph import describe
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.optimizers import rule_of
 from paceline.kernels.ranks import own_rank
 from paceline.kernels.resident import GradientsByNumber, Leg, Resident
+from paceline.kernels.serve import Served, address_of, agrees, program
+from paceline.kernels.served_steps import ServedStep
 from paceline.parameters.layout import trainable
 from paceline.parameters.optimizers import Optimizer, has_hooks
 
@@ -68,6 +71,43 @@ class FusedGradients:
         if not isinstance(self.fused.processor, Cpu) or self.fused.optimizer is None or has_hooks(optimizer):
             return None
         return FusedStep(self.fused, optimizer, replica.parameters)
+
+    def served(self, replica: Replica, source: Source, optimizer: Optimizer, step: ServedStep) -> ServedNetwork | None:
+        """Return the network for legs at a server, where generated code makes this optimizer's step with its bits."""
+        if not isinstance(self.fused.processor, Cpu) or has_hooks(optimizer):
+            return None
+        tensors = readable(self.fused, replica.job, source)
+        if not tensors or not agrees(optimizer, self.fused.weights.dtype, step):
+            return None
+        return ServedNetwork(self.fused, step, *tensors)
+
+
+class ServedNetwork:
+    """A network whose gradients go to a server, as a leg of generated code computes them."""
+
+    def __init__(self, fused: FusedNetwork, step: ServedStep, x: Tensor, y: Tensor) -> None:
+        self.fused, self.step, self.made = fused, step, fused.compiled(x[:1])
+        self._tensors, self._leg = (x, y), program(fused.weights.dtype, step)
+        #: Of the function that computes gradients.
+        self.address = address_of(self.made.program.run)
+
+    def call(self, seed: int, doing: np.ndarray) -> tuple[Call, object]:
+        """Return a call for gradients, and what has to live as long as it does.
+
+        seed    of the job
+        doing   the integer, in memory that others may read, that says which batch is being computed
+        """
+        call, given = self.fused.call_for(self.made, *self._tensors)
+        call.seed, call.doing, call.updates, call.update, call.stride = seed, doing.ctypes.data, 1, -1, 1
+        return call, (given, doing)
+
+    @torch.no_grad()
+    def make(self, call: Call, served: Served, order: Tensor, batch: int) -> None:
+        """Make updates of the batches of `order`, one epoch's, until the leg ends."""
+        self.made.take_weights()
+        call.order, call.samples, call.batch = order.data_ptr(), len(order), batch
+        self.fused.give_arenas(self.made, call)
+        self._leg(call, served)
 
 
 class FusedStep:

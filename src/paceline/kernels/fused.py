@@ -214,12 +214,16 @@ class Fused:
 
     def run(self, made: Compiled, call: Call) -> float:
         """Makes the updates of a call that was prepared; the sum of their losses."""
+        self.give_arenas(made, call)
+        return self.runner.run(made, call)
+
+    def give_arenas(self, made: Compiled, call: Call) -> None:
+        """Lets a call have the memory that batches of its size need."""
         check_batches(made.plan, call.samples, call.batch)
         needed = made.plan.sizes["arena"] * made.plan.target.lanes * self.processor.arenas(made.plan, call.batch)
         if made.memory["arenas"].numel() < needed:
             made.memory |= self._arenas(made.plan, needed)
         call.arenas = made.memory["arenas"].data_ptr()
-        return self.runner.run(made, call)
 
     def call_for(self, made: Compiled, x: Tensor, y: Tensor) -> tuple[Call, list[Tensor]]:
         """A call of these samples, and the tensors that have to live as long as it does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.links import futex
 from paceline.links.memory import Memory
 
 
@@ -16,6 +17,11 @@ class DoubleBuffer:
         #: Which of the two copies is valid: 0 or 1.
         self._flip = memory.ints(1)
         self._copies = (memory.ints(count), memory.ints(count))
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """The addresses of the integer that says which copy is valid, and of both copies, for generated code."""
+        return futex.address_of(self._flip), futex.address_of(self._copies[0]), futex.address_of(self._copies[1])
 
     @property
     def parity(self) -> int:

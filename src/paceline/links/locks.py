@@ -45,7 +45,7 @@ class RecordLock:
         if self._try():
             return 0
         # No doorbell is rung when a lock is released: the holder does not know which ranks wait for it.
-        return self._waiter.until(self._try, self._holder, rung=False)
+        return self._waiter.until(self._try, self.holder, rung=False)
 
     def __exit__(self, *_: object) -> None:
         fcntl.fcntl(self._descriptor, fcntl.F_SETLK, self._give)
@@ -58,7 +58,7 @@ class RecordLock:
             return False
         return True
 
-    def _holder(self) -> str:
-        """The process that holds the lock, for the message of a wait that passed its deadline."""
+    def holder(self) -> str:
+        """Return the process that holds the lock, for the message of a wait that passed its deadline."""
         answer = FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, self._take))
         return f"process {answer[4]}, which holds {self.what}"

@@ -7,6 +7,7 @@
     costs.py        seconds of the parts of a step, at three levels of truth
     methods.py      the seconds of an update under each method, made of these parts
     memory.py       the memory of each worker
+    divisions.py    how a plan divides the model into stages or parts of layers; `api.dividing` works it out
     pipelines.py    the same for pipelines, from their tables
     candidates.py   the plans that are considered
     cluster.py      cluster.toml: nodes, links, failures; prices.py: dollars

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from paceline.core.collectives.proof import prove
 from paceline.errors import PacelineError
 from paceline.plans.methods.all_reduce import AllReduce
+from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import RECIPES, Plan, make
 
 #: Options of plans that are tried besides their defaults.
@@ -24,7 +25,8 @@ VARIANTS: dict[str, tuple[dict[str, object], ...]] = {
     "gpipe": ({}, {"micro_batches": 2}),
     "one_f_one_b": ({}, {"micro_batches": 8}),
 }
-NOT_CHOSEN = ("ceiling", "table", "sandblaster", "parallel_sgd")  # measures, a user's own, another mathematics
+#: A measure, a user's own tables, another mathematics.
+NOT_CHOSEN = ("ceiling", "table", "per_layer", "sandblaster", "parallel_sgd")
 CODED = ("ring", "downpour")  # plans that are tried with codecs
 LEARNING = ("same", "any")
 
@@ -45,7 +47,7 @@ def same_learning(plan: Plan) -> bool:
     traits = plan.traits
     if plan.wire is not None:
         return False
-    if plan.name in ("sequential", "ddp") or isinstance(plan.method, AllReduce):
+    if plan.name in ("sequential", "ddp") or isinstance(plan.method, AllReduce | SplitLayers):
         return True
     return traits.devices == "stages" and getattr(plan.method, "flushes", False)
 

@@ -6,7 +6,6 @@ second core that gains nothing is better left to others.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -176,16 +175,3 @@ def micro(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
-
-
-def speedups(choice: Choice) -> list[tuple[int, float, str]]:
-    """Return (workers, speed-up over one process, plan) of the best plan at each number of workers."""
-    singles = [p.seconds for p in choice.ranking if p.plan.workers == 1]
-    if not singles:
-        return []
-    found: dict[int, Prediction] = {}
-    for each in choice.ranking:
-        now = found.get(each.plan.workers)
-        if now is None or each.seconds < now.seconds:
-            found[each.plan.workers] = each
-    return [(n, min(singles) / p.seconds, p.name) for n, p in sorted(found.items()) if math.isfinite(p.seconds)]

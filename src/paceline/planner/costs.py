@@ -23,6 +23,8 @@ from paceline.planner.operations import BACKWARD, FORWARD, UPDATE, seconds
 
 ANCHOR = 0.35  # error of an exchange that was measured with this very model
 PROFILED = 0.15  # error of a part that was measured with this very model
+BESIDES = 3 << 20  # bytes of a worker for small objects and the workspace of libraries, as measured
+HEAP = 1.9  # bytes of a worker's heap over those of its tensors, a typical model's: 1.3 to 2.7
 SPEED_LIMITS = 0.4, 2.5  # of an exchange measured over predicted; more is a busy machine and not the model
 
 
@@ -54,6 +56,9 @@ class Costs(Protocol):
 
     def jitter(self, busy: int, threads: int) -> tuple[float, ...]:
         """Quantiles of a gradient's seconds over their median."""
+
+    def heap(self, samples: int) -> float:
+        """How many bytes a worker takes for each byte of its tensors, `BESIDES` apart."""
 
     def between(self, kind: str, workers: int) -> float:
         """The seconds of Python in each update besides."""
@@ -94,6 +99,9 @@ class Calibrated:
     def jitter(self, busy: int, threads: int) -> tuple[float, ...]:
         return self.card.fit(busy, threads)[0].jitter
 
+    def heap(self, samples: int) -> float:
+        return HEAP
+
     def between(self, kind: str, workers: int) -> float:
         found = self.card.exchange(kind, workers)
         return (found.between if found else self.card.between) * self.card.slowness
@@ -115,6 +123,8 @@ class Profile:
     update: tuple[float, ...]
     #: Seconds of Python between them.
     between: float
+    #: The most bytes of a worker; 0 where the kernel does not say.
+    memory: int = 0
 
 
 @dataclass
@@ -161,6 +171,13 @@ class Profiled:
         near = self._near(busy, threads)
         pooled = [t / q for p in near for q in [_median(p.compute)] for t in p.compute]
         return fitting.quantiles(pooled) if len(pooled) >= 20 else self.base.jitter(busy, threads)
+
+    def heap(self, samples: int) -> float:
+        measured = [p for p in self.profiles if p.memory and p.threads == 1]
+        if not measured:
+            return self.base.heap(samples)
+        nearest = min(measured, key=lambda p: abs(math.log(p.samples / samples)))
+        return max(1.0, (nearest.memory - BESIDES) / self.cost(nearest.samples).alone_bytes)
 
     def between(self, kind: str, workers: int) -> float:
         alone = [p.between for p in self._near(1, 1)]

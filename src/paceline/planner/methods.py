@@ -10,6 +10,7 @@ P workers, a batch of n samples. J(P) is the mean of the slowest of P workers ov
     Hogwild           (compute(n) + update) / P
     Pipeline          its table on the clock (`pipelines`)
     NativeDdp         compute(n/P) J(P) + PyTorch's all-reduce + update
+    SplitLayers       compute of each layer, 1/P of it where it is split + its movements + update of the parts
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from paceline.core.codecs.sizes import estimate, exchanged
 from paceline.core.collectives import Collective
 from paceline.planner import fitting
 from paceline.planner.costs import Costs, Guess, meeting, single
+from paceline.planner.divisions import ModelDivision, layers_share
 from paceline.planner.memory import worker_memory
 from paceline.planner.pipelines import pipeline
 from paceline.planner.prediction import Prediction, Terms
@@ -32,7 +34,10 @@ from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
+from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
+
+SPLIT_ERROR = 0.5  # of the seconds of parts of layers: smaller operations than the card was fitted on
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ class Facts:
     served: int
     #: What is known of the codecs of this job's gradients, by their names in plans.
     codecs: Mapping[str, Coding] = field(default_factory=dict)
+    #: How the plan divides the model, where it does and that is known.
+    division: ModelDivision | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class Found:
 def predict(plan: Plan, costs: Costs, facts: Facts, compute: str = "autograd") -> Prediction:
     """Predict the seconds of an update, its bytes and the memory of a worker."""
     found = PREDICT[type(plan.method)](plan, plan.method, costs, facts)
-    memory = worker_memory(plan, costs, facts.batch, facts.payload)
+    memory = worker_memory(plan, costs, facts.batch, facts.division)
     return Prediction(
         plan, compute, costs.level, facts.batch, found.terms, found.error, found.bytes, memory, found.staleness
     )  # fmt: skip
@@ -160,12 +167,14 @@ def _local_steps(plan: Plan, method: LocalSteps, costs: Costs, facts: Facts) -> 
 def _gossip(plan: Plan, method: Gossip, costs: Costs, facts: Facts) -> Found:
     workers = plan.workers
     c = costs.compute(_share(plan, facts, workers), workers, plan.threads)
-    u = costs.update(workers, plan.threads)
+    u, every = costs.update(workers, plan.threads), max(1, method.averaging.every)
     m = meeting(costs, method.collective, workers, facts.payload)
-    wait = c.seconds * _slowest(costs, plan, min(workers, 3))
+    m = Guess(m.seconds / every, m.error)
+    wait = c.seconds * _slowest(costs, plan, min(workers, 3)) / math.sqrt(every)
     between = costs.between("meeting", workers)
     terms = Terms(c.seconds, u.seconds, m.seconds, wait, between)
-    return Found(terms, _error(c, u, m, Guess(between + wait, 0.3)), sent(method.collective, workers, facts.payload))
+    size = sent(method.collective, workers, facts.payload) / every
+    return Found(terms, _error(c, u, m, Guess(between + wait, 0.3)), size)
 
 
 def _native(plan: Plan, method: NativeDdp, costs: Costs, facts: Facts) -> Found:
@@ -264,12 +273,33 @@ def _hogwild(plan: Plan, method: Hogwild, costs: Costs, facts: Facts) -> Found:
     c, u = costs.compute(_share(plan, facts, 1), workers, plan.threads), costs.update(workers, plan.threads)
     p, between = single(costs, "push", workers, facts.served), costs.between("push", workers)
     terms = Terms(c.seconds, u.seconds, p.seconds, between=between).scaled(1 / workers)
-    return Found(terms, _error(c, u, p, Guess(between, 0.3)), 2.0 * facts.served / workers, workers - 1.0)
+    # Nothing is sent: all write into one memory.
+    return Found(terms, _error(c, u, p, Guess(between, 0.3)), 0.0, workers - 1.0)
 
 
 def _pipeline(plan: Plan, method: Pipeline, costs: Costs, facts: Facts) -> Found:
     found = pipeline(plan, method, costs, facts.batch)
-    return Found(found.terms, found.error, found.bytes)
+    return Found(found.terms, found.error, facts.division.bytes if facts.division else found.bytes)
+
+
+def _split_layers(plan: Plan, method: SplitLayers, costs: Costs, facts: Facts) -> Found:
+    division = facts.division
+    if division is None:
+        raise NotMeasured("how the layers are split is known on the machine that would run them")
+    workers = plan.workers
+    samples = _share(plan, facts, workers if method.stage else method.data)
+    whole = costs.compute(samples, workers, plan.threads)
+    c = Guess(whole.seconds * layers_share(costs.cost(samples), division), max(whole.error, SPLIT_ERROR))
+    u = costs.update(workers, plan.threads)
+    u = Guess(u.seconds * division.held, u.error)
+    m = single(costs, "meeting", workers, 0.0)
+    exchange = m.seconds * division.messages
+    if found := costs.card.exchange("meeting", workers):
+        exchange += division.bytes / found.bandwidth * costs.factor("meeting").seconds
+    between = costs.between("meeting", workers) * max(1.0, division.segments)
+    wait = c.seconds * _slowest(costs, plan, workers)
+    terms = Terms(c.seconds, u.seconds, exchange, wait, between)
+    return Found(terms, _error(c, u, Guess(exchange + between + wait, SPLIT_ERROR)), division.bytes)
 
 
 #: What predicts each method: called with the plan, its method, the costs and the facts.
@@ -285,4 +315,5 @@ PREDICT: dict[type, Callable[[Plan, Any, Costs, Facts], Found]] = {
     PairwiseGossip: _pairwise,
     Hogwild: _hogwild,
     Pipeline: _pipeline,
+    SplitLayers: _split_layers,
 }

@@ -29,6 +29,7 @@ from paceline.gradients.loss import loss_function
 from paceline.jobs.job import PRECISIONS, Job
 from paceline.parameters.layout import trainable
 from paceline.planner.operations import BACKWARD, FORWARD, UPDATE, Operation, figures
+from paceline.stages.memory_estimate import OPERATION, Live
 
 VIEWS = {
     "view", "_unsafe_view", "t", "transpose", "permute", "expand", "select", "slice", "squeeze", "unsqueeze", "detach",
@@ -59,8 +60,18 @@ class ModelCost:
     state_bytes: int
     #: Bytes of one batch.
     batch_bytes: int
+    #: The most bytes of tensors during forward and backward that the step itself makes; gradients are among them.
+    peak_bytes: int = 0
+    #: The same during the optimizer's update, besides gradients and state.
+    moment_bytes: int = 0
     #: Why the step ran with real tensors; empty where fake ones did.
     real: str = ""
+
+    @property
+    def alone_bytes(self) -> int:
+        """Bytes of the tensors of a worker that trains alone; the gradient of the update before lives on meanwhile."""
+        step = max(self.peak_bytes, self.moment_bytes + self.parameter_bytes)
+        return 2 * self.parameter_bytes + self.state_bytes + self.batch_bytes + step
 
     @property
     def flops(self) -> float:
@@ -106,32 +117,36 @@ def _recorded(
     batch = batch if mode is None else tree_map(lambda v: mode.from_tensor(v) if isinstance(v, Tensor) else v, batch)
     parameters = list(trainable(module).values())
     optimizer = job.make_optimizer(module, parameters)
-    recorder, tracker = Recorder(), ModuleTracker()
+    recorder, tracker, live = Recorder(), ModuleTracker(), Live()
     kept = _Kept({p.untyped_storage()._cdata for p in parameters})
     precision = PRECISIONS[job.precision]
     autocast = contextlib.nullcontext() if precision is None else torch.autocast("cpu", dtype=precision)
-    with mode or contextlib.nullcontext(), recorder, tracker:
+    with mode or contextlib.nullcontext(), live, recorder, tracker:
         recorder.tracker = tracker
         with autocast, torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda value: value):
             loss = loss_function(job)(module, batch)
+        graph = OPERATION * live.operations
         recorder.phase = BACKWARD
         loss.backward()
-        _step(recorder, optimizer)
+        peak = live.most + graph
+        moment = _step(recorder, optimizer, live)
     state = [v for values in optimizer.state.values() for v in values.values() if isinstance(v, Tensor)]
     given = [v for v in tree_leaves(batch) if isinstance(v, Tensor)]
     return ModelCost(
         samples, tuple(recorder.operations), sum(_bytes(p) for p in parameters), len(parameters), kept.bytes,
-        sum(map(_bytes, state)), sum(map(_bytes, given)), why,
+        sum(map(_bytes, state)), sum(map(_bytes, given)), peak, moment, why,
     )  # fmt: skip
 
 
-def _step(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
-    """Record an update by the optimizer, its second: the first one also makes its state."""
+def _step(recorder: Recorder, optimizer: torch.optim.Optimizer, live: Live) -> int:
+    """Record an update by the optimizer, its second: the first one also makes its state. Return the bytes it needs."""
     before = len(recorder.operations)
     recorder.phase = UPDATE
     optimizer.step()
     del recorder.operations[before:]
+    held = live.begin()
     optimizer.step()
+    return live.most - held
 
 
 def _fake_module(job: Job, mode: FakeTensorMode) -> nn.Module:

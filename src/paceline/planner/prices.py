@@ -29,7 +29,7 @@ class Price:
 
 
 DATE = "2024-01"
-SOURCE = f"on-demand price of about {DATE}, not checked against a catalogue"
+SOURCE = f"on-demand price of about {DATE}, written down from memory and not checked against a catalogue"
 #: A few machines that are often rented, without discounts and traffic. The figures are examples.
 TABLE: Mapping[str, Price] = {
     row[0]: Price(row[0], row[1], row[2], row[3], row[4], SOURCE)

@@ -118,6 +118,15 @@ class TraceRing:
         """Whether more than half of the ring is not drained yet."""
         return self._head - self._taken[0] > self.ROWS // 2
 
+    @property
+    def memory(self) -> tuple[memoryview, memoryview, memoryview]:
+        """What generated code writes rows by: how many were sent, how many were taken, and the rows themselves."""
+        return self._sent, self._taken, self._raw
+
+    def catch_up(self) -> None:
+        """Continue behind the rows that generated code has written."""
+        self._head = self._sent[0]
+
     def write(self, *row: float) -> None:
         """Write one row, in the order of `Row`'s fields; the caller has checked `full`."""
         ROW.pack_into(self._raw, (self._head % self.ROWS) * ROW.size, *row)

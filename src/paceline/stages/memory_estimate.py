@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -42,7 +43,7 @@ class Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        partly = func is workspace.FORWARD
+        partly = func is workspace.FORWARD and not any(isinstance(v, FakeTensor) for v in args)
         result = workspace.run(func, args, kwargs or {}) if partly else func(*args, **(kwargs or {}))
         self.operations += 1
         for place, leaf in enumerate(tree_leaves(result)):
@@ -50,7 +51,7 @@ class Live(TorchDispatchMode):
                 storage = leaf.untyped_storage()
                 size = workspace.written(leaf) if partly and place == workspace.PLACE else storage.nbytes()
                 self._see(storage, size, given)
-        if func is workspace.BACKWARD:
+        if func is workspace.BACKWARD and not isinstance(args[-1], FakeTensor):
             self._grown(args[-1])
         return result
 

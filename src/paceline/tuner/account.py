@@ -55,6 +55,8 @@ class Account:
 
     def sentences(self) -> list[str]:
         """Return the account in words."""
+        if not self.legs:
+            return ["nothing was left to train"]
         share = self.inside / max(self.wall * self.workers, 1e-9)
         lines = [
             f"{share:.0%} of the workers' time was training; {1e3 * self.overhead_per_leg:.2f} ms per leg were not, "

@@ -50,6 +50,8 @@ def sampler_named(given: Any, seed: int = 0) -> Any:
 class OptunaProposals:
     """Asks a sampler of Optuna for configurations and tells it their losses."""
 
+    learns = True
+
     def __init__(self, sampler: optuna.samplers.BaseSampler, space: Space, minimize: bool, study: Any = None) -> None:
         self.package, self.space, self.minimize = package(), space, minimize
         direction = "minimize" if minimize else "maximize"

@@ -15,6 +15,9 @@ PATIENCE = 10_000  # coordinates that are drawn in vain before the constraints a
 class Proposals(Protocol):
     """Proposes the configuration of each trial, and is told how it went."""
 
+    #: Whether a configuration depends on how earlier trials went, so that none is asked for before it can begin.
+    learns: bool
+
     def configuration(self, trial: int) -> Configuration | None:
         """Return the configuration of a new trial, or None if there are no more. Trials come in order."""
 
@@ -33,6 +36,8 @@ class Proposals(Protocol):
 
 class Drawn:
     """Configurations of a sampler, without those that the space does not allow, and of a grid without repetitions."""
+
+    learns = False
 
     def __init__(self, sampler: Sampler, space: Space, distinct: bool) -> None:
         self.sampler, self.space, self.distinct = sampler, space, distinct

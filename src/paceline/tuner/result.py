@@ -26,6 +26,8 @@ class Tuning:
     mode: str
     search: str
     way: str
+    #: Why trials were run in this way; empty if it was asked for.
+    why: str
     make_job: Callable[[Trial], Job] | None
 
     @property
@@ -42,7 +44,8 @@ class Tuning:
         return {
             "search": self.search, "trials": len(self.trials), **count, "metric": self.metric, "mode": self.mode,
             "best_trial": best.number if best else None, "best_value": best.value if best else None,
-            "best_configuration": best.configuration if best else None, "ran": self.way, **self.account.as_dict(),
+            "best_configuration": best.configuration if best else None, "ran": self.way, "ran_because": self.why,
+            **self.account.as_dict(),
             "tuning": str(self.path) if self.path else None,
             "best_job": str(self.path / "best.py") if self.path and (self.path / "best.py").is_file() else None,
             "failures": {t.number: t.reason.splitlines()[0] for t in self.trials if t.reason},

@@ -109,7 +109,8 @@ class Trial:
         if self.states is None:
             return
         file = state_file(self.states, self.number, self.stop if step is None else step)
-        draft = file.with_suffix(".new")
+        # A worker that outlived a killed tuner for a moment may be writing the same state: each has a draft of its own.
+        draft = file.with_suffix(f".{os.getpid()}")
         draft.write_bytes(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
         os.replace(draft, file)
 

@@ -7,7 +7,7 @@ into its callers until nothing changes: no limit of depth, and the same result i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from paceline.check.across.interface import Behaviour, Call, Interface
@@ -36,13 +36,11 @@ class Linked:
         self.functions: dict[Node, Behaviour] = {
             (path, b.name): b for path, interface in self.files.items() for b in interface.behaviours
         }
+        #: Name and importing file -> the function, for names that were looked up.
+        self._named: dict[tuple[str, str], Node | None] = {}
         self._by_ending: dict[str, list[str]] = {}
         for path in self.files:
             self._by_ending.setdefault(_parts(path)[-1] if _parts(path) else "", []).append(path)
-        self._classes: dict[Node, bool] = {}
-        for path, name in self.functions:
-            if "." in name:
-                self._classes[path, name.partition(".")[0]] = True
 
     # -- names
 
@@ -51,7 +49,9 @@ class Linked:
         if call.target.startswith(":"):
             found: Node | None = (path, call.target[1:])
         else:
-            found = self.named(call.target, path)
+            if (call.target, path) not in self._named:
+                self._named[call.target, path] = self.named(call.target, path)
+            found = self._named[call.target, path]
         behaviour = None if found is None else self.functions.get(found)
         return found if behaviour is not None and behaviour.asynchronous == call.awaited else None
 
@@ -186,6 +186,7 @@ class Linked:
         return known
 
 
+@cache
 def _parts(path: str) -> list[str]:
     """`src/pool/__init__.py` as the names of its packages."""
     parts = path.removesuffix(".py").split("/")

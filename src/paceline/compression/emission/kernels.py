@@ -22,7 +22,6 @@ from paceline.compression.network import Window
 LANES, FOUR = 16, 4
 MOST_PIXELS = 8
 VECTORS = "#if defined(__AVX512VNNI__) && defined(__AVX512VBMI__) && defined(__AVX512BW__) && defined(__AVX512VL__)"
-DSP = "#if defined(__ARM_FEATURE_DSP)"
 
 #: Adds a layer's arrays and returns the call; the arguments are (writer, step, number, windows, source, target).
 Form = Callable[[Writer, IntegerStep, int, Windows, str, str], str]

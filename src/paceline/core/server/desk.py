@@ -156,6 +156,11 @@ class Desk:
                 return True
         return False
 
+    @property
+    def places(self) -> tuple[int, int]:
+        """Where the state says which worker has leased which batch, and where the gate's integers begin."""
+        return self._lease, self._gate
+
     def leased(self, state: State) -> list[int]:
         """Return the batch of each worker, NONE or DEAD."""
         return list(state[self._lease : self._lease + self.workers])

@@ -161,7 +161,8 @@ class PipelineWorker(WorkerContext):
         if work.stage == len(self.blueprint.stage_to_worker) - 1:
             mean = sums.loss / sums.weight if sums.weight else math.nan
             self.record(Kind.COMPUTE, update, -1, base, -1, start, start, 0, sums.samples, 0, mean)
-        self.record(Kind.APPLY, update, work.stage, base, version, start, now(), 0, 0, 0, 0.0)
+        self.record(Kind.APPLY, update, work.stage, base, version, start, now(), 0, 0, self.sent, 0.0)
+        self.sent = 0
         if self.snapshots is not None and self.agenda.reaches(update + 1, self.snapshots.every):
             before = now()
             self.snapshots.write_some(update + 1, dict(self.segment.named(work.stage)))

@@ -7,15 +7,22 @@ import pickle
 import signal
 import sys
 import time
+from collections import deque
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Never
 
 import torch
 
 from paceline.engines.local.process_main import become_worker
 from paceline.gradients.pickling import unpack
 from paceline.links.memory import SharedTensors
-from paceline.tuner.trials import Terms, run_leg
+from paceline.tuner.study import Assignment
+from paceline.tuner.trials import Ended, Objective, Terms, run_leg
+
+FLUSH = 0.004  # seconds for which the ends of legs are kept, so that many of them are sent at once
+#: The kinds of messages to the tuner, each a tuple with its kind first.
+READY, REPORT, END, UNUSABLE = "ready", "report", "end", "unusable"
 
 
 def main(number: int, pipe: Connection, threads: int, terms: Terms, packed: list[bytes], shared: SharedTensors) -> None:
@@ -24,22 +31,52 @@ def main(number: int, pipe: Connection, threads: int, terms: Terms, packed: list
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     torch.set_num_threads(threads)
 
-    def report(step: int, value: float) -> bool:
-        pipe.send(("report", step, value))
-        return bool(pipe.recv())
-
     try:
-        begin = time.perf_counter()
         objective: Any = unpack(packed.pop(), shared.open())
-        pipe.send(("ready", time.perf_counter() - begin))
-        while True:
-            assignment = pipe.recv()
-            pipe.send(("end", run_leg(objective, assignment, terms, report, number)))
+        pipe.send((READY,))
+        Worker(objective, terms, pipe, number).work()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the tuner has closed the pipe
     except (pickle.PickleError, ImportError, AttributeError) as error:
-        pipe.send(("unusable", f"{type(error).__name__}: {error}"))
+        pipe.send((UNUSABLE, f"{type(error).__name__}: {error}"))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+class Worker:
+    """Runs the legs that come through the pipe. The ends of short ones are sent together."""
+
+    def __init__(self, objective: Objective, terms: Terms, pipe: Connection, number: int) -> None:
+        self.objective, self.terms, self.pipe, self.number = objective, terms, pipe, number
+        #: Legs that were received and have not begun, and ends that were not sent yet.
+        self.waiting: deque[Assignment] = deque()
+        self.ended: list[Ended] = []
+        self.flushed = time.perf_counter()
+
+    def work(self) -> Never:
+        """Run legs until the pipe is closed."""
+        while True:
+            if not self.waiting:
+                self.flush()
+                self.waiting.extend(self.pipe.recv())
+            given = self.waiting.popleft()
+            report = partial(self.report, given.leg.trial)
+            self.ended.append(run_leg(self.objective, given, self.terms, report, self.number))
+            if time.perf_counter() - self.flushed > FLUSH:
+                self.flush()
+
+    def report(self, trial: int, step: int, value: float) -> bool:
+        """Report a value and return the answer; legs may arrive before it."""
+        self.flush()
+        self.pipe.send((REPORT, trial, step, value))
+        while not isinstance(answer := self.pipe.recv(), bool):
+            self.waiting.extend(answer)
+        return answer
+
+    def flush(self) -> None:
+        if self.ended:
+            self.pipe.send((END, self.ended))
+            self.ended = []
+        self.flushed = time.perf_counter()

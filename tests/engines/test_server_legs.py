@@ -1,0 +1,154 @@
+"""Legs of workers at a server: what they leave is what updates in Python leave, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.core.agenda import Chunk
+from paceline.data.order import Order
+from paceline.errors import RunFailed
+from paceline.gradients.fused_replica import FusedGradients
+from paceline.runs.progress import Progress
+from paceline.testing.conformance import no_update_lost, replays, staleness_identity
+from paceline.testing.killing import worker_processes
+from tests.engines.test_legs import ADAM, BATCH, SAMPLES, bits, job, losses, model, plain_model
+
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+
+class Counting(nn.Sequential):
+    """A network whose workers write a letter into a file for every gradient that Python asks for."""
+
+    @staticmethod
+    def make(file: str, parent: int) -> nn.Module:
+        if os.getpid() != parent and not hasattr(FusedGradients, "counted"):
+            alone = FusedGradients.backward
+
+            def backward(*given: Any) -> float:
+                with open(file, "a") as counted:
+                    counted.write("g")
+                return alone(*given)
+
+            FusedGradients.backward = backward  # type: ignore[method-assign]
+            FusedGradients.counted = True  # type: ignore[attr-defined]
+        return plain_model()
+
+
+@pytest.mark.parametrize("plan", ["downpour:workers=2,shards=2", "ssp:workers=2,bound=2"])
+@pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, lr=0.1), MOMENTUM], ids=["plain", "momentum"])
+def test_a_replay_has_the_same_bits(plan: str, optimizer: Any, tmp_path: Path) -> None:
+    """A replay makes every update in Python, by the user's optimizer; in the run, generated code made most."""
+    counted = partial(Counting.make, str(tmp_path / "gradients"), os.getpid())
+    (tmp_path / "gradients").touch()
+    run = pl.train(job(model=counted, optimizer=optimizer, epochs=4), plan, folder=None)
+    no_update_lost(run)
+    staleness_identity(run)
+    replays(run)
+    assert (tmp_path / "gradients").stat().st_size < 4 * 42 / 2
+
+
+def test_one_worker_alone_has_the_bits_of_the_virtual_engine() -> None:
+    """Its order is the only one there is: rows, snapshots and parameters are the same."""
+    given = job(model=plain_model, optimizer=MOMENTUM, epochs=3)
+    run = pl.train(given, "downpour:workers=1", folder=None)
+    alone = pl.train(given, "downpour:workers=1", engine="virtual", folder=None)
+    assert bits(run) == bits(alone)
+    assert losses(run.trace) == losses(alone.trace)
+
+
+def one_in_python(path: str, parent: int, parameters: Any) -> torch.optim.Optimizer:
+    """Momentum, to whose steps one of the worker processes listens, which keeps it in Python."""
+    made = MOMENTUM(parameters)
+    if os.getpid() != parent:
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            if Path(path).read_text() != str(os.getpid()):
+                return made
+        Path(path).write_text(str(os.getpid()))
+        made.register_step_post_hook(lambda *_: None)
+    return made
+
+
+def test_one_worker_in_generated_code_and_one_in_python(tmp_path: Path) -> None:
+    mixed = partial(one_in_python, str(tmp_path / "claimed"), os.getpid())
+    run = pl.train(job(model=plain_model, optimizer=mixed, epochs=10), "downpour:workers=2,shards=2", folder=None)
+    no_update_lost(run)
+    staleness_identity(run)
+    replays(run)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": ADAM}, {"model": model}, {"gradient_clip_norm": 0.5}, {"on_nan": "skip"},
+        {"lr_scheduler": partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=100)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_what_a_leg_cannot_do_is_done_one_by_one(changes: dict[str, Any]) -> None:
+    given = job(**{"model": plain_model} | changes)
+    run = pl.train(given, "downpour:workers=1", folder=None, max_updates=30)
+    alone = pl.train(given, "downpour:workers=1", engine="virtual", folder=None, max_updates=30)
+    assert bits(run) == bits(alone)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_there() -> None:
+    broken = job(model=plain_model)
+    x, y = broken.data
+    x[Order(SAMPLES, broken.seed, True).indices(Chunk(32, 0, 0, 32 * BATCH, 32 * BATCH + 1, 1.0))] = float("nan")
+    with pytest.raises(RunFailed, match="in update 32, with samples "):
+        pl.train(broken.with_(data=(x, y)), "downpour:workers=1", folder=None)
+
+
+def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """Checkpoints are taken at their updates while workers make legs."""
+    given = job(model=plain_model, optimizer=MOMENTUM, epochs=400, test=None, evaluate_every=None)
+
+    class Interrupted(Exception):
+        pass
+
+    def look(_: Progress) -> None:
+        if any(path.name.isdigit() for path in tmp_path.glob("*/checkpoints/*")):
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        pl.train(given, "downpour:workers=1", folder=tmp_path, checkpoint_every=500, progress=look)
+    (folder,) = tmp_path.iterdir()
+    alone = pl.train(given, "downpour:workers=1", folder=None).summary()["parameters_sha256"]
+    assert pl.train(resume=folder).summary()["parameters_sha256"] == alone
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(10, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 4))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 10))])
+@pytest.mark.parametrize("plan", ["downpour:workers=3,shards=2", "ssp:workers=3,bound=3"])
+def test_workers_are_killed_in_the_middle_of_legs(plan: str, seed: int) -> None:
+    """No batch is lost, none is applied twice, and a replay has the same bits."""
+    chance, victims = random.Random(seed), list[psutil.Process]()
+    first, second = sorted(chance.sample(range(50, 700), 2))
+
+    def kill(state: Progress) -> None:
+        alive = [process for process in worker_processes() if process not in victims]
+        if len(victims) < 2 and state.updates >= (first, second)[len(victims)] and len(alive) > 1:
+            victims.append(chance.choice(alive))
+            victims[-1].kill()
+
+    given = job(model=wide, optimizer=MOMENTUM, epochs=30, test=None, evaluate_every=None)
+    run = pl.train(given, plan, folder=None, progress=kill)
+    assert victims
+    no_update_lost(run)
+    staleness_identity(run)
+    replays(run)
