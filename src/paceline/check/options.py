@@ -33,7 +33,9 @@ class Options:
     select: tuple[str, ...] = ("PC",)
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    min_confidence: float = 0.1  # placed by benchmarks/checker/labels.py
+    min_confidence: float = (
+        0.1  # hides only the least likely; see "How likely is a finding true?" in benchmarks/checker
+    )
     baseline: str = ""
     feedback: str = ""
     libraries: tuple[str, ...] = ()  # files with what calls of other libraries wait for
