@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # What tells within a minute whether a change broke something.
 QUICK := tests/core tests/plans tests/parameters tests/check tests/engines/test_each_engine.py tests/test_face.py
 # Most tests wait for processes, or keep one core busy.
-PARALLEL := -n logical --maxprocesses 4 --dist worksteal
+PARALLEL := -n 4 --dist worksteal
 
 .PHONY: demo test quick soak check style docs release bench clean
 

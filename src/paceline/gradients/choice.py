@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 import torch
@@ -53,7 +53,8 @@ def choose(job: Job, module: nn.Module, source: Source, refused: str = "") -> Ch
     if refused:
         return Choice("autograd", refused)
     settings = replace(job, data=None, test=None, metrics={}, evaluate=None, evaluate_every=None, epochs=1, seed=0)
-    key = (sha256(module), str(module), repr(settings), len(source), torch.get_num_threads())
+    given = tuple(repr(getattr(settings, each.name)) for each in fields(settings))
+    key = (sha256(module), str(module), given, len(source), torch.get_num_threads())
     if key not in _known:
         _known[key] = _measured(job, module, source)
     return _known[key]
