@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 
 # What tells within a minute whether a change broke something.
 QUICK := tests/core tests/plans tests/parameters tests/check tests/engines/test_each_engine.py tests/test_face.py
-# Most tests wait for processes, or keep one core busy.
-PARALLEL := -n 4 --dist worksteal
+# Most tests wait for processes, or keep one core busy; on two cores four at a time take longer than three.
+PARALLEL := -n 3 --dist worksteal
 
 .PHONY: demo test quick soak check style docs release bench clean
 

@@ -39,7 +39,9 @@ def python(script: Path, *arguments: str, start: tuple[str | Path, ...] = ()) ->
 
 
 @pytest.mark.parametrize("by_torchrun", [False, pytest.param(True, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] * (name == "huggingface_trainer")) for name in EXAMPLES]
+)
 def test_an_example_trains_the_same_over_gloo_the_backend_and_a_synchronous_plan(
     name: str, by_torchrun: bool, tmp_path: Path
 ) -> None:
